@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import os
 from collections.abc import Generator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,7 @@ from breakwater.config import load_config
 from breakwater.kernel.nats.provision import provision
 from breakwater.local.commands.setup import bus_plan
 from breakwater.local.ports import free_port
+from services.__main__ import run_service
 from tests.helpers import ServiceProcess, start_service, until
 from tests.servers import RunningServer
 
@@ -78,3 +82,20 @@ async def test_a_service_without_its_streams_is_not_ready_and_with_them_it_is(st
     # Those that answer HTTP read no stream.
     for service in (*services, "request", "console"):
         await until(lambda service=service: started.is_ready(service), f"{service} to be ready")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="it runs a service in a fork of this process")
+def test_a_service_that_was_started_without_collections_runs_with_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config, seen = tmp_path / "breakwater.yaml", tmp_path / "seen"
+    config.write_text(CONFIG)
+    monkeypatch.setenv("BREAKWATER_CONFIG", str(config))
+    monkeypatch.setattr("uvloop.run", lambda service: (seen.write_text(str(gc.isenabled())), service.close()))
+    if (pid := os.fork()) == 0:
+        with suppress(BaseException):
+            gc.disable()
+            run_service("sink")
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert seen.read_text() == "True"

@@ -14,4 +14,4 @@ SERVER_PID = os.getpid()
 os.setsid()  # a signal to the terminal's processes is for the supervisor, which stops the services in order
 prctl.hide_memory()
 prctl.end_with_parent()
-gc.set_threshold(50_000)  # with Python's default, collections take a tenth of the time that importing takes
+gc.disable()  # collections would take a tenth of the time that importing takes; each service enables them
