@@ -281,27 +281,29 @@ def at_value(canvas: Locator) -> "tuple[float, float, int]":
     )
 
 
-def test_a_chart_is_read_and_leads_on_by_mouse_and_keyboard(visitor: Visitor):
-    visitor.open("/?by=model&window=1h")
-    check_log_scale_and_colours(visitor)
-    canvas = canvas_of(visitor, "Executions")
-    check_keyboard(visitor, canvas)
+def test_a_chart_is_read_and_leads_on_by_mouse_and_keyboard(newcomer: Visitor):
+    # The page would renew itself every five seconds, and a chart between two looks at it.
+    newcomer.page.add_init_script("window.setInterval = () => 0")
+    newcomer.open("/?by=model&window=1h")
+    check_log_scale_and_colours(newcomer)
+    canvas = canvas_of(newcomer, "Executions")
+    check_keyboard(newcomer, canvas)
     x, y, row = at_value(canvas)
     canvas.hover(position={"x": x, "y": y})
     told = canvas.evaluate("(canvas) => Chart.getChart(canvas).tooltip.body.map((one) => one.lines[0].trim())")
-    cells = visitor.page.locator("#chart-executions tbody tr").nth(row).locator("td").all_text_contents()
+    cells = newcomer.page.locator("#chart-executions tbody tr").nth(row).locator("td").all_text_contents()
     assert told == [f"succeeded: {cells[0]}", f"failed: {cells[1]}"]
-    visitor.shoot("chart-tooltip")
-    choose_time_range(visitor, canvas)
+    newcomer.shoot("chart-tooltip")
+    choose_time_range(newcomer, canvas)
     # Back to what the page had before, as the state is in the URL only.
-    visitor.page.go_back()
-    expect(visitor.page).to_have_url(re.compile("window=1h&log=chart-latency"))
-    canvas = canvas_of(visitor, "Executions")
+    newcomer.page.go_back()
+    expect(newcomer.page).to_have_url(re.compile("window=1h&log=chart-latency"))
+    canvas = canvas_of(newcomer, "Executions")
     x, y, row = at_value(canvas)
-    cells = visitor.page.locator("#chart-executions tbody tr").nth(row).locator("td").all_text_contents()
+    cells = newcomer.page.locator("#chart-executions tbody tr").nth(row).locator("td").all_text_contents()
     canvas.click(position={"x": x, "y": y})
-    expect(visitor.page).to_have_url(re.compile(r"/executions\?from=.*&to=.*&status=succeeded$"))
-    expect(visitor.page.locator("#list .sub")).to_contain_text(re.compile(rf"^{cells[0]} execution"))
+    expect(newcomer.page).to_have_url(re.compile(r"/executions\?from=.*&to=.*&status=succeeded$"))
+    expect(newcomer.page.locator("#list .sub")).to_contain_text(re.compile(rf"^{cells[0]} execution"))
 
 
 def check_log_scale_and_colours(visitor: Visitor) -> None:
