@@ -135,7 +135,8 @@ def up(config: Path, tmp_path: Path) -> Generator[Path]:
         processes = psutil.Process(process.pid).children(recursive=True)
         process.terminate()
         assert process.wait(120) == 143, log.read_text()
-        assert not [child for child in processes if runs(child)]
+        # The tracker of its resources ends once it has read the end of a pipe from it.
+        wait_until(lambda: not [child for child in processes if runs(child)], "the end of all its processes")
         assert not (data / "endpoints.json").exists()
     finally:
         process.kill()
