@@ -204,12 +204,16 @@ class JobReader:
 
 
 def ids_of_unread(delivery: Delivery) -> JobIds:
-    """Returns the ids of a job that can't be read yet. If it is valid and no dry run, they stay the same.
+    """Returns the ids of a job that can't be read yet. If it is valid, they stay the same.
 
     They depend on no config: a job has them under any.
     """
     origin = _origin_of(delivery, {})
-    return _ids_of(delivery, _legible_part(_document(delivery.data), origin, ""), origin)
+    document = _document(delivery.data)
+    job = _legible_part(document, origin, "")
+    if isinstance(document, Mapping) and document.get("dry_run") is True:
+        job = job.model_copy(update={"dry_run": True})
+    return _ids_of(delivery, job, origin)
 
 
 def _origin_of(delivery: Delivery, programs: Mapping[str, NatsProgram]) -> _Origin:

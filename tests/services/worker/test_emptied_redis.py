@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from dataclasses import replace
 from functools import partial
 from typing import Any
-from unittest.mock import AsyncMock, patch
+from unittest.mock import AsyncMock, Mock, patch
 
 import pytest
 
@@ -341,6 +342,21 @@ async def test_a_worker_that_starts_after_a_loss_knows_at_once_what_others_hold(
         held.answer.set()
         assert (await plane.result("j1"))["attempts_count"] == 1
         assert len(held.calls) == 2
+
+
+async def test_only_what_was_held_as_the_data_began_is_an_earlier_message(start_worker: StartWorker) -> None:
+    held = Held()
+    async with start_worker({"sim/m": model()}, {"writer": AGENT}, providers={"sim": held}) as plane:
+        sequence = await plane.publish(JOB)
+        await until(lambda: held.calls, "the call")
+        stored_at = (await plane.jetstream.get_msg(Stream.JOBS.value, sequence)).time
+        assert stored_at is not None
+        stored_ms = stored_at.timestamp() * 1000
+        second_message = Mock(execution_id="j1", delivery=Mock(sequence=sequence + 1))
+        for kept_since_ms, is_held in ((math.floor(stored_ms) - 1, False), (math.ceil(stored_ms) + 1, True)):
+            earlier_messages = EarlierMessages(plane.worker, "writer")
+            assert await earlier_messages.has_of(second_message, kept_since_ms) is is_held
+        held.answer.set()
 
 
 async def test_a_worker_that_starts_on_old_data_looks_for_nothing(start_worker: StartWorker) -> None:

@@ -161,7 +161,8 @@ async def held_deliveries(
             async for message in stored:
                 # The server finds an acknowledged message by its sequence in the stream. It checks the sequence of the
                 # delivery only against the number of deliveries.
-                place = f"1.{message.sequence}.{consumer.deliveries}.{int(message.stored_at.timestamp()) * 10**9}.0"
+                stored_ns = round(message.stored_at.timestamp() * 10**6) * 1000
+                place = f"1.{message.sequence}.{consumer.deliveries}.{stored_ns}.0"
                 reply = f"$JS.ACK.{stream}.{durable}.{place}"
                 yield Delivery(Msg(lookup.connection(), message.subject, reply, message.data, dict(message.headers)))
 
