@@ -181,6 +181,7 @@ def test_any_stream_has_events_that_the_sdk_reads(given_events: Any) -> None:
 
 @given(_odd(_RESPONSE))
 @example({**_RESPONSE, "output": [{**_OUTPUT[3], "arguments": None}]})
+@example({**_RESPONSE, "output": [{**_OUTPUT[2], "content": [{"type": "newer_text", "text": "Hi you"}]}]})
 @example({**_RESPONSE, "output": [{**_OUTPUT[3], "arguments": "", "status": "in_progress"}]})
 def test_any_response_becomes_one_that_the_sdk_reads(answer: Any) -> None:
     whole = _succeeded(cast(dict[str, Any], answer)) if isinstance(answer, dict) else None
