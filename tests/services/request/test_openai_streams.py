@@ -592,12 +592,12 @@ async def test_an_answer_that_breaks_off_goes_on_without_a_character_lost_or_dou
 ) -> None:
     raw = await plane.sdk().chat.completions.with_raw_response.create(model=name, **ASK, **USAGE)
     chunks = [chunk async for chunk in raw.parse()]
-    assert text_of(chunks) == ANSWER
-    assert len({(chunk.id, chunk.model) for chunk in chunks}) == 1
-    assert [one.finish_reason for chunk in chunks for one in chunk.choices if one.finish_reason] == ["stop"]
     result = await plane.worker.result(raw.headers["x-breakwater-execution-id"])
     first, *_, last = result["attempts"]
     assert (result["status"], result["output"], result["chosen_model"]) == ("succeeded", ANSWER, last["model"])
+    assert text_of(chunks) == ANSWER
+    assert len({(chunk.id, chunk.model) for chunk in chunks}) == 1
+    assert [one.finish_reason for chunk in chunks for one in chunk.choices if one.finish_reason] == ["stop"]
     assert (first["outcome"], first["chunks"], first["cost_basis"]) == ("error", 40, "estimated")
     assert last["cause"] == "fallback"
 
