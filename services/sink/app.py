@@ -58,11 +58,7 @@ def build(settings: Settings, config: Config) -> ServiceApp:  # noqa: ARG001  ev
     # Before the application waits for the last batches: it ends their waiting for ClickHouse.
     app.on_shutdown(sink.stop)
     app.run_alongside(comparer.run)
-
-    @app.on_startup
-    async def note_delivered() -> None:
-        await broker.connect()
-        await comparer.begin()
+    app.before_reading(comparer.begin)
 
     @broker.subscriber(
         *(ATTEMPTS, EXECUTIONS, BREAKERS, BUDGETS, GUARDS, PLANS),

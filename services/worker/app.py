@@ -72,12 +72,8 @@ def build(settings: Settings, config: Config) -> ServiceApp:
         await work.watch()
 
     app.reload = reload
+    app.before_reading(work.join)
     app.after_startup(work.start)
-
-    @app.on_startup
-    async def join() -> None:
-        await broker.connect()
-        await work.join()
 
     @app.on_shutdown
     async def drain() -> None:
@@ -162,15 +158,15 @@ class BackgroundWork:
         one takes them for lost calls.
         """
 
-        async def join() -> None:
-            if (kept_since_ms := await self._dead_workers.join()) is not None:
-                await self._config_versions.look_for_held_jobs(kept_since_ms)
-
         async def join_in_time() -> None:
             async with asyncio.timeout(JOIN_S):
-                await self._outages.retry_while_unavailable(join)
+                await self._outages.retry_while_unavailable(self._join)
 
         await Outage("joining the other workers").run_logged(join_in_time, expected=TimeoutError)
+
+    async def _join(self) -> None:
+        if (kept_since_ms := await self._dead_workers.join()) is not None:
+            await self._config_versions.look_for_held_jobs(kept_since_ms)
 
     async def start(self) -> None:
         """Starts all of it."""

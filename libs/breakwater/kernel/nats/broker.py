@@ -223,6 +223,14 @@ class ServiceApp(FastStream):
         finally:
             await background.stop(startup, end)
 
+    def before_reading(self, work: Callable[[], Awaitable[object]]) -> None:
+        """Does work on a connected broker before the application reads any message."""
+
+        @self.on_startup
+        async def connect_and_work() -> None:
+            await self._broker.connect()
+            await work()
+
     async def start_subscribers(self) -> None:
         """Starts the subscribers that were declared after the application started."""
         for subscriber in self._broker.pull_subscribers:
