@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -285,14 +287,22 @@ async def test_redis_is_emptied_just_before_a_step(start_worker: StartWorker, st
     assert (result["status"], result["output"]) == ("succeeded", ANSWER)
 
 
-async def test_a_redelivery_waits_for_the_worker_whose_claim_redis_has_lost(start_worker: StartWorker) -> None:
+@asynccontextmanager
+async def lost_claim(start_worker: StartWorker, *, renew_every_s: float) -> AsyncGenerator[tuple[WorkerPlane, Held]]:
+    """Starts a worker with room for three jobs, which makes the call of one whose claim Redis then loses."""
     held = Held()
-    agents = {"writer": {**AGENT, "concurrency": 2}}
-    async with start_worker({"sim/m": model()}, agents, providers={"sim": held}, liveness=renewed_every(1.0)) as plane:
+    agents = {"writer": {**AGENT, "concurrency": 3}}
+    liveness = renewed_every(renew_every_s)
+    async with start_worker({"sim/m": model()}, agents, providers={"sim": held}, liveness=liveness) as plane:
         await plane.publish(JOB)
         await until(lambda: held.calls, "the call")
-        [delivery] = plane.worker.leases.deliveries
         await empty_redis(plane)
+        yield plane, held
+
+
+async def test_a_redelivery_waits_for_the_worker_whose_claim_redis_has_lost(start_worker: StartWorker) -> None:
+    async with lost_claim(start_worker, renew_every_s=1.0) as (plane, held):
+        [delivery] = plane.worker.leases.deliveries
         # As NATS does after a stop that was longer than the ack wait.
         await delivery.retry_in(0)
         await until(lambda: redelivered(plane), "the redelivery")
@@ -304,13 +314,7 @@ async def test_a_redelivery_waits_for_the_worker_whose_claim_redis_has_lost(star
 
 
 async def test_a_second_message_waits_for_the_worker_whose_claim_redis_has_lost(start_worker: StartWorker) -> None:
-    held = Held()
-    agents = {"writer": {**AGENT, "concurrency": 2}}
-    liveness = renewed_every(600.0)
-    async with start_worker({"sim/m": model()}, agents, providers={"sim": held}, liveness=liveness) as plane:
-        await plane.publish(JOB)
-        await until(lambda: held.calls, "the call")
-        await empty_redis(plane)
+    async with lost_claim(start_worker, renew_every_s=600.0) as (plane, held):
         # As a client that does not know whether the job was accepted.
         await plane.publish(JOB)
         await until(lambda: redelivered(plane), "the second message to be returned")
@@ -322,14 +326,8 @@ async def test_a_second_message_waits_for_the_worker_whose_claim_redis_has_lost(
 
 
 async def test_a_worker_that_starts_after_a_loss_knows_at_once_what_others_hold(start_worker: StartWorker) -> None:
-    held = Held()
-    agents = {"writer": {**AGENT, "concurrency": 3}}
-    liveness = renewed_every(600.0)
-    async with start_worker({"sim/m": model()}, agents, providers={"sim": held}, liveness=liveness) as plane:
-        await plane.publish(JOB)
-        await until(lambda: held.calls, "the call")
-        await empty_redis(plane)
-        kept_since_ms = await DeadWorkers(plane.worker, lambda: plane.client, lambda: agents).join()
+    async with lost_claim(start_worker, renew_every_s=600.0) as (plane, held):
+        kept_since_ms = await DeadWorkers(plane.worker, lambda: plane.client, lambda: ["writer"]).join()
         assert kept_since_ms is not None
         earlier_messages = EarlierMessages(plane.worker, "writer")
         await earlier_messages.look(kept_since_ms)
