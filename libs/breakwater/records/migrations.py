@@ -202,7 +202,7 @@ async def _is_empty(analytics: Analytics, layout: Layout) -> bool:
 
 
 def _current_schema(layout: Layout) -> Iterator[str]:
-    """The statements that create tables and views as all migrations leave them: half a second less than these take."""
+    """The statements that create tables and views as all migrations leave them, for a quarter of their CPU."""
     yield from (table.ddl(layout) for table in TABLES)
     yield from (create_view(name, layout) for name in VIEWS)
 
