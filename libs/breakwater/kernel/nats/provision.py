@@ -37,8 +37,12 @@ NO_STORAGE = 10047
 NO_PEERS = 10005
 """JetStream's error code for too few nodes."""
 
-PEERS_S = 10.0
-"""The time for retries after NO_PEERS: the nodes of a cluster that has just started do not know each other yet."""
+PEERS_S = 25.0
+"""The time for retries after NO_PEERS.
+
+The nodes of a cluster that has just started do not know each other's storage yet. A node reports it at its start and
+then every 10 s, so a report that was lost is made up for within two of these intervals.
+"""
 
 LEAST_BYTES = 1024**2
 LISTED = 256
