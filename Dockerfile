@@ -1,4 +1,4 @@
-# One image for all services: `python -m services <name>`, or `breakwater …`.
+# One image for all services: `python -m breakwater.services <name>`, or `breakwater …`.
 FROM python:3.11-slim-bookworm AS build
 RUN python -m venv /opt/build && python -m venv --without-pip /opt/breakwater
 WORKDIR /src
@@ -28,4 +28,4 @@ USER 10001
 # Touched every 2 s by a service that is connected to NATS and whose event loop turns.
 HEALTHCHECK --interval=10s --timeout=3s --start-period=20s --retries=3 \
     CMD test -n "$(find /tmp/alive -newermt '-20 seconds')"
-CMD ["python", "-m", "services"]
+CMD ["python", "-m", "breakwater.services"]

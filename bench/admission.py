@@ -48,9 +48,9 @@ from breakwater.kernel.redis.connection import Redis
 from breakwater.limits.rules.guard import Trip
 from breakwater.limits.store.budget_counters import BudgetCounters
 from breakwater.limits.store.tasks import TripRecord
-from services.worker.admission import admit, gates_of
-from services.worker.context import WorkerContext, context_for
-from services.worker.next_call import admission_for
+from breakwater.services.worker.admission import admit, gates_of
+from breakwater.services.worker.context import WorkerContext, context_for
+from breakwater.services.worker.next_call import admission_for
 from tests.server_sources import embedded_servers
 from tests.services.worker.assignments import assignment_of
 

@@ -26,8 +26,8 @@ from clickhouse_connect.driver import create_async_client
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.clickhouse.table import Table
 from breakwater.records.rows import StoredRow
-from services.sink import records
-from services.sink.app import BATCH_SIZE
+from breakwater.services.sink import records
+from breakwater.services.sink.app import BATCH_SIZE
 from tests.helpers import FIRST
 from tests.records.samples import NOON, attempt, execution, new_database
 from tests.server_sources import EmbeddedServers, RunningServer, embedded_servers

@@ -39,7 +39,7 @@ from breakwater.kernel.nats.subjects import Header
 from breakwater.kernel.process.settings import Settings
 from breakwater.local.commands.setup import bus_plan
 from breakwater.local.provider import SimulatedProvider
-from services.worker.app import build
+from breakwater.services.worker.app import build
 from tests.flow.kit import model
 from tests.server_sources import embedded_servers
 

@@ -1,4 +1,4 @@
-"""Runs one service: `python -m services worker`. All of them share one image and this entry point.
+"""Runs one service: `python -m breakwater.services worker`. All of them share one image and this entry point.
 
 The local stack forks its services from one process, where `run_service` runs in each fork.
 """
@@ -72,7 +72,7 @@ def main() -> int:
         case [name] if name in NAMES:
             return run_service(name)
         case _:
-            sys.stderr.write(f"usage: python -m services {{{','.join(NAMES)}}}\n")
+            sys.stderr.write(f"usage: python -m breakwater.services {{{','.join(NAMES)}}}\n")
             return 2
 
 
@@ -115,7 +115,7 @@ def _build(name: str, settings: Settings) -> tuple[Service, Config]:
     Raises:
         ConfigError: there is no last good config, or it can't be used either.
     """
-    module = cast(ServiceModule, importlib.import_module(f"services.{name}.app"))
+    module = cast(ServiceModule, importlib.import_module(f"breakwater.services.{name}.app"))
     last_good = settings.last_good_config
     try:
         config = load_config(settings.config)

@@ -192,7 +192,7 @@ def start_service(name: str, environment: Mapping[str, str], log_file: Path) -> 
     everything = {**os.environ, **environment}
     with log_file.open("ab") as log:
         if not fork_server.SUPPORTED or "LD_PRELOAD" in environment:  # a fork is loaded already
-            argv = (sys.executable, "-m", "services", name)
+            argv = (sys.executable, "-m", "breakwater.services", name)
             return subprocess.Popen(argv, env=everything, stdout=log, stderr=log, start_new_session=True)
         fork_server.start()
         return fork_server.fork(name, log.fileno(), everything)

@@ -28,7 +28,7 @@ import pytest
 from breakwater.local import fork_server
 from breakwater.local.ports import free_port
 from breakwater.local.servers import clickhouse_spec
-from services.__main__ import NAMES
+from breakwater.services.__main__ import NAMES
 from tests.commands import run_command
 from tests.compose import GIVEN, OURS, PASSWORD, ROOT, load, nats_cluster, redis_server, size
 from tests.helpers import ServiceProcess, own_fork_server, wait_until
@@ -63,10 +63,7 @@ def not_in_the_image() -> set[str]:
     pinned = re.findall(r"^([\w.-]+)==", (ROOT / "requirements/runtime.txt").read_text(), re.MULTILINE)
     there = {_name(one) for one in pinned}
     modules = packages_distributions().items()
-    return {module for module, found in modules if not there & {_name(one) for one in found}} - {
-        "breakwater",
-        "services",
-    }
+    return {module for module, found in modules if not there & {_name(one) for one in found}} - {"breakwater"}
 
 
 def _name(distribution: str) -> str:
@@ -146,7 +143,7 @@ class Containers:
 
     def fork(self, service: str) -> ServiceProcess:
         """Starts a service as `start` does, as a fork of a process in the image that has imported it."""
-        assert self.prepare(service) == ["python", "-m", "services", service]
+        assert self.prepare(service) == ["python", "-m", "breakwater.services", service]
         with chdir(self._keys), pytest.MonkeyPatch.context() as patch:
             patch.setenv("PYTHONPATH", str(self._image))
             fork_server.start()

@@ -35,9 +35,9 @@ from breakwater.kernel.nats.permissions import GRANTS, inbox_prefix
 from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.nats.topology import Plan
 from breakwater.kernel.process.settings import Settings
+from breakwater.services.__main__ import NAMES, run
 from deploy.simulate.__main__ import HERE as SIMULATION
 from deploy.simulate.__main__ import files as simulation_files
-from services.__main__ import NAMES, run
 from tests import docker_servers
 from tests.compose import COMPOSE, GIVEN, NODES, OURS, PASSWORD, ROOT, SERVICES, load, nats_cluster, redis_server, size
 from tests.docs.markdown import blocks
@@ -52,8 +52,8 @@ def test_every_service_runs_in_the_one_image() -> None:
     assert set(OURS) == {*NAMES, *ONE_SHOT, "simulator"}
     assert {service["image"] for service in OURS.values()} == {"breakwater:" + __version__}
     for name in NAMES:
-        assert OURS[name]["command"] == ["python", "-m", "services", name]
-        assert importlib.util.find_spec(f"services.{name}.app") is not None
+        assert OURS[name]["command"] == ["python", "-m", "breakwater.services", name]
+        assert importlib.util.find_spec(f"breakwater.services.{name}.app") is not None
 
 
 def test_every_variable_of_a_service_is_one_that_it_reads() -> None:

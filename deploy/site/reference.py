@@ -12,7 +12,7 @@ from breakwater.records.channels import CHANNELS, FROM_PROGRAMS
 from breakwater.records.migrations import VIEWS
 from breakwater.records.schema import TABLES
 from breakwater.records.schemas import message_schemas
-from services.request.openapi import document
+from breakwater.services.request.openapi import document
 
 Schema = Mapping[str, Any]
 

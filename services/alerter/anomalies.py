@@ -18,7 +18,7 @@ from breakwater.kernel.clickhouse.errors import AnalyticsUnavailableError, Query
 from breakwater.kernel.nats.errors import BusError
 from breakwater.kernel.process.outage import Outage
 from breakwater.records.anomalies import GRACE, baselines, latest_minutes
-from services.alerter.incident_recorder import IncidentRecorder
+from breakwater.services.alerter.incident_recorder import IncidentRecorder
 
 MINUTE_S = 60.0
 RETRY_S = 5.0

@@ -47,11 +47,11 @@ from breakwater.kernel.telemetry.metrics import INCIDENTS, GaugeCollector, Readi
 from breakwater.limits.contract import BudgetEvent, GuardEvent
 from breakwater.records.channels import ALERTS, BREAKERS, BUDGETS, DEAD_LETTERS, GUARDS
 from breakwater.redaction.rules.redact import Redactor
-from services.alerter.anomalies import AnomalyWatch
-from services.alerter.clock import SYSTEM_CLOCK, Clock
-from services.alerter.handlers import Decisions, Grouping, Sweep, of_dead_letters, of_executions
-from services.alerter.incident_recorder import IncidentRecorder
-from services.alerter.notifier import Notifier
+from breakwater.services.alerter.anomalies import AnomalyWatch
+from breakwater.services.alerter.clock import SYSTEM_CLOCK, Clock
+from breakwater.services.alerter.handlers import Decisions, Grouping, Sweep, of_dead_letters, of_executions
+from breakwater.services.alerter.incident_recorder import IncidentRecorder
+from breakwater.services.alerter.notifier import Notifier
 
 REPLAYS_WAIT_S = 2.0
 RETRY_S = 5.0

@@ -37,8 +37,8 @@ from breakwater.kernel.nats.subjects import Header
 from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage
 from breakwater.limits.contract import BudgetEvent, GuardEvent
-from services.alerter.clock import Clock
-from services.alerter.incident_recorder import IncidentRecorder
+from breakwater.services.alerter.clock import Clock
+from breakwater.services.alerter.incident_recorder import IncidentRecorder
 
 RETRY_S = 1.0
 SWEEP_S = 1.0

@@ -26,9 +26,9 @@ from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.nats.topology import ALERTS_HELD, alert_consumer
 from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage
-from services.alerter.channel_queue import DEFAULT_SCHEDULE, IDLE_S, ChannelQueue, ComposedMessage, Schedule
-from services.alerter.clock import Clock
-from services.alerter.incident_recorder import IncidentRecorder
+from breakwater.services.alerter.channel_queue import DEFAULT_SCHEDULE, IDLE_S, ChannelQueue, ComposedMessage, Schedule
+from breakwater.services.alerter.clock import Clock
+from breakwater.services.alerter.incident_recorder import IncidentRecorder
 
 SOON_S = 0.01
 HEARTBEAT_S = 6.0

@@ -16,8 +16,8 @@ from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.telemetry.metrics import GaugeCollector
 from breakwater.limits.store.tasks import Tasks
 from breakwater.records.channels import ATTEMPTS, BREAKERS
-from services.breaker.handlers import BreakerHandler
-from services.breaker.rebuild import Heartbeat, Rebuild
+from breakwater.services.breaker.handlers import BreakerHandler
+from breakwater.services.breaker.rebuild import Heartbeat, Rebuild
 
 LINGER_S = 0.1
 """The time for which attempts are gathered: the delay of a breaker."""

@@ -32,7 +32,7 @@ from breakwater.kernel.types import ms_from_time
 from breakwater.limits.contract import GuardEvent
 from breakwater.limits.rules.guard import Trip, outcome_of
 from breakwater.limits.store.tasks import Tasks, TripRecord
-from services.breaker.handlers import BreakerHandler
+from breakwater.services.breaker.handlers import BreakerHandler
 
 HEALTH_FROM_S = 600.0
 """The least time span of attempts that is read back for an agent's health."""

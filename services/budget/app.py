@@ -17,9 +17,9 @@ from breakwater.limits.store.budget_counters import BudgetCounters
 from breakwater.limits.store.budgets import Budgets
 from breakwater.records.channels import ATTEMPTS, BUDGETS
 from breakwater.records.reconciliation import RecordedSpend
-from services.budget.gauges import BudgetGauges
-from services.budget.handlers import BudgetHandler
-from services.budget.reconciler import Reconciler
+from breakwater.services.budget.gauges import BudgetGauges
+from breakwater.services.budget.handlers import BudgetHandler
+from breakwater.services.budget.reconciler import Reconciler
 
 LINGER_S = 0.05
 """The time for which attempts are gathered: the delay of spend and thresholds.

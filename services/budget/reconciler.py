@@ -24,7 +24,7 @@ from breakwater.limits.rules.ledger import AttemptSums, BudgetPlace
 from breakwater.limits.store.budget_counters import BudgetCounters, CounterSource
 from breakwater.limits.store.budgets import NotFilledError
 from breakwater.records.reconciliation import BudgetComparison, RecordedSpend, add_ledgers, at_least, compare
-from services.budget.handlers import event_of
+from breakwater.services.budget.handlers import event_of
 
 CHECK_EVERY_S = 1.0
 LONG_LOOK_EVERY = 5

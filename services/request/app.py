@@ -57,9 +57,9 @@ from breakwater.kernel.telemetry.metrics import GaugeCollector, HttpMetrics, Str
 from breakwater.records import channels
 from breakwater.records.api.events import EventLog
 from breakwater.redaction.rules.redact import Redactor
-from services.request.observe import RequestGauges, StreamFill
-from services.request.openapi import documentation
-from services.request.operations import ApiDependencies, routes
+from breakwater.services.request.observe import RequestGauges, StreamFill
+from breakwater.services.request.openapi import documentation
+from breakwater.services.request.operations import ApiDependencies, routes
 
 SLOW_START_S = 3.0
 

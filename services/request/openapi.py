@@ -32,7 +32,7 @@ from breakwater.jobs.contract.execution import Attempt, ExecutionSummary, Progre
 from breakwater.kernel.http.contract import ErrorBody, EventGap
 from breakwater.kernel.types import Event, Message
 from breakwater.limits.contract import BudgetEvent, GuardEvent
-from services.request.operations import OPERATIONS
+from breakwater.services.request.operations import OPERATIONS
 
 TITLE = "Breakwater"
 PATH_PARAMETERS: dict[str, dict[str, Any]] = {
@@ -126,7 +126,7 @@ def _page() -> str:
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"words": words, "pretty": partial(json.dumps, indent=2, ensure_ascii=False)}
     style = (files("breakwater.kernel.pages") / "page.css").read_text("utf-8")
-    template = environment.from_string((files("services.request") / "docs.html").read_text("utf-8"))
+    template = environment.from_string((files("breakwater.services.request") / "docs.html").read_text("utf-8"))
     return template.render(api=document(), style=Markup(style))  # noqa: S704  ours
 
 
@@ -134,7 +134,8 @@ class _Writer:
     """Writes the document, and collects the schemas that it refers to."""
 
     def __init__(self) -> None:
-        self._examples: dict[str, Any] = yaml.safe_load((files("services.request") / "examples.yaml").read_bytes())
+        examples = files("breakwater.services.request") / "examples.yaml"
+        self._examples: dict[str, Any] = yaml.safe_load(examples.read_bytes())
         types: list[tuple[str, JsonSchemaMode, TypeAdapter[Any]]]
         types = [(repr(kind), mode, TypeAdapter(kind)) for kind, mode in _types()]
         self._schemas, defined = TypeAdapter.json_schemas(types, ref_template=_REF)

@@ -61,7 +61,7 @@ from breakwater.records.api.events import EventLog, EventRoutes
 from breakwater.records.api.executions import ExecutionRoutes
 from breakwater.records.reconciliation import RecordedSpend, compare
 from breakwater.redaction.rules.redact import Redactor
-from services.request.observe import ServiceRoutes
+from breakwater.services.request.observe import ServiceRoutes
 
 if TYPE_CHECKING:
     from breakwater.identity.openid_provider import OpenIdProvider

@@ -27,8 +27,8 @@ from breakwater.records.channels import (
     PLANS,
 )
 from breakwater.records.metrics import SinkMetrics
-from services.sink.comparison import LogComparer
-from services.sink.handlers import Sink
+from breakwater.services.sink.comparison import LogComparer
+from breakwater.services.sink.handlers import Sink
 
 BATCH_SIZE = 2000
 BUSY = 20

@@ -29,8 +29,8 @@ from breakwater.kernel.process.outage import Outage
 from breakwater.records.log_comparison import MARGIN, LogComparison, last_comparison, missing_sequences, save_comparison
 from breakwater.records.metrics import SinkMetrics
 from breakwater.records.rows import StoredRow
-from services.sink import records
-from services.sink.handlers import insert_but_rejected
+from breakwater.services.sink import records
+from breakwater.services.sink.handlers import insert_but_rejected
 
 CHECK_EVERY_S = 60.0
 """Longer than a message waits for its redelivery, and than an operating system keeps written data in memory."""

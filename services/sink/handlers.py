@@ -24,7 +24,7 @@ from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.process.outage import Outages, StoppedWaitingError
 from breakwater.records.metrics import SinkMetrics
 from breakwater.records.rows import StoredRow
-from services.sink import records
+from breakwater.services.sink import records
 
 REFUSED_DELAY_S = 300.0
 """The redelivery delay of a message that both ClickHouse and DLQ refuse."""

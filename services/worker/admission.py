@@ -20,7 +20,7 @@ from breakwater.limits.gate.deployment import DeploymentGate
 from breakwater.limits.gate.rate_limit import RateLimitGate
 from breakwater.limits.gate.task import TaskGate
 from breakwater.limits.task_guards import bound_tasks
-from services.worker.context import WorkerContext
+from breakwater.services.worker.context import WorkerContext
 
 Gates = Sequence[Callable[..., Gate]]
 """Makes the gates of one admission, each with what it needs of the worker."""

@@ -6,14 +6,14 @@ from breakwater.calls.assignment import Assignment, Checkpoint, Deferred, JobEnd
 from breakwater.calls.providers.base import Answer
 from breakwater.dialects.rules.embeddings import inputs_of
 from breakwater.jobs.held_claims import JobCancelledError
-from services.worker.admission import Gates
-from services.worker.attempts import Attempts
-from services.worker.context import WorkerContext
-from services.worker.embeddings_batches import EmbeddingsBatches
-from services.worker.embeddings_cache import EmbeddingsCache
-from services.worker.progress import ProgressReporter
-from services.worker.response_cache import ResponseCache
-from services.worker.results import cancelled
+from breakwater.services.worker.admission import Gates
+from breakwater.services.worker.attempts import Attempts
+from breakwater.services.worker.context import WorkerContext
+from breakwater.services.worker.embeddings_batches import EmbeddingsBatches
+from breakwater.services.worker.embeddings_cache import EmbeddingsCache
+from breakwater.services.worker.progress import ProgressReporter
+from breakwater.services.worker.response_cache import ResponseCache
+from breakwater.services.worker.results import cancelled
 
 AnyCache = ResponseCache | EmbeddingsCache
 

@@ -23,12 +23,12 @@ from breakwater.kernel.process.pace import at_pace
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.redis.connection import Redis, StateUnavailableError
 from breakwater.records import channels
-from services.worker.admission import watches_of
-from services.worker.config_versions import ConfigVersions, ProviderPool
-from services.worker.consumers import ConsumerWatch
-from services.worker.context import WorkerContext, context_for
-from services.worker.dead_workers import DeadWorkers
-from services.worker.leases import receive_cancel_requests
+from breakwater.services.worker.admission import watches_of
+from breakwater.services.worker.config_versions import ConfigVersions, ProviderPool
+from breakwater.services.worker.consumers import ConsumerWatch
+from breakwater.services.worker.context import WorkerContext, context_for
+from breakwater.services.worker.dead_workers import DeadWorkers
+from breakwater.services.worker.leases import receive_cancel_requests
 
 
 def build(settings: Settings, config: Config) -> ServiceApp:

@@ -11,8 +11,8 @@ from breakwater.jobs.store.executions import ClaimLostError
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.errors import AlreadyDecidedError
 from breakwater.kernel.nats.subjects import Stream
-from services.worker.call_cost import NO_COST, CallCost
-from services.worker.context import WorkerContext
+from breakwater.services.worker.call_cost import NO_COST, CallCost
+from breakwater.services.worker.context import WorkerContext
 
 
 def attempt_of(

@@ -36,17 +36,17 @@ from breakwater.prices.rules.price import (
     OUTPUT_LIMITS,
     max_tokens_of,
 )
-from services.worker.admission import Gates, admit
-from services.worker.attempt_record import attempt_of, record
-from services.worker.call import call
-from services.worker.call_cost import spent_at_most
-from services.worker.call_end import CallEnd, answered
-from services.worker.context import WorkerContext
-from services.worker.next_call import admission_for, is_bounded, params_key
-from services.worker.progress import ProgressReporter
-from services.worker.recovery import classification_of, lost_attempt, recover
-from services.worker.results import cancelled, stopped
-from services.worker.streaming import AnswerStream, AttemptStream, continuing
+from breakwater.services.worker.admission import Gates, admit
+from breakwater.services.worker.attempt_record import attempt_of, record
+from breakwater.services.worker.call import call
+from breakwater.services.worker.call_cost import spent_at_most
+from breakwater.services.worker.call_end import CallEnd, answered
+from breakwater.services.worker.context import WorkerContext
+from breakwater.services.worker.next_call import admission_for, is_bounded, params_key
+from breakwater.services.worker.progress import ProgressReporter
+from breakwater.services.worker.recovery import classification_of, lost_attempt, recover
+from breakwater.services.worker.results import cancelled, stopped
+from breakwater.services.worker.streaming import AnswerStream, AttemptStream, continuing
 
 LOST_ANSWER = ErrorInfo(
     kind="worker_lost",

@@ -20,12 +20,12 @@ from breakwater.kernel.errors import UnavailableError
 from breakwater.kernel.json_values import TOO_DEEP, is_too_deep
 from breakwater.kernel.telemetry import tracing
 from breakwater.prices.rules.usage import Usage
-from services.worker.call_cost import usage_of_part
-from services.worker.call_end import CallEnd, aborted, answered, failed
-from services.worker.call_request import author_of_answer, call_request
-from services.worker.context import WorkerContext
-from services.worker.spans import call_began, call_ended, operation_of
-from services.worker.streaming import AttemptStream
+from breakwater.services.worker.call_cost import usage_of_part
+from breakwater.services.worker.call_end import CallEnd, aborted, answered, failed
+from breakwater.services.worker.call_request import author_of_answer, call_request
+from breakwater.services.worker.context import WorkerContext
+from breakwater.services.worker.spans import call_began, call_ended, operation_of
+from breakwater.services.worker.streaming import AttemptStream
 
 
 async def call(

@@ -18,7 +18,7 @@ from breakwater.kernel.types import MAX_COUNTED
 from breakwater.prices.price_list import Pricing
 from breakwater.prices.rules.price import estimate_input_tokens, size_of_messages
 from breakwater.prices.rules.usage import Usage, credible
-from services.worker.context import WorkerContext
+from breakwater.services.worker.context import WorkerContext
 
 
 @dataclass(frozen=True, slots=True)

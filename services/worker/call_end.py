@@ -30,9 +30,9 @@ from breakwater.jobs.rules.record import error_of
 from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.json_values import is_too_deep
 from breakwater.prices.rules.usage import Usage, credible, with_estimated_usage
-from services.worker.attempt_record import attempt_of
-from services.worker.call_cost import CallCost, cost_of, generated_messages, with_estimates
-from services.worker.context import WorkerContext
+from breakwater.services.worker.attempt_record import attempt_of
+from breakwater.services.worker.call_cost import CallCost, cost_of, generated_messages, with_estimates
+from breakwater.services.worker.context import WorkerContext
 
 MAX_ANSWER_BYTES = 4 * 1024 * 1024
 """The size limit of an answer as JSON.

@@ -13,7 +13,7 @@ from breakwater.calls.targets import Target
 from breakwater.dialects.rules import repaired_body
 from breakwater.dialects.rules.provider_state import StateRepair, author_of, for_author
 from breakwater.prices.rules.price import with_output_limit
-from services.worker.context import WorkerContext
+from breakwater.services.worker.context import WorkerContext
 
 
 def author_of_answer(worker: WorkerContext, job: Assignment, target: Target) -> str | None:

@@ -23,12 +23,12 @@ from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.delivery import dead_letter
 from breakwater.kernel.nats.errors import AlreadyDecidedError, MessageTooLargeError, PublishRefusedError
 from breakwater.kernel.nats.subjects import Stream
-from services.worker.attempt_record import recorded_attempt
-from services.worker.context import WorkerContext
-from services.worker.dependencies import wake
-from services.worker.plans import reach_stage
-from services.worker.progress import ProgressReporter
-from services.worker.results import records_of, result_without_run, shorter_results
+from breakwater.services.worker.attempt_record import recorded_attempt
+from breakwater.services.worker.context import WorkerContext
+from breakwater.services.worker.dependencies import wake
+from breakwater.services.worker.plans import reach_stage
+from breakwater.services.worker.progress import ProgressReporter
+from breakwater.services.worker.results import records_of, result_without_run, shorter_results
 
 
 async def end_without_run(worker: WorkerContext, job: Assignment, reason: Reason, error: ErrorInfo) -> None:

@@ -15,9 +15,9 @@ from breakwater.config import Config, LiveConfig, parse_config
 from breakwater.config.store import Configs
 from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.nats.delivery import Delivery
-from services.worker.context import WorkerContext
-from services.worker.handler import JobHandler
-from services.worker.parsing import ids_of_unread
+from breakwater.services.worker.context import WorkerContext
+from breakwater.services.worker.handler import JobHandler
+from breakwater.services.worker.parsing import ids_of_unread
 
 RETAINED = 3
 """The number of superseded configs that stay compiled for parked jobs; more only while jobs run under them."""

@@ -19,7 +19,7 @@ from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.topology import Plan
 from breakwater.kernel.process.outage import Outage
 from breakwater.redaction.rules.redact import Redactor
-from services.worker.config_versions import ConfigVersions
+from breakwater.services.worker.config_versions import ConfigVersions
 
 LOOK_EVERY_S = 5.0, 15.0
 """The shortest and the longest wait between checks. It is random, so that one of several workers is first."""

@@ -41,10 +41,10 @@ from breakwater.limits.store.rate_limits import RateLimits
 from breakwater.limits.task_guards import TaskGuards
 from breakwater.redaction.rules.redact import Redactor
 from breakwater.redaction.rules.scanner import holds_key
-from services.worker import process
-from services.worker.leases import Leases
-from services.worker.outcomes import Outcomes
-from services.worker.slots import Slots
+from breakwater.services.worker import process
+from breakwater.services.worker.leases import Leases
+from breakwater.services.worker.outcomes import Outcomes
+from breakwater.services.worker.slots import Slots
 
 utc_now = partial(datetime.now, UTC)
 """The clock of a worker."""

@@ -18,10 +18,10 @@ from breakwater.kernel.nats.delivery import Delivery, dead_letter, park
 from breakwater.kernel.nats.errors import PublishRefusedError
 from breakwater.kernel.process.outage import StoppedWaitingError
 from breakwater.kernel.security.encryption import DecryptionError
-from services.worker.conclude import end_without_run
-from services.worker.context import WorkerContext
-from services.worker.parsing import JobReader
-from services.worker.results import result_without_run
+from breakwater.services.worker.conclude import end_without_run
+from breakwater.services.worker.context import WorkerContext
+from breakwater.services.worker.parsing import JobReader
+from breakwater.services.worker.results import result_without_run
 
 KEY_WAIT = timedelta(hours=1)
 """The longest wait of a job for a missing key."""

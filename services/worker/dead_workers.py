@@ -21,9 +21,9 @@ from breakwater.kernel.nats.errors import BusUnavailableError
 from breakwater.kernel.nats.lookup import ClientGetter
 from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage
-from services.worker import process
-from services.worker.context import WorkerContext
-from services.worker.held_jobs import held_jobs
+from breakwater.services.worker import process
+from breakwater.services.worker.context import WorkerContext
+from breakwater.services.worker.held_jobs import held_jobs
 
 RETRY_S = 1.0
 

@@ -15,8 +15,8 @@ from breakwater.jobs.store.accepted import AcceptedJobs, JobStatus
 from breakwater.jobs.store.records import stored_result
 from breakwater.kernel.nats.delivery import wake_early
 from breakwater.kernel.nats.errors import BusUnavailableError, PublishRefusedError
-from services.worker.context import WorkerContext
-from services.worker.progress import ProgressReporter
+from breakwater.services.worker.context import WorkerContext
+from breakwater.services.worker.progress import ProgressReporter
 
 
 class Dependencies:

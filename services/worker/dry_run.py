@@ -14,9 +14,9 @@ from breakwater.calls.providers.base import Answer
 from breakwater.calls.rules.refusals import for_operators
 from breakwater.kernel.nats.subjects import Header
 from breakwater.kernel.types import usd_from_nano
-from services.worker.admission import Gates, check
-from services.worker.context import WorkerContext
-from services.worker.next_call import admission_for
+from breakwater.services.worker.admission import Gates, check
+from breakwater.services.worker.context import WorkerContext
+from breakwater.services.worker.next_call import admission_for
 
 
 async def dry_run(worker: WorkerContext, job: Assignment, gates: Gates) -> JobEnd:

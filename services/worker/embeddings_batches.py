@@ -23,13 +23,13 @@ from breakwater.dialects.rules.embeddings import (
 )
 from breakwater.jobs.contract.execution import ErrorInfo
 from breakwater.jobs.contract.job import NativeRequest
-from services.worker.admission import Gates
-from services.worker.attempts import Attempts
-from services.worker.context import WorkerContext
-from services.worker.embeddings_cache import keys_of
-from services.worker.progress import ProgressReporter
-from services.worker.recovery import recover
-from services.worker.response_cache import best_effort
+from breakwater.services.worker.admission import Gates
+from breakwater.services.worker.attempts import Attempts
+from breakwater.services.worker.context import WorkerContext
+from breakwater.services.worker.embeddings_cache import keys_of
+from breakwater.services.worker.progress import ProgressReporter
+from breakwater.services.worker.recovery import recover
+from breakwater.services.worker.response_cache import best_effort
 
 RETENTION_S = 3_600
 """The time for which vectors are kept beyond a job's deadline, as an outage may extend it."""

@@ -16,8 +16,8 @@ from breakwater.calls.store.cache import CachedAnswer
 from breakwater.dialects.rules.embeddings import inputs_of, summary
 from breakwater.jobs.contract.job import NativeRequest
 from breakwater.jobs.rules.ownership import cache_key
-from services.worker.context import WorkerContext
-from services.worker.response_cache import best_effort
+from breakwater.services.worker.context import WorkerContext
+from breakwater.services.worker.response_cache import best_effort
 
 
 def keys_of(worker: WorkerContext, job: Assignment) -> list[str]:

@@ -24,22 +24,22 @@ from breakwater.kernel.nats.subjects import PROGRAM, Header
 from breakwater.kernel.redis.connection import StateUnavailableError
 from breakwater.kernel.security.encryption import DecryptionError, may_be_encrypted
 from breakwater.kernel.telemetry import tracing
-from services.worker import crashes
-from services.worker.admission import gates_of
-from services.worker.answer_sources import cache_for, find_answer
-from services.worker.attempt_record import recorded_attempt
-from services.worker.conclude import answer_from_decision, end_without_run, finish, refuse_id
-from services.worker.context import WorkerContext
-from services.worker.crashes import CrashedEachTimeError, Crashes
-from services.worker.dependencies import Dependencies
-from services.worker.dry_run import dry_run
-from services.worker.held_jobs import EarlierMessages
-from services.worker.parsing import JobReader
-from services.worker.plans import reach_stage
-from services.worker.progress import ProgressReporter
-from services.worker.references import with_references
-from services.worker.results import result_of
-from services.worker.spans import job_ended
+from breakwater.services.worker import crashes
+from breakwater.services.worker.admission import gates_of
+from breakwater.services.worker.answer_sources import cache_for, find_answer
+from breakwater.services.worker.attempt_record import recorded_attempt
+from breakwater.services.worker.conclude import answer_from_decision, end_without_run, finish, refuse_id
+from breakwater.services.worker.context import WorkerContext
+from breakwater.services.worker.crashes import CrashedEachTimeError, Crashes
+from breakwater.services.worker.dependencies import Dependencies
+from breakwater.services.worker.dry_run import dry_run
+from breakwater.services.worker.held_jobs import EarlierMessages
+from breakwater.services.worker.parsing import JobReader
+from breakwater.services.worker.plans import reach_stage
+from breakwater.services.worker.progress import ProgressReporter
+from breakwater.services.worker.references import with_references
+from breakwater.services.worker.results import result_of
+from breakwater.services.worker.spans import job_ended
 
 
 class JobHandler:

@@ -19,8 +19,8 @@ from breakwater.prices.rules.price import (
     size_of_added,
     worst_input_tokens,
 )
-from services.worker.context import WorkerContext
-from services.worker.streaming import continuing
+from breakwater.services.worker.context import WorkerContext
+from breakwater.services.worker.streaming import continuing
 
 
 def params_key(worker: WorkerContext, job: Assignment, model: str, provider: str) -> tuple[str, str, CallApi]:

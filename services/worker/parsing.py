@@ -36,7 +36,7 @@ from breakwater.limits.rules.job_rules import JobRules
 from breakwater.limits.rules.ledger import cost_tags
 from breakwater.redaction.rules.redact import id_objection
 from breakwater.redaction.rules.scanner import holds_key
-from services.worker.context import WorkerContext
+from breakwater.services.worker.context import WorkerContext
 
 MAX_HEADERS = 32 * 1024
 """The most characters of a job's headers, which count towards the size limit of each message about the job."""

@@ -10,7 +10,7 @@ from breakwater.jobs.plan_changes import PlanName, PlanSource
 from breakwater.jobs.store.plans import NotedJob, Stage
 from breakwater.kernel.nats.subjects import Header
 from breakwater.kernel.telemetry import tracing
-from services.worker.context import WorkerContext
+from breakwater.services.worker.context import WorkerContext
 
 
 async def reach_stage(worker: WorkerContext, job: Assignment, stage: Stage, reason: Reason | None = None) -> None:

@@ -6,7 +6,7 @@ from breakwater.calls.assignment import Assignment
 from breakwater.jobs.contract.execution import Attempt, Notification, Progress
 from breakwater.jobs.rules.record import error_details, steps_of
 from breakwater.kernel.nats import subjects
-from services.worker.context import WorkerContext
+from breakwater.services.worker.context import WorkerContext
 
 
 class ProgressReporter:

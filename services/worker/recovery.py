@@ -10,9 +10,9 @@ from breakwater.calls.rules.classify import WORKER_LOST, Classification
 from breakwater.calls.rules.repairs import Repairs
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.limits.store.budgets import Reservation
-from services.worker.attempt_record import attempt_of, recorded_attempt
-from services.worker.call_cost import CallCost, spent_at_most
-from services.worker.context import WorkerContext
+from breakwater.services.worker.attempt_record import attempt_of, recorded_attempt
+from breakwater.services.worker.call_cost import CallCost, spent_at_most
+from breakwater.services.worker.context import WorkerContext
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from breakwater.jobs.store.accepted import AcceptedJobs
 from breakwater.jobs.store.records import stored_result
 from breakwater.kernel.nats.subjects import PROGRAM
 from breakwater.limits.settings import GuardRules
-from services.worker.context import WorkerContext
+from breakwater.services.worker.context import WorkerContext
 
 
 async def with_references(worker: WorkerContext, job: Assignment) -> Assignment:

@@ -12,7 +12,7 @@ from breakwater.calls.settings import CacheRules
 from breakwater.calls.store.cache import CachedAnswer, Follower, Leader
 from breakwater.jobs.rules.ownership import cache_key
 from breakwater.kernel.redis.connection import StateUnavailableError
-from services.worker.context import WorkerContext
+from breakwater.services.worker.context import WorkerContext
 
 LEASE_S = 60.0
 """The lease of the job that calls on behalf of identical jobs; after it, another job takes its place."""

@@ -16,7 +16,7 @@ from breakwater.dialects.rules import conversation_of, input_of, params_of
 from breakwater.jobs.contract.execution import Attempt, Cancellation, ErrorInfo, Execution, Reason, Result
 from breakwater.jobs.rules.record import error_of, status_of, totals, without_figures
 from breakwater.redaction.rules.redact import Redactor
-from services.worker.context import WorkerContext
+from breakwater.services.worker.context import WorkerContext
 
 NO_ANSWER = Answer(None)
 

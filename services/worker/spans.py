@@ -29,7 +29,7 @@ from breakwater.kernel.telemetry.tracing.messages import (
     system_instructions,
     text_message,
 )
-from services.worker.context import WorkerContext
+from breakwater.services.worker.context import WorkerContext
 
 
 def call_began(

@@ -30,7 +30,7 @@ from breakwater.jobs.store.executions import ClaimLostError
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.errors import AlreadyDecidedError, BusUnavailableError
 from breakwater.prices.rules.usage import Usage, of_completion
-from services.worker.context import WorkerContext
+from breakwater.services.worker.context import WorkerContext
 
 _CONTINUED = frozenset({"role", THOUGHT, "reasoning", "thinking_blocks"})
 """Fields of a message, other than its text, that an interruption leaves as they are."""

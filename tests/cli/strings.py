@@ -40,7 +40,7 @@ def strings() -> list[ShownString]:
     """All of them, by file and line."""
     found: list[ShownString] = []
     for name in ("breakwater", "services"):
-        spec = find_spec(name)
+        spec = find_spec("breakwater.services" if name == "services" else name)
         assert spec is not None
         assert spec.origin is not None
         folder = Path(spec.origin).parent

@@ -11,7 +11,7 @@ from breakwater.kernel.commands.errors import ExitCode
 from tests.cli.api_stub import Stub
 from tests.cli.conftest import Run, in_thread
 
-EXAMPLES = yaml.safe_load((files("services.request") / "examples.yaml").read_bytes())
+EXAMPLES = yaml.safe_load((files("breakwater.services.request") / "examples.yaml").read_bytes())
 COSTS: dict[str, Any] = EXAMPLES["show_costs"][200]["by tenant"]
 CSV: str = EXAMPLES["export_costs"][200]["by tenant"]
 

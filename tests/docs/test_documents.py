@@ -19,8 +19,8 @@ from breakwater.kernel.process.settings import Settings
 from breakwater.limits.contract import Scope
 from breakwater.records.channels import CHANNELS
 from breakwater.records.commands.executions import ListOrShowGroup
-from services.__main__ import NAMES
-from services.request.openapi import document
+from breakwater.services.__main__ import NAMES
+from breakwater.services.request.openapi import document
 from tests.docs.markdown import (
     ADRS,
     DOCUMENTS,

@@ -10,8 +10,8 @@ import yaml
 
 from breakwater.config import parse_config
 from breakwater.kernel.process.settings import Settings
-from services.__main__ import NAMES
-from services.request.openapi import document
+from breakwater.services.__main__ import NAMES
+from breakwater.services.request.openapi import document
 from tests.compose import COMPOSE, OURS, ROOT, SERVICES, size
 from tests.docs.markdown import blocks, rows
 from tests.test_compose_up import DOCKERFILE, IMAGE_ENVIRONMENT, IMAGE_HEALTH

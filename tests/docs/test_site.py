@@ -9,9 +9,9 @@ import pytest
 from breakwater.cli.commands.contract import config_schema
 from breakwater.records.channels import CHANNELS
 from breakwater.records.schema import TABLES
+from breakwater.services.request.openapi import document
 from deploy.site.__main__ import SETTINGS, build
 from deploy.site.reference import commands, pages
-from services.request.openapi import document
 from tests.docs.markdown import PAGES
 
 LOADED = re.compile(r'<(?:script|img|link|source)\b[^>]*?(?:src|href)="(https?:)?//', re.IGNORECASE)

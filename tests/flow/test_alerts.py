@@ -35,8 +35,8 @@ from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.topology import alert_consumer
 from breakwater.kernel.process.settings import Settings
 from breakwater.local.commands.setup import bus_plan
-from services.alerter import notifier
-from services.alerter.app import build
+from breakwater.services.alerter import notifier
+from breakwater.services.alerter.app import build
 from tests.flow import alert_callable
 from tests.helpers import ServiceProcess, all_acknowledged, start_service, until
 from tests.servers import RunningServer

@@ -23,8 +23,8 @@ from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.redis.connection import Redis, StateUnavailableError
 from breakwater.limits.store.tasks import Tasks
 from breakwater.local.commands.setup import bus_plan
-from services.breaker.handlers import BreakerHandler
-from services.breaker.rebuild import Rebuild
+from breakwater.services.breaker.handlers import BreakerHandler
+from breakwater.services.breaker.rebuild import Rebuild
 from tests.flow.fixtures import StartPlane
 from tests.flow.kit import Plane, model
 from tests.helpers import FIRST, until

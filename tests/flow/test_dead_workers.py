@@ -21,8 +21,8 @@ from breakwater.kernel.nats.subscriber import PullSubscriber
 from breakwater.kernel.process.pace import at_pace
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.redis.connection import Redis
-from services.worker.app import build
-from services.worker.held_jobs import EarlierMessages
+from breakwater.services.worker.app import build
+from breakwater.services.worker.held_jobs import EarlierMessages
 from tests.flow.fixtures import StartPlane
 from tests.flow.kit import Plane, model
 from tests.helpers import until

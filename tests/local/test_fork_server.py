@@ -33,7 +33,7 @@ pytestmark = [
 ]
 
 
-OTHER_SERVICES = {f"services.{name}.app" for name in SERVICES if name != "breaker"}
+OTHER_SERVICES = {f"breakwater.services.{name}.app" for name in SERVICES if name != "breaker"}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -197,7 +197,7 @@ def test_with_a_server_that_was_killed_or_stopped_ends_every_service_and_the_nex
 
 @pytest.mark.usefixtures("bare_server")
 def test_a_service_that_cannot_be_imported_says_why_in_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fork_server._preloaded().append("services.__main__")  # which the server fails to import, too
+    fork_server._preloaded().append("breakwater.services.__main__")  # which the server fails to import, too
     (tmp_path / "uvloop.py").write_text("raise ImportError('broken')")
     with monkeypatch.context() as patch:
         patch.setenv("PYTHONPATH", str(tmp_path))

@@ -14,7 +14,7 @@ from breakwater.config import load_config
 from breakwater.kernel.nats.provision import provision
 from breakwater.local.commands.setup import bus_plan
 from breakwater.local.ports import free_port
-from services.__main__ import run_service
+from breakwater.services.__main__ import run_service
 from tests.helpers import ServiceProcess, start_service, until
 from tests.servers import RunningServer
 

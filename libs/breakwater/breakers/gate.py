@@ -37,7 +37,7 @@ PROBE_POLL_S = 0.1
 
 MISSING = (
     "no breaker service is running, or it has not read the event log yet: failing models "
-    "are still called; start one with `python -m services breaker`, or check its log"
+    "are still called; start one with `python -m breakwater.services breaker`, or check its log"
 )
 
 

@@ -1,8 +1,8 @@
 """Starts services as forks of one process that has imported them: `multiprocessing`'s fork server, on Linux.
 
 Importing a service takes 0.7 s of CPU and 75 MB. The server imports all of them once; each service is then a fork of
-it, which does the same as `python -m services NAME`, is ready in a fraction of that time, and shares the memory of the
-imported modules. On other systems services are started as any program is.
+it, which does the same as `python -m breakwater.services NAME`, is ready in a fraction of that time, and shares the
+memory of the imported modules. On other systems services are started as any program is.
 
 The end of the process that started the server is the end of the server and of every service (see preload.py). The
 server has no secret: each service's environment is sent to its fork alone.
@@ -31,7 +31,7 @@ from breakwater.local import process
 SUPPORTED = sys.platform == "linux"
 _CONTEXT = get_context("forkserver")
 # By name: of the rooms, only the command line may know the services.
-_SERVICES = "services.__main__"
+_SERVICES = "breakwater.services.__main__"
 
 _LONGEST_DIRECTORY = 70
 """Bytes. `multiprocessing` makes the server's socket in the temporary directory, and its path may have 107 bytes."""
@@ -58,7 +58,7 @@ def _preloaded() -> list[str]:
     """The modules that the server imports, in this order."""
     from breakwater.local.stack import SERVICES  # which plans stacks, as the server does not
 
-    services = (f"services.{name}.app" for name in SERVICES)
+    services = (f"breakwater.services.{name}.app" for name in SERVICES)
     return ["breakwater.local.preload", __name__, _SERVICES, *services, "breakwater.local.forked_start"]
 
 

@@ -142,7 +142,7 @@ def plan_stack(
         needed = ("config", "metrics_host", "metrics_port", "alive_file", *SERVICES[name])
         return ProcessSpec(
             name=process,
-            argv=(sys.executable, "-m", "services", name),
+            argv=(sys.executable, "-m", "breakwater.services", name),
             log_file=data.logs / f"{process}.log",
             ready=http_ready(LOOPBACK, *answers[name]) if name in answers else _file_probe(alive, time.time()),
             env=for_service(environment, variables_of(config, name))

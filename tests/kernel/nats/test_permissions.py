@@ -25,7 +25,7 @@ from breakwater.kernel.nats.topology import Plan, alert_consumer, consumers, wor
 from breakwater.limits.contract import BudgetEvent
 from breakwater.local.ports import free_port
 from breakwater.records.channels import BUDGETS, JOBS
-from services.__main__ import NAMES
+from breakwater.services.__main__ import NAMES
 from tests.helpers import until
 from tests.nats_node import start_nats
 

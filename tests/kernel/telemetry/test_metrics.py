@@ -49,7 +49,7 @@ from breakwater.local.datadir import DataDir
 from breakwater.local.ports import free_port
 from breakwater.local.stack import plan_stack
 from breakwater.records.metrics import SinkMetrics
-from services.__main__ import NAMES
+from breakwater.services.__main__ import NAMES
 from tests.docs.markdown import rows
 from tests.helpers import ServiceProcess, start_service, wait_until
 from tests.tables import each_row

@@ -18,7 +18,7 @@ from breakwater.breakers.contract import BreakerState, Health
 from breakwater.jobs.contract.execution import ErrorKind, Status
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.limits.contract import Enforcement, Scope
-from services.__main__ import NAMES
+from breakwater.services.__main__ import NAMES
 from tests.kernel.telemetry.test_metrics import documented
 from tests.tables import each_row
 

@@ -29,8 +29,8 @@ from breakwater.kernel.types import Event
 from breakwater.limits.contract import BudgetEvent, GuardEvent
 from breakwater.local.commands.setup import bus_plan
 from breakwater.local.ports import free_port
-from services.alerter.app import build
-from services.alerter.clock import Clock
+from breakwater.services.alerter.app import build
+from breakwater.services.alerter.clock import Clock
 from tests.helpers import until
 
 SECRET = "whsec_" + base64.b64encode(b"only for the tests of the alerter").decode()

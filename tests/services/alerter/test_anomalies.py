@@ -16,8 +16,8 @@ from breakwater.records import schema
 from breakwater.records.rows import execution_row
 from breakwater.redaction.rules.redact import Redactor
 from breakwater.redaction.settings import RedactionRules
-from services.alerter.anomalies import MAX_FAILURES, AnomalyWatch
-from services.alerter.incident_recorder import IncidentRecorder
+from breakwater.services.alerter.anomalies import MAX_FAILURES, AnomalyWatch
+from breakwater.services.alerter.incident_recorder import IncidentRecorder
 from tests.records.samples import NOON, execution, new_database
 from tests.server_sources import RunningServer
 from tests.services.alerter.kit import Bus, alerter, bus_of, config_of

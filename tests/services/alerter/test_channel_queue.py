@@ -12,7 +12,7 @@ from breakwater.alerts.channels.channel import SendError
 from breakwater.alerts.rules.alert_rules import UNDELIVERABLE
 from breakwater.alerts.rules.outbox import ChannelRules
 from breakwater.alerts.settings import Route
-from services.alerter.channel_queue import ChannelQueue, ComposedMessage, Schedule
+from breakwater.services.alerter.channel_queue import ChannelQueue, ComposedMessage, Schedule
 from tests.alerts.test_outbox import alert
 
 NOW = datetime(2026, 11, 21, 10, 0, 0, tzinfo=UTC)

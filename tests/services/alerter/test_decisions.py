@@ -11,7 +11,7 @@ from breakwater.breakers.contract import BreakerTransition
 from breakwater.jobs.contract.execution import Execution
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.publisher import Publisher
-from services.alerter import handlers
+from breakwater.services.alerter import handlers
 from tests.records.samples import attempt
 from tests.server_sources import RunningServer
 from tests.services.alerter.kit import Bus, alerter, bus_of, config_of, crossed, opened, stopped

@@ -1,6 +1,6 @@
 """Which incidents Prometheus is shown."""
 
-from services.alerter.app import counted_incidents
+from breakwater.services.alerter.app import counted_incidents
 from tests.services.alerter.messages import acknowledged, alert, stopped_task
 
 

@@ -32,11 +32,11 @@ from breakwater.kernel.nats.topology import ACK_WAIT_S, alert_consumer
 from breakwater.kernel.process import background
 from breakwater.redaction.rules.redact import Redactor
 from breakwater.redaction.settings import RedactionRules
-from services.alerter import notifier as notifier_module
-from services.alerter.channel_queue import Schedule
-from services.alerter.clock import SYSTEM_CLOCK
-from services.alerter.incident_recorder import IncidentRecorder
-from services.alerter.notifier import Notifier
+from breakwater.services.alerter import notifier as notifier_module
+from breakwater.services.alerter.channel_queue import Schedule
+from breakwater.services.alerter.clock import SYSTEM_CLOCK
+from breakwater.services.alerter.incident_recorder import IncidentRecorder
+from breakwater.services.alerter.notifier import Notifier
 from tests.alerts.test_outbox import alert
 from tests.helpers import until
 from tests.server_sources import RunningServer

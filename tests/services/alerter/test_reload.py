@@ -12,7 +12,7 @@ from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.process.settings import Settings
 from breakwater.local.commands.setup import bus_plan
-from services.alerter.app import build
+from breakwater.services.alerter.app import build
 from tests.helpers import until
 from tests.servers import RunningServer
 from tests.services.alerter.kit import Receiver, bus_of, config_of, opened

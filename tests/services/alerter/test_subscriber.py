@@ -15,7 +15,7 @@ from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.publisher import PublishAck, Publisher
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.process.settings import Settings
-from services.alerter.app import build
+from breakwater.services.alerter.app import build
 from tests.helpers import deliver
 from tests.services.alerter.kit import config_of, crossed, opened, stopped
 

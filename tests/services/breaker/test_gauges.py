@@ -5,7 +5,7 @@ from typing import Any
 from breakwater.breakers.contract import BreakerState
 from breakwater.breakers.rules.breaker import BreakerKey
 from breakwater.config import parse_config
-from services.breaker.handlers import states_by_labels
+from breakwater.services.breaker.handlers import states_by_labels
 
 CONFIG = parse_config("""
 providers: {local: {base_url: "http://127.0.0.1:9/v1"}, other: {base_url: "http://127.0.0.1:9/v1"}}

@@ -21,9 +21,9 @@ from breakwater.kernel.nats.publisher import PublishAck, Publisher
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.redis.connection import Redis
-from services.breaker.app import build
-from services.breaker.handlers import BreakerHandler
-from services.breaker.rebuild import Heartbeat
+from breakwater.services.breaker.app import build
+from breakwater.services.breaker.handlers import BreakerHandler
+from breakwater.services.breaker.rebuild import Heartbeat
 from tests.flow.fixtures import StartPlane
 from tests.flow.kit import Plane, model
 from tests.helpers import FIRST, all_acknowledged, deliver, until

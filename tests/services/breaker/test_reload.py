@@ -18,7 +18,7 @@ from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.redis.connection import Redis
 from breakwater.limits.store.tasks import Tasks
 from breakwater.local.commands.setup import bus_plan
-from services.breaker.app import build
+from breakwater.services.breaker.app import build
 from tests.flow.kit import config_for
 from tests.helpers import FIRST, nats_client, until
 from tests.records.samples import execution

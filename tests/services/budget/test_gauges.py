@@ -24,7 +24,7 @@ from breakwater.limits.rules.budget import CapTable, Period
 from breakwater.limits.rules.ledger import AttemptSums
 from breakwater.limits.settings import Caps
 from breakwater.limits.store.budget_counters import BudgetCounters, CounterSource, Notes, PeriodCounters, Snapshot
-from services.budget.gauges import FORECAST_EVERY_S, FORECAST_KEPT_S, BudgetGauges
+from breakwater.services.budget.gauges import FORECAST_EVERY_S, FORECAST_KEPT_S, BudgetGauges
 from tests.helpers import until
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -66,7 +66,7 @@ class Plane:
                 raise AnalyticsUnavailableError("ClickHouse does not answer")
             return self.recent
 
-        monkeypatch.setattr("services.budget.gauges.spent_since", spent_since)
+        monkeypatch.setattr("breakwater.services.budget.gauges.spent_since", spent_since)
         counters, analytics = cast(BudgetCounters, self.counters), cast(Analytics, None)
         self.gauges = BudgetGauges(lambda: CAPS, counters, analytics, lambda: NOON, lambda: self.seconds)
 

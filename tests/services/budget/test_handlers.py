@@ -18,8 +18,8 @@ from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.types import format_time, usd_from_nano
 from breakwater.limits.store.budget_counters import BudgetCounters
-from services.budget.app import build
-from services.budget.reconciler import Reconciler
+from breakwater.services.budget.app import build
+from breakwater.services.budget.reconciler import Reconciler
 from tests.flow.fixtures import StartPlane
 from tests.flow.kit import Plane, model
 from tests.helpers import FIRST, ZONE, all_acknowledged, deliver, until

@@ -36,9 +36,9 @@ from breakwater.limits.store.budgets import Budgets, NotFilledError, Reserved, S
 from breakwater.records import schema
 from breakwater.records.reconciliation import BudgetComparison, RecordedSpend, compare
 from breakwater.records.rows import StoredRow, attempt_row
-from services.budget import reconciler as reconciler_module
-from services.budget.handlers import BudgetHandler
-from services.budget.reconciler import Reconciler
+from breakwater.services.budget import reconciler as reconciler_module
+from breakwater.services.budget.handlers import BudgetHandler
+from breakwater.services.budget.reconciler import Reconciler
 from tests.helpers import FIRST, until
 from tests.records.samples import new_database
 from tests.records.test_messages import attempt

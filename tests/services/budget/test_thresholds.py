@@ -22,7 +22,7 @@ from breakwater.limits.rules.budget import CapTable, periods_at
 from breakwater.limits.settings import Caps
 from breakwater.limits.store.budget_counters import BudgetCounters
 from breakwater.limits.store.budgets import Budgets
-from services.budget.handlers import BudgetHandler
+from breakwater.services.budget.handlers import BudgetHandler
 from tests.helpers import FIRST
 from tests.records.test_messages import attempt
 

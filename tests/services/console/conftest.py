@@ -24,7 +24,7 @@ from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.security.encryption import new_key
 from breakwater.local.ports import free_port
 from breakwater.records.migrations import migrate
-from services.console.app import ConsoleService
+from breakwater.services.console.app import ConsoleService
 from tests.cli.api_stub import KEY, Stub, serving
 from tests.helpers import share_event_loop
 from tests.records.made import connected

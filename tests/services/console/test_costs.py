@@ -32,7 +32,7 @@ from breakwater.local.ports import free_port
 from breakwater.records import schema
 from breakwater.records.rows import budget_row
 from breakwater.records.rules.costs import month_before, month_of
-from services.request.app import build
+from breakwater.services.request.app import build
 from tests.cli.api_stub import Stub
 from tests.helpers import until
 from tests.records import samples

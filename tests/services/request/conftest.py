@@ -45,7 +45,7 @@ from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.redis.connection import Redis
 from breakwater.local.commands.setup import bus_plan
 from breakwater.local.ports import free_port
-from services.request.app import build
+from breakwater.services.request.app import build
 from tests.helpers import FIRST, nats_client, share_event_loop, until
 from tests.server_pool import ServerPool
 from tests.server_sources import RunningServer

@@ -11,7 +11,7 @@ import pytest
 from openapi_spec_validator import validate
 
 from breakwater.identity.api_keys import create_key, revoke_key
-from services.request.openapi import document as openapi
+from breakwater.services.request.openapi import document as openapi
 from tests.helpers import start_service, wait_until
 from tests.server_sources import RunningServer
 from tests.services.request.conftest import CONFIG, HttpApi, settings_for

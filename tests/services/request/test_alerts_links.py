@@ -18,7 +18,7 @@ import pytest_asyncio
 from breakwater.alerts.rules.links import incident_link
 from breakwater.config import parse_config
 from breakwater.kernel.errors import ConfigError
-from services.request.app import build
+from breakwater.services.request.app import build
 from tests.server_sources import RunningServer
 from tests.services.request.conftest import (
     ALERTING,

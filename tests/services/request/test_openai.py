@@ -23,7 +23,7 @@ from breakwater.kernel.nats.delivery import name_in
 from breakwater.kernel.nats.subjects import Header
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.security.encryption import LEFT_OUT
-from services.request.openapi import document
+from breakwater.services.request.openapi import document
 from tests.helpers import until
 from tests.openai_client import openai_client
 from tests.services.request.conftest import HttpApi, StartApi, publish_result, result_of

@@ -21,7 +21,7 @@ from breakwater.identity.contract import PersonRole
 from breakwater.identity.rules.sign_in import SignInFlow
 from breakwater.kernel.redis.connection import Redis
 from breakwater.local.ports import free_port
-from services.request.openapi import document as openapi
+from breakwater.services.request.openapi import document as openapi
 from tests.helpers import until
 from tests.openid_provider import (
     CLIENT,

@@ -9,7 +9,7 @@ import pytest
 import structlog.testing
 
 from breakwater.config import parse_config
-from services.request.app import build
+from breakwater.services.request.app import build
 from tests.helpers import until
 from tests.server_sources import RunningServer
 from tests.services.request.conftest import (

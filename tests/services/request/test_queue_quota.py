@@ -10,7 +10,7 @@ from breakwater.jobs.api import job_queue
 from breakwater.jobs.api.job_queue import QueueQuota
 from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.telemetry.metrics import StreamMetrics
-from services.request.observe import StreamFill
+from breakwater.services.request.observe import StreamFill
 from tests.helpers import until
 from tests.services.request.conftest import CONFIG, HttpApi, StartApi
 

@@ -12,7 +12,7 @@ from breakwater.identity.api_keys import create_key
 from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.nats.provision import provision
 from breakwater.local.commands.setup import bus_plan
-from services.request.app import build
+from breakwater.services.request.app import build
 from tests.helpers import until
 from tests.servers import RunningServer
 from tests.services.request.conftest import CONFIG, calling, settings_for, until_ready

@@ -10,7 +10,7 @@ from yarl import URL
 
 from breakwater.identity.api_keys import create_key, revoke_key
 from breakwater.identity.contract import KEY_SCOPES, KeyScope
-from services.request.openapi import document as openapi
+from breakwater.services.request.openapi import document as openapi
 from tests.server_sources import RunningServer
 from tests.services.request.conftest import HttpApi, answer_jobs, lose_nats, new_id
 from tests.tables import each_row

@@ -20,7 +20,7 @@ from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.process.settings import Settings
 from breakwater.local.commands.setup import bus_plan
-from services.sink.app import build
+from breakwater.services.sink.app import build
 from tests.helpers import FIRST, ServiceProcess, all_acknowledged, nats_client, start_service, until
 from tests.server_sources import RunningServer
 

@@ -13,8 +13,8 @@ from breakwater.kernel.nats.subjects import Stream
 from breakwater.records.log_comparison import LogComparison, last_comparison
 from breakwater.records.metrics import SinkMetrics
 from breakwater.records.migrations import migrate
-from services.sink import comparison
-from services.sink.comparison import LogComparer
+from breakwater.services.sink import comparison
+from breakwater.services.sink.comparison import LogComparer
 from tests.records import samples
 from tests.services.sink.plane import Plane, of_attempt, of_execution
 

@@ -18,8 +18,8 @@ from breakwater.kernel.types import usd_from_nano
 from breakwater.local.ports import free_port
 from breakwater.records import schema
 from breakwater.records.metrics import SinkMetrics
-from services.sink.app import BATCH_SIZE
-from services.sink.handlers import Sink
+from breakwater.services.sink.app import BATCH_SIZE
+from breakwater.services.sink.handlers import Sink
 from tests.helpers import until
 from tests.records import samples
 from tests.services.sink.plane import Plane, of_attempt, of_execution

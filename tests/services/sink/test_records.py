@@ -8,7 +8,7 @@ import pytest
 from breakwater.kernel.clickhouse.errors import UnstorableError
 from breakwater.kernel.nats import subjects
 from breakwater.records import schema
-from services.sink import records
+from breakwater.services.sink import records
 from tests.helpers import FIRST
 from tests.records import samples
 from tests.services.sink.plane import of_attempt, of_execution

@@ -18,8 +18,8 @@ from breakwater.kernel.nats.publisher import Publisher
 from breakwater.records.metrics import SinkMetrics
 from breakwater.records.rows import StoredRow
 from breakwater.records.schema import TABLES
-from services.sink import records
-from services.sink.handlers import Sink
+from breakwater.services.sink import records
+from breakwater.services.sink.handlers import Sink
 from tests.helpers import until
 from tests.records import samples
 from tests.services.sink.gate import gate

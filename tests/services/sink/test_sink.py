@@ -21,8 +21,8 @@ from breakwater.kernel.nats.subjects import Stream
 from breakwater.records import schema
 from breakwater.records.metrics import SinkMetrics
 from breakwater.records.rows import budget_of
-from services.sink.app import build
-from services.sink.handlers import Sink
+from breakwater.services.sink.app import build
+from breakwater.services.sink.handlers import Sink
 from tests.helpers import deliver, until
 from tests.records import samples
 from tests.services.sink.plane import CONFIG, Plane, of_attempt, of_execution

@@ -14,8 +14,8 @@ from breakwater.jobs.contract.job import Job
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.delivery import Delivery
 from breakwater.kernel.redis.connection import Redis
-from services.worker.context import WorkerContext, context_for
-from services.worker.parsing import JobReader
+from breakwater.services.worker.context import WorkerContext, context_for
+from breakwater.services.worker.parsing import JobReader
 
 
 def worker_without_servers(config: Config) -> WorkerContext:

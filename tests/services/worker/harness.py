@@ -44,9 +44,9 @@ from breakwater.kernel.process import background
 from breakwater.kernel.redis.connection import Redis
 from breakwater.local.commands.setup import bus_plan
 from breakwater.local.provider import SimulatedProvider
-from services.worker.context import WorkerContext, context_for
-from services.worker.handler import JobHandler
-from services.worker.leases import receive_cancel_requests
+from breakwater.services.worker.context import WorkerContext, context_for
+from breakwater.services.worker.handler import JobHandler
+from breakwater.services.worker.leases import receive_cancel_requests
 from tests.flow.kit import PLANE_KEY, Plane, config_for
 from tests.helpers import until
 

@@ -52,7 +52,7 @@ async def test_that_nobody_looks_after_the_breakers_is_reported_once_and_so_is_t
     async with watching(redis, 0.0, registry) as logs:
         await until(lambda: _reported(logs, 1), what="a warning")
         assert (logs[0]["event"], logs[0]["what"], logs[0]["log_level"]) == ("unavailable", "breakers", "warning")
-        assert "python -m services breaker" in logs[0]["error"]
+        assert "python -m breakwater.services breaker" in logs[0]["error"]
         assert registry.get_sample_value("breakwater_breaker_service_alive") == 0
         await asyncio.sleep(LOOKS_S)
         await Breakers(redis).beat()

@@ -13,7 +13,7 @@ from breakwater.jobs.contract.execution import Cancellation, PendingCancel
 from breakwater.jobs.held_claims import CancelSignal, JobCancelledError
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.delivery import wake_early
-from services.worker import attempts
+from breakwater.services.worker import attempts
 from tests.flow.kit import model, seconds_between
 from tests.helpers import until
 from tests.services.worker.conftest import StartWorker

@@ -14,7 +14,7 @@ from breakwater.calls.providers.base import Answer, Call
 from breakwater.jobs.store.executions import Claim
 from breakwater.kernel.nats import subjects
 from breakwater.prices.rules.usage import Usage
-from services.worker import handler, leases, recovery
+from breakwater.services.worker import handler, leases, recovery
 from tests.flow.kit import model
 from tests.helpers import FIRST, until
 from tests.services.worker.conftest import StartWorker

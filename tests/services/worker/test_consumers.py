@@ -22,7 +22,7 @@ from breakwater.kernel.nats.topology import Plan, worker_consumer
 from breakwater.local.commands.setup import bus_plan
 from breakwater.records.channels import JOBS
 from breakwater.redaction.rules.redact import Redactor
-from services.worker.consumers import ConsumerWatch
+from breakwater.services.worker.consumers import ConsumerWatch
 from tests.helpers import nats_client
 from tests.servers import RunningServer
 

@@ -23,7 +23,7 @@ from breakwater.kernel.process import background
 from breakwater.kernel.process.pace import at_pace
 from breakwater.local.plane import PlaneLocation
 from breakwater.local.ports import free_port
-from services.worker.dead_workers import DeadWorkers
+from breakwater.services.worker.dead_workers import DeadWorkers
 from tests.chaos.network import Link
 from tests.flow.kit import model
 from tests.helpers import until

@@ -21,8 +21,8 @@ from breakwater.dialects.rules.embeddings import answer_of, form_refused, usage_
 from breakwater.jobs.contract.job import Job, NativeRequest
 from breakwater.jobs.rules.record import totals
 from breakwater.jobs.store.executions import ClaimLostError
-from services.worker import attempts as attempts_module
-from services.worker.embeddings_batches import EmbeddingsBatches
+from breakwater.services.worker import attempts as attempts_module
+from breakwater.services.worker.embeddings_batches import EmbeddingsBatches
 from tests.calls.providers.kit import answering
 from tests.flow.kit import config_for, model
 from tests.helpers import until
@@ -265,9 +265,9 @@ async def test_a_crash_repeats_no_call_whose_answer_was_kept(start_worker: Start
     names = ("before-call", "before-record", "before-kept", "kept")
     async with embedding(start_worker, server, agents) as plane:
         with (
-            patch("services.worker.attempts.call", calling),
-            patch("services.worker.attempts.record", recording),
-            patch("services.worker.embeddings_batches.EmbeddingsBatches._keep", keeping),
+            patch("breakwater.services.worker.attempts.call", calling),
+            patch("breakwater.services.worker.attempts.record", recording),
+            patch("breakwater.services.worker.embeddings_batches.EmbeddingsBatches._keep", keeping),
         ):
             for name in names:
                 await plane.publish(job(name, [f"{name} {text}" for text in INPUTS]))
@@ -306,7 +306,7 @@ async def test_equal_inputs_hide_no_call_that_was_lost(start_worker: StartWorker
         return await record(worker, asked, made)
 
     async with embedding(start_worker, server) as plane:
-        with patch("services.worker.attempts.record", recording):
+        with patch("breakwater.services.worker.attempts.record", recording):
             await plane.publish(job("j1", ["the same"] * 25))
             await until(lambda: len(ended) == 2, "the second call")
             await plane.end()

@@ -21,9 +21,9 @@ from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.process import background
 from breakwater.kernel.redis.connection import StateUnavailableError
 from breakwater.kernel.types import nano_from_usd
-from services.worker import attempts
-from services.worker.dead_workers import DeadWorkers
-from services.worker.held_jobs import EarlierMessages
+from breakwater.services.worker import attempts
+from breakwater.services.worker.dead_workers import DeadWorkers
+from breakwater.services.worker.held_jobs import EarlierMessages
 from tests.flow.kit import model
 from tests.helpers import until
 from tests.services.worker.conftest import StartWorker
@@ -332,7 +332,8 @@ async def test_a_worker_that_starts_after_a_loss_knows_at_once_what_others_hold(
         earlier_messages = EarlierMessages(plane.worker, "writer")
         await earlier_messages.look(kept_since_ms)
         plane.handlers["writer"].earlier_messages = earlier_messages
-        with patch("services.worker.held_jobs.held_jobs", side_effect=AssertionError("a job waits for a second look")):
+        second_look = AssertionError("a job waits for a second look")
+        with patch("breakwater.services.worker.held_jobs.held_jobs", side_effect=second_look):
             await plane.publish({**JOB, "job_id": "j2"})
             await until(lambda: len(held.calls) == 2, "the call of a job that nobody held")
             await plane.publish(JOB)

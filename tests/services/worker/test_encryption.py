@@ -13,7 +13,7 @@ from breakwater.calls.providers.base import Answer, Usage
 from breakwater.jobs.store.executions import Claim
 from breakwater.jobs.store.task_keys import TaskKey
 from breakwater.kernel.security.encryption import LEFT_OUT, Cipher, new_key
-from services.worker import attempts, crashes
+from breakwater.services.worker import attempts, crashes
 from tests.flow.kit import model
 from tests.helpers import until
 from tests.services.worker.conftest import StartWorker

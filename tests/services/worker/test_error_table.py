@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from services.worker import attempts
+from breakwater.services.worker import attempts
 from tests.flow.kit import COST, Plane, model, seconds_between
 from tests.helpers import until
 from tests.services.worker.conftest import StartWorker

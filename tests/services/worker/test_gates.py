@@ -31,9 +31,9 @@ from breakwater.limits.gate.deployment import DeploymentGate
 from breakwater.limits.gate.rate_limit import RateLimitGate
 from breakwater.limits.rules.guard import Trip
 from breakwater.limits.store.rate_limits import LimitedSubject
-from services.worker.admission import admit, check, gates_of
-from services.worker.context import context_for
-from services.worker.next_call import admission_for
+from breakwater.services.worker.admission import admit, check, gates_of
+from breakwater.services.worker.context import context_for
+from breakwater.services.worker.next_call import admission_for
 from tests.servers import RunningServer
 from tests.services.worker.assignments import assignment_of
 

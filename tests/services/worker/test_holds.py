@@ -80,7 +80,7 @@ async def test_a_job_without_time_for_the_hold_ends_at_once_and_calls_nothing(st
 async def test_a_long_hold_parks_a_job_that_has_no_other_model(
     start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.worker.attempts.LONG_WAIT_S", 0.5)
+    monkeypatch.setattr("breakwater.services.worker.attempts.LONG_WAIT_S", 0.5)
     async with start_worker({"sim/m": model()}, {"writer": AGENT}) as plane:
         await plane.worker.redis.run([plane.worker.deployments.hold_command("sim/m", 2)])
         await plane.publish({"agent": "writer", "job_id": "j1", "prompt": "x"})

@@ -84,7 +84,9 @@ async def test_a_broken_stream_is_continued_though_the_agent_would_fail(start_wo
     assert len(result["attempts"]) == 2
 
 
-@pytest.mark.parametrize("step", ["services.worker.attempts.record", "services.worker.handler.finish"])
+@pytest.mark.parametrize(
+    "step", ["breakwater.services.worker.attempts.record", "breakwater.services.worker.handler.finish"]
+)
 async def test_an_answer_that_is_whole_in_the_log_is_not_asked_for_again(start_worker: StartWorker, step: str) -> None:
     async with start_worker({"sim/m": model(answer=ANSWER)}, AGENTS) as plane:
         await dies_at(plane, step)
@@ -100,7 +102,7 @@ async def test_an_answer_that_is_whole_in_the_log_is_not_asked_for_again(start_w
 async def test_an_answer_of_which_nothing_is_in_the_log_is_asked_for_again(start_worker: StartWorker) -> None:
     async with start_worker({"sim/m": model(answer=ANSWER)}, AGENTS) as plane:
         # The checkpoint says that a part may be out; the log, that none is.
-        await dies_at(plane, "services.worker.streaming.ResponseLog.append")
+        await dies_at(plane, "breakwater.services.worker.streaming.ResponseLog.append")
         result = await plane.result("j1")
         stored = await kept(plane)
     assert (result["status"], result["output"], text_of(stored)) == ("succeeded", ANSWER, ANSWER)

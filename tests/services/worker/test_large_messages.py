@@ -22,7 +22,7 @@ from breakwater.kernel.nats.permissions import GRANTS, STREAMS_ACCOUNT, inbox_pr
 from breakwater.kernel.security.encryption import new_key
 from breakwater.local.ports import free_port
 from breakwater.prices.rules.usage import Usage
-from services.worker import crashes, handler, parsing
+from breakwater.services.worker import crashes, handler, parsing
 from tests.flow.kit import model
 from tests.helpers import until
 from tests.nats_node import start_nats
@@ -149,7 +149,9 @@ async def test_an_answer_that_is_too_large_for_a_result_ends_its_job_at_its_cost
 
 
 @pytest.mark.parametrize(
-    "what", ["services.worker.conclude._record", "services.worker.conclude._decide"], ids=["record", "result"]
+    "what",
+    ["breakwater.services.worker.conclude._record", "breakwater.services.worker.conclude._decide"],
+    ids=["record", "result"],
 )
 async def test_a_message_that_nothing_takes_is_ended_and_answered(
     what: str, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
@@ -199,7 +201,7 @@ async def test_a_message_that_ends_its_worker_each_time_is_ended(
         died = Mock(side_effect=SystemExit)
         for _ in range(6):
             [message] = await subscription.fetch(1, timeout=60)
-            with patch("services.worker.parsing.JobReader.read", died):
+            with patch("breakwater.services.worker.parsing.JobReader.read", died):
                 try:
                     await plane.handlers["writer"].handle(handler.Delivery(message))
                 except SystemExit:

@@ -15,8 +15,8 @@ from breakwater.jobs.store.executions import Claim, ClaimLostError, Executions, 
 from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outages
 from breakwater.kernel.redis.connection import Redis, StateUnavailableError
-from services.worker import leases
-from services.worker.leases import BUFFERED_S, STALL_S, Leases
+from breakwater.services.worker import leases
+from breakwater.services.worker.leases import BUFFERED_S, STALL_S, Leases
 from tests.helpers import until
 from tests.servers import RunningServer
 

@@ -12,7 +12,7 @@ import pytest
 from breakwater.jobs.contract.job import Job
 from breakwater.jobs.rules.ownership import job_digest
 from breakwater.jobs.store.executions import Claim
-from services.worker import crashes, parsing
+from breakwater.services.worker import crashes, parsing
 from tests.flow.kit import Plane, model
 from tests.helpers import FIRST, until
 from tests.services.worker.conftest import StartWorker

@@ -220,7 +220,7 @@ async def test_a_rate_is_judged_with_the_successes_that_it_is_of(start_worker: S
 async def test_a_result_is_not_kept_from_its_submitter_while_redis_does_not_answer(
     start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.worker.outcomes.RECORD_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("breakwater.services.worker.outcomes.RECORD_TIMEOUT_S", 0.1)
     async with start_worker({"sim/m": model(FAILS)}, {"writer": {"model": "sim/m", **ONE_TRY}}) as plane:
         asked, answers = asyncio.Event(), asyncio.Event()
 
@@ -287,7 +287,7 @@ async def test_a_call_whose_worker_died_after_it_was_charged_is_recorded_at_that
     """What it has not used of its worst case is free since then, and may be spent by others."""
     async with start_worker({"sim/m": model()}, agent("0.003")) as plane:
         await fill(plane)
-        await plane.run_until("services.worker.attempts.record", "j")
+        await plane.run_until("breakwater.services.worker.attempts.record", "j")
         await plane.worker.redis.run([])
         await plane.worker.redis.run([plane.worker.executions.checkpoint_command(Claim("none", "t"), "")])
         plane.begin()
@@ -320,7 +320,7 @@ async def test_an_answer_that_was_cut_off_is_asked_for_again_though_its_worker_d
     async with start_worker({"sim/m": model()}, agents, providers={"sim": provider}) as plane:
         await fill(plane)
         await plane.run({"agent": "writer", "job_id": "first", "prompt": "x"})
-        await plane.run_until("services.worker.attempts.Attempts._after_failure", "second")
+        await plane.run_until("breakwater.services.worker.attempts.Attempts._after_failure", "second")
         plane.begin()
         result = await plane.result("second")
     assert (result["status"], [one["cause"] for one in result["attempts"]]) == ("succeeded", ["first", "output_limit"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 
-from services.worker import process
+from breakwater.services.worker import process
 from tests.helpers import until
 
 MACHINE, PID, BEGAN = process.own_id().split("-")

@@ -14,7 +14,7 @@ from breakwater.breakers.store import Saving
 from breakwater.config import LiveConfig, load_config
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.delivery import Delivery
-from services.worker.config_versions import ConfigVersions, ProviderPool
+from breakwater.services.worker.config_versions import ConfigVersions, ProviderPool
 from tests.flow.kit import model
 from tests.services.worker.conftest import StartWorker
 from tests.services.worker.harness import WorkerPlane

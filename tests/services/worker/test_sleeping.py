@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 from prometheus_client import REGISTRY
 
-from services.worker import attempts
+from breakwater.services.worker import attempts
 from tests.calls.providers.kit import answering
 from tests.flow.kit import Plane, model
 from tests.helpers import until

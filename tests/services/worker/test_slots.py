@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from breakwater.jobs.store.plans import Plans
-from services.worker.slots import DELAY_STEP_S, MIN_DELAY_S, Slots
+from breakwater.services.worker.slots import DELAY_STEP_S, MIN_DELAY_S, Slots
 from tests.flow.kit import model
 from tests.services.worker.conftest import StartWorker
 

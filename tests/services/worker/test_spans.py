@@ -13,7 +13,7 @@ from breakwater.calls.providers.base import Answer
 from breakwater.kernel.security.encryption import new_key
 from breakwater.kernel.telemetry import tracing
 from breakwater.prices.rules.usage import Usage
-from services.worker import call, handler
+from breakwater.services.worker import call, handler
 from tests.flow.kit import model
 from tests.otlp import collecting, tracing_to
 from tests.services.worker.conftest import StartWorker

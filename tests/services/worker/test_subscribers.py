@@ -12,8 +12,8 @@ from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.delivery import DelayedQueue, Delivery
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.process.settings import Settings
-from services.worker.app import build
-from services.worker.config_versions import ConfigVersions
+from breakwater.services.worker.app import build
+from breakwater.services.worker.config_versions import ConfigVersions
 from tests.helpers import deliver
 
 CONFIG = "{providers: {local: {base_url: 'http://127.0.0.1:1/v1'}}, agents: {a: {model: m}, gpt-4.1: {model: m}}}"

@@ -18,8 +18,8 @@ from breakwater.kernel.nats.subjects import Header
 from breakwater.kernel.types import nano_from_usd, usd_from_nano
 from breakwater.limits.rules.guard import Task
 from breakwater.prices.rules.usage import Usage
-from services.worker import crashes
-from services.worker.attempts import Attempts
+from breakwater.services.worker import crashes
+from breakwater.services.worker.attempts import Attempts
 from tests.flow.kit import COST, COST_NANO, Plane, model
 from tests.helpers import until
 from tests.services.worker.conftest import StartWorker

@@ -18,7 +18,7 @@ from breakwater.kernel.nats.broker import Broker, specification
 from breakwater.kernel.process.settings import Settings
 from breakwater.local.plane import JsonOption
 from breakwater.records.schemas import ABOUT, asyncapi_document, message_schemas, schema_with_id
-from services.request.openapi import document as openapi
+from breakwater.services.request.openapi import document as openapi
 
 
 def contract(
@@ -81,7 +81,7 @@ def service_brokers() -> list[Broker]:
     None of them is connected.
     """
     config = parse_config(_CONFIG)
-    services = [import_module(f"services.{name}.app") for name in ON_THE_BUS]
+    services = [import_module(f"breakwater.services.{name}.app") for name in ON_THE_BUS]
     return [service.build(Settings.model_construct(), config).broker for service in services]
 
 
