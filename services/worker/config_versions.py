@@ -13,11 +13,11 @@ from breakwater.calls.assignment import Checkpoint
 from breakwater.calls.providers.base import Provider
 from breakwater.config import Config, LiveConfig, parse_config
 from breakwater.config.store import Configs
+from breakwater.jobs.queued_message import ids_of_unread
 from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.nats.delivery import Delivery
 from breakwater.services.worker.context import WorkerContext
 from breakwater.services.worker.handler import JobHandler
-from breakwater.services.worker.parsing import ids_of_unread
 
 RETAINED = 3
 """The number of superseded configs that stay compiled for parked jobs; more only while jobs run under them."""

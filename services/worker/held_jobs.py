@@ -7,13 +7,13 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from breakwater.calls.assignment import Assignment
+from breakwater.jobs.queued_message import ids_of_unread
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.delivery import Delivery, held_deliveries
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.nats.topology import worker_consumer
 from breakwater.kernel.security.encryption import DecryptionError, may_be_encrypted
 from breakwater.services.worker.context import WorkerContext
-from breakwater.services.worker.parsing import ids_of_unread
 
 
 async def held_jobs(worker: WorkerContext, agent: str) -> AsyncGenerator[tuple[Delivery, str]]:

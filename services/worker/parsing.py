@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
-
 from pydantic import JsonValue, ValidationError
-from pydantic_core import from_json
 
 from breakwater.calls.assignment import Assignment, Parameters
 from breakwater.config import Agent, validate_job
 from breakwater.dialects.rules import params_of
-from breakwater.identity.settings import NatsProgram
 from breakwater.jobs.contract.job import Job
 from breakwater.jobs.held_claims import CancelSignal, ClaimLease
-from breakwater.jobs.rules.ids import JobIds, ids_of, key_of
+from breakwater.jobs.queued_message import JobOrigin, document_of, generated_id, ids_in, legible_part, origin_of
+from breakwater.jobs.rules.ids import key_of
 from breakwater.jobs.rules.ownership import (
     for_own_tenant,
     forbidden_field,
@@ -26,34 +22,18 @@ from breakwater.jobs.rules.runs import run_of
 from breakwater.jobs.store.executions import Claim
 from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.nats import subjects
-from breakwater.kernel.nats.delivery import Delivery, name_in
+from breakwater.kernel.nats.delivery import Delivery
 from breakwater.kernel.nats.subjects import PROGRAM, Header
 from breakwater.kernel.surrogates import read_whole
 from breakwater.kernel.telemetry import tracing
-from breakwater.kernel.types import is_identifier
 from breakwater.kernel.validation import ambiguity, explain
 from breakwater.limits.rules.job_rules import JobRules
 from breakwater.limits.rules.ledger import cost_tags
 from breakwater.redaction.rules.redact import id_objection
-from breakwater.redaction.rules.scanner import holds_key
 from breakwater.services.worker.context import WorkerContext
 
 MAX_HEADERS = 32 * 1024
 """The most characters of a job's headers, which count towards the size limit of each message about the job."""
-
-
-class _Origin(NamedTuple):
-    """The facts about a job in the headers that only the plane sets."""
-
-    sender: str | None
-    program: NatsProgram | None
-    """The configured program that sent it."""
-    owner: str | None
-    scope: str | None
-    execution_id: str | None
-    """None if the job did not come through `request` and was not parked."""
-    job_id: str | None
-    """The job's own id; None if it is in its body or comes from its message."""
 
 
 class _InvalidJobError(BreakwaterError):
@@ -80,7 +60,7 @@ class JobReader:
 
     def read(self, delivery: Delivery) -> Assignment:
         """Reads a delivered job. The assignment of an invalid one says what is wrong."""
-        origin = _origin_of(delivery, self._config.programs)
+        origin = origin_of(delivery, self._config.programs)
         try:
             job = self._valid_job(delivery, origin)
         except ValidationError as error:
@@ -94,18 +74,18 @@ class JobReader:
 
         `job` is given if only the config rejects it.
         """
-        origin = _origin_of(delivery, self._config.programs)
-        document = _document(delivery.data)
+        origin = origin_of(delivery, self._config.programs)
+        document = document_of(delivery.data)
         if isinstance(problem, ValidationError):
             problem = explain(problem, Job, document)
-        legible_job = _legible_part(document, origin, self._agent_name)
-        own_id = _ids_of(delivery, legible_job, origin).job_id
+        legible_job = legible_part(document, origin, self._agent_name)
+        own_id = ids_in(delivery, legible_job, origin).job_id
         if origin.execution_id is None and id_objection(self._config.redaction, own_id) is not None:
             # The id must not be stored, and an id that its sender may use for a good job is left to that.
-            legible_job = legible_job.model_copy(update={"job_id": _generated_id(delivery)})
+            legible_job = legible_job.model_copy(update={"job_id": generated_id(delivery)})
         return self._assignment(delivery, origin, legible_job, job or delivery.data, problem)
 
-    def _valid_job(self, delivery: Delivery, origin: _Origin) -> Job:
+    def _valid_job(self, delivery: Delivery, origin: JobOrigin) -> Job:
         """Parses and checks a job. Raises ValidationError, _InvalidJobError."""
         config = self._config
         limit = config.limits.max_body_bytes
@@ -139,11 +119,11 @@ class JobReader:
         return job
 
     def _assignment(
-        self, delivery: Delivery, origin: _Origin, job: Job, content: Job | bytes, problem: str = ""
+        self, delivery: Delivery, origin: JobOrigin, job: Job, content: Job | bytes, problem: str = ""
     ) -> Assignment:
         """Makes the assignment of a job. `content` is what the sender sent."""
         session_id = None if job.session_id is None else self._storable_session(job.session_id)
-        ids = _ids_of(delivery, job, origin, session_id)
+        ids = ids_in(delivery, job, origin, session_id)
         traceparent = delivery.headers.get(Header.TRACEPARENT.value)
         trace_id = None if problem else tracing.trace_id_of(traceparent)
         if trace_id is not None and origin.owner is not None:
@@ -201,89 +181,3 @@ class JobReader:
         session: JsonValue = {"session_id": session_id}
         is_storable = self._worker.redactor.json(session) == session
         return session_id if is_storable else self._worker.cipher.pseudonym(session_id)
-
-
-def ids_of_unread(delivery: Delivery) -> JobIds:
-    """Returns the ids of a job that can't be read yet. If it is valid, they stay the same.
-
-    They depend on no config: a job has them under any.
-    """
-    origin = _origin_of(delivery, {})
-    document = _document(delivery.data)
-    job = _legible_part(document, origin, "")
-    if isinstance(document, Mapping) and document.get("dry_run") is True:
-        job = job.model_copy(update={"dry_run": True})
-    return _ids_of(delivery, job, origin)
-
-
-def _origin_of(delivery: Delivery, programs: Mapping[str, NatsProgram]) -> _Origin:
-    headers = delivery.headers
-    sender = name_in(headers, Header.SUBMITTED_BY)
-    program = None
-    if sender is not None and sender.startswith(PROGRAM):
-        program = programs.get(sender.removeprefix(PROGRAM))
-    return _Origin(
-        sender=sender,
-        program=program,
-        # The jobs of a program with tenants belong to the tenant.
-        owner=None if program is not None and program.tenants else name_in(headers, Header.OWNER),
-        scope=headers.get(Header.SCOPE.value),
-        execution_id=name_in(headers, Header.EXECUTION_ID),
-        job_id=name_in(headers, Header.JOB_ID),
-    )
-
-
-def _document(data: bytes) -> JsonValue:
-    """Parses the body of an invalid job; returns None if it is not JSON."""
-    try:
-        return read_whole(from_json, data)
-    except ValueError:
-        return None
-
-
-def _legible_part(document: JsonValue, origin: _Origin, agent_name: str) -> Job:
-    """Returns a job with what is usable of an invalid one: its id, and the subject for its answer."""
-    job_id = _identifier(document, "job_id")
-    if job_id is not None and holds_key(job_id):
-        job_id = None
-    subject = _identifier(document, "reply_to")
-    is_answerable = (
-        subject is not None and subjects.is_reply_subject(subject) and may_be_answered_at(subject, origin.sender)
-    )
-    return Job.model_construct(
-        agent=agent_name,
-        prompt="",
-        job_id=job_id,
-        reply_to=subject if is_answerable else None,
-    )
-
-
-def _identifier(document: JsonValue, name: str) -> str | None:
-    value = document.get(name) if isinstance(document, Mapping) else None
-    return value if isinstance(value, str) and is_identifier(value) else None
-
-
-def _ids_of(delivery: Delivery, job: Job, origin: _Origin, session_id: str | None = None) -> JobIds:
-    """Returns the ids of a job, which are the same for every delivery. Its session is as it may be stored.
-
-    Its own id is the one in its body, else the message's, else one from the message's sequence. `request` has chosen
-    both ids of the jobs that it has published.
-    """
-    job_id = job.job_id
-    if origin.execution_id is not None:
-        execution_id = origin.execution_id
-        job_id = origin.job_id or job_id or execution_id
-    else:
-        generated_id = _generated_id(delivery)
-        if job_id is None:
-            message_id = delivery.headers.get(Header.MSG_ID.value, "")
-            is_usable = is_identifier(message_id) and not holds_key(message_id)
-            job_id = message_id if is_usable else generated_id
-        # A program's dry run reserves no id: a later job with the same id still runs.
-        reserves = not job.dry_run or subjects.user_of_job(delivery.subject) is None
-        execution_id = key_of(origin.scope, job_id if reserves else generated_id)
-    return ids_of(job, origin.scope, job_id=job_id, execution_id=execution_id, session_id=session_id)
-
-
-def _generated_id(delivery: Delivery) -> str:
-    return f"job-{delivery.sequence}-{int(delivery.published_at.timestamp())}"
