@@ -116,6 +116,8 @@ def test_a_circle_would_be_noticed(tmp_path: Path) -> None:
 
 IMPORTS = """
 import json, sys
+import breakwater.config.commands.check
+print(json.dumps(list(sys.modules)))
 import breakwater.client
 print(json.dumps(list(sys.modules)))
 import breakwater.cli.main, breakwater.local.commands.up, breakwater.local.stack
@@ -133,7 +135,9 @@ print(json.dumps(list(sys.modules)))
 def test_programs_the_command_line_and_services_without_traces_import_no_more_than_they_need() -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
     ran = subprocess.run([sys.executable, "-c", IMPORTS], env=environment, capture_output=True, text=True, check=True)
-    of_client, of_command_line, of_services = map(json.loads, ran.stdout.splitlines())
+    of_config_check, of_client, of_command_line, of_services = map(json.loads, ran.stdout.splitlines())
+    clients = {"aiohttp", "clickhouse_connect", "nats", "redis", "structlog"}
+    assert {name.partition(".")[0] for name in of_config_check} & clients == set()
     packages = {name.partition(".")[0] for name in of_client}
     assert {"breakwater", "aiohttp", "pydantic"} <= packages
     assert packages & {"faststream", "nats", "redis", "pandas", "numpy", "uvicorn", "opentelemetry"} == set()

@@ -119,6 +119,40 @@ def test_all_mistakes_are_reported_at_once_and_one_in_the_defaults_only_once() -
         assert line.endswith(f"(line {number})")
 
 
+def test_what_is_wrong_between_sections_is_reported_with_wrong_values() -> None:
+    wrong = """
+providers: {openai: {api_key: {env: A_KEY}, bas_url: x}}
+models:
+  gpt-4o: {provider: opnai}
+  small: {provider: openai, tiemout_s: 3}
+agents:
+  writer: {model: gpt-4o, timeout_s: -1, retry: {max_attempts: many}}
+  lost: {provider: nope, model: m}
+programs: {desk: {agents: [writr]}}
+"""
+    with pytest.raises(ConfigError) as caught:
+        parse_config(wrong)
+    mistakes = [line.strip().partition(": ")[0] for line in str(caught.value).splitlines()[1:]]
+    assert sorted(mistakes) == [
+        "agents.lost.provider",
+        "agents.writer.retry.max_attempts",
+        "agents.writer.timeout_s",
+        "models.gpt-4o.provider",
+        "models.small.tiemout_s",
+        "programs.desk.agents",
+        "providers.openai.bas_url",
+        "providers.openai.base_url",
+    ]
+
+
+@pytest.mark.parametrize("broken", ["writer: 7", "writer: {model: m, fallback_models: [m]}", "writer: [m]"])
+def test_an_agent_that_is_wrong_as_a_whole_does_not_seem_to_be_missing(broken: str) -> None:
+    wrong = f"providers: {{openai: {{}}}}\nagents: {{{broken}}}\nprograms: {{desk: {{agents: [writer]}}}}\n"
+    with pytest.raises(ConfigError) as caught:
+        parse_config(wrong)
+    assert "programs.desk" not in str(caught.value)
+
+
 @pytest.mark.parametrize("text", ["", "just words", "- a\n- list"])
 def test_a_file_that_is_no_mapping_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="must be a mapping"):

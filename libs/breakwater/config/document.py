@@ -156,7 +156,7 @@ class Config(Message):
                         f"agents.{name}.provider: is missing for model {model!r}; "
                         f"name one of {listing(self.providers)} here or under models.{model}.provider"
                     )
-                elif provider not in self.providers:
+                elif provider not in self.providers and provider != self._provider_of_model(model):
                     yield f"agents.{name}.provider: {provider!r} is not configured{hint(provider, self.providers)}"
             yield from _wildcard_problems(f"agents.{name}", agent)
             objection = connection_objection(agent.params)
@@ -222,15 +222,18 @@ class Config(Message):
         In this order: the provider set for the model, the one that its id begins with (`provider/model`), the agent's,
         or the only one in the config.
         """
-        settings = self.models.get(model)
-        if settings is not None and settings.provider is not None:
-            return settings.provider
+        if (provider := self._provider_of_model(model)) is not None:
+            return provider
         first, _, _ = model.partition("/")
         if first in self.providers:
             return first
         if agent.provider is not None:
             return agent.provider
         return next(iter(self.providers)) if len(self.providers) == 1 else None
+
+    def _provider_of_model(self, model: str) -> str | None:
+        settings = self.models.get(model)
+        return None if settings is None else settings.provider
 
     @property
     def private_agents(self) -> tuple[str, ...]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, cast, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, SecretStr, ValidationError
+from pydantic_core import ErrorDetails
 from yaml.composer import ComposerError
 from yaml.constructor import ConstructorError
 
@@ -142,10 +144,41 @@ def parse_config(text: str, *, source: str = "config") -> Config:
     try:
         return Config.of(cast(dict[str, Any], document), text)
     except ValidationError as error:
-        lines = [line for problem in _without_inherited(error.errors()) for line in _explain(problem)]
+        problems = error.errors()
+        problems += _problems_between_sections(cast(dict[str, Any], document), problems)
+        lines = [line for problem in _without_inherited(problems) for line in _explain(problem)]
         count = "1 mistake" if len(lines) == 1 else f"{len(lines)} mistakes"
         listed = "\n".join(f"  {line}{_line_of(root, line)}" for line in dict.fromkeys(lines))
         raise ConfigError(f"{source}: {count}\n{listed}") from None
+
+
+def _problems_between_sections(document: dict[str, Any], problems: Sequence[ErrorDetails]) -> list[ErrorDetails]:
+    """Returns what is wrong between the sections of a document, which pydantic checks only if each value is right.
+
+    So that a user learns all mistakes at once, the document is checked again without its wrong values. None is
+    returned if a provider, a model or an agent is wrong as a whole: without it, others would seem to lack it.
+    """
+    rest = deepcopy(document)
+    for problem in problems:
+        path, _ = _path_in_file(problem["loc"])
+        if problem["type"] == "union_tag_invalid":
+            path = (*path, "kind")
+        if len(path) < 2 or (len(path) == 2 and path[0] in {"providers", "models", "agents"}):
+            return []
+        section: Any = rest
+        for name in path[:-1]:
+            section = cast(dict[str, Any], section).get(name) if isinstance(section, dict) else None
+        if not isinstance(section, dict):
+            continue
+        if problem["type"] == "missing":
+            cast(dict[str, Any], section)[path[-1]] = "http://missing.invalid"  # providers need a URL, if anything
+        else:
+            cast(dict[str, Any], section).pop(path[-1], None)
+    try:
+        Config.model_validate(rest)
+    except ValidationError as error:
+        return [problem for problem in error.errors() if not problem["loc"]]
+    return []
 
 
 def _line_of(node: yaml.Node | None, mistake: str) -> str:
@@ -256,6 +289,12 @@ def unreadable_secrets(config: Config) -> tuple[str, ...]:
         except ConfigError as error:
             problems.append(f"  {path}: {error}")
     return tuple(problems)
+
+
+def require_secrets(path: Path, config: Config) -> None:
+    """Raises ConfigError if secrets of the config can't be read here."""
+    if problems := unreadable_secrets(config):
+        raise ConfigError("\n".join([f"{path}: secrets in the config are missing", *problems]))
 
 
 def unusable_programs(config: Config) -> tuple[str, ...]:

@@ -13,8 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-import structlog
-
 STDERR_KEPT = 4 * 1024
 GRACE_S = 0.2
 """Time for which processes that a program has left behind may keep its output open after its end."""
@@ -140,6 +138,8 @@ class Child:
                 await _until_ended(self._process)
         if self._process.poll() is None:
             # It runs as another user, or waits for a disk. `subprocess` reaps it with a later start.
+            import structlog  # which takes a tenth of the time in which the command line checks a config
+
             structlog.get_logger().warning("child_not_reaped", pid=self.pid, waited_s=_REAP_S)
 
     def _limit(self, limit: int, value: int) -> None:

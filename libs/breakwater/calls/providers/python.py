@@ -11,7 +11,6 @@ from decimal import Decimal
 from functools import partial
 from typing import Any, Literal
 
-import structlog
 from pydantic import Field, JsonValue, ValidationError
 from pydantic_core import from_json
 
@@ -178,6 +177,8 @@ class PythonProvider:
             task.cancel()
         _, ignoring = await asyncio.wait(unfinished, timeout=GRACE_S)
         if ignoring:
+            import structlog  # as in child.py
+
             structlog.get_logger().warning("callable_ignores_cancelling", callable=self._name, running=len(ignoring))
 
     def _forget(self, task: asyncio.Task[Any]) -> None:

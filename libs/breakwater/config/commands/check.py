@@ -1,9 +1,13 @@
-"""`breakwater config`: checks the config file, applies it, and prints what follows from it."""
+"""`breakwater config`: checks the config file, applies it, and prints what follows from it.
+
+Commands import the clients of servers when they need them: an editor or a commit hook runs `config check` often.
+"""
 
 from __future__ import annotations
 
 import getpass
-from collections.abc import Iterable, Sequence
+import os
+from collections.abc import Collection, Iterable, Sequence
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, cast
@@ -13,16 +17,13 @@ import typer
 from pydantic import BaseModel
 
 from breakwater.alerts.settings import Alerts
-from breakwater.config import Agent, Config, load_config
-from breakwater.config.commands.reload import apply_to_servers, require_secrets
+from breakwater.config import Agent, Config, load_config, named_secrets, require_secrets
 from breakwater.config.pricing import long_inputs_cost_more, pricing_of, unaffordable
 from breakwater.dialects.rules.embeddings import fallback_objection
 from breakwater.kernel.commands import formats, output
 from breakwater.kernel.commands.connect import run
 from breakwater.kernel.commands.formats import quantity
 from breakwater.kernel.commands.output import Column
-from breakwater.kernel.nats.permissions import program, with_variables
-from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.security.addresses import IpNetwork, refusal
 from breakwater.limits.settings import Caps
 from breakwater.local.plane import EDITED_CONFIG_HELP, JsonOption, config_to_edit
@@ -31,6 +32,9 @@ from breakwater.prices.price_list import sells_embeddings
 FileArgument = Annotated[Path | None, typer.Argument(metavar="[FILE]", help=EDITED_CONFIG_HELP)]
 
 app = typer.Typer(help="Check the config file, and print what follows from it.", no_args_is_help=True)
+
+
+_OF_BREAKER = ("errors", "within_s", "consecutive_failures", "same_error", "failure_rate", "cooldown_s")
 
 
 class _NamedAgent(NamedTuple):
@@ -50,6 +54,8 @@ def nats_users(file: FileArgument = None) -> None:
 
         breakwater config nats-users > deploy/nats/users.conf
     """
+    from breakwater.kernel.nats.permissions import program, with_variables
+
     config = load_config(config_to_edit(file))
     programs = [program(name, settings.agents) for name, settings in config.programs.items()]
     typer.echo(f"# Printed by `breakwater config nats-users`.\n{with_variables(programs)}", nl=False)
@@ -77,22 +83,23 @@ def check(
     config = load_config(path)
     if secrets:
         require_secrets(path, config)
+    noted = (*warnings(config), *_unset_variables(config))
     if as_json:
-        output.json_document({"file": str(path), "ok": True, "agents": effective(config), "warnings": warnings(config)})
+        output.json_document({"file": str(path), "ok": True, "agents": effective(config), "warnings": noted})
         return
     output.print_styled((f"{path}: ", ""), ("ok", "green"), (f", {quantity(len(config.agents), 'agent')}", ""))
     columns: list[Column[_NamedAgent]] = [
         Column("agent", lambda row: row.name),
         Column("models", lambda row: " > ".join(row.agent.chain)),
         Column("retry", lambda row: _retry(row.agent), drop=2),
-        Column("timeouts", lambda row: f"{row.agent.timeout_s:g} s, {row.agent.total_timeout_s:g} s in all", drop=3),
-        Column("parallel", lambda row: row.agent.concurrency, align_right=True, drop=4),
         Column("budget", lambda row: _budget(row.agent), drop=1),
-        Column("breaker", lambda row: settings_in_words(row.agent.breaker), below=True),
+        Column("calls", lambda row: _calls(row.agent), below=True),
+        Column("breaker", lambda row: settings_in_words(row.agent.breaker, always=_OF_BREAKER), below=True),
         Column("guard", lambda row: settings_in_words(row.agent.guard), below=True),
         Column("rate limit", lambda row: _rate_limits(config, row.agent), below=True),
     ]
-    output.table(columns, (_NamedAgent(name, agent) for name, agent in config.agents.items()))
+    named_agents = (_NamedAgent(name, agent) for name, agent in config.agents.items())
+    output.table(columns, named_agents, width_in_pipe=100)
     for name, caps in _shared_caps(config).items():
         output.write(f"{name}: {_caps(caps)}, days and months of {config.budgets.timezone}")
     if keys := config.encryption.keys:
@@ -102,7 +109,7 @@ def check(
             f"texts of {', '.join(private)}: dead letters and results contain them encrypted with the plane's own "
             "key, or not at all if BREAKWATER_PLANE_KEY is not set (`breakwater up` creates it)"
         )
-    for warning in warnings(config):
+    for warning in noted:
         output.note(warning, "yellow")
 
 
@@ -125,6 +132,9 @@ def apply(
 
         docker compose kill --signal HUP request worker breaker budget alerter sink console
     """
+    from breakwater.config.commands.reload import apply_to_servers
+    from breakwater.kernel.process.settings import Settings
+
     path = config_to_edit(file)
     applied = run(apply_to_servers(Settings(), load_config(path), by or getpass.getuser()))
     if as_json:
@@ -136,6 +146,13 @@ def apply(
     for line in (*applied.server_changes, *applied.changes):
         output.write(f"  {line}")
     output.note("Now send SIGHUP to the services; `breakwater doctor` names those that still use another version.")
+
+
+def _unset_variables(config: Config) -> Iterable[str]:
+    """Warns of secrets in environment variables that are not set here. They may well be set where the services run."""
+    for place, secret in named_secrets(config):
+        if secret.env is not None and not os.environ.get(secret.env):
+            yield f"{place}: the environment variable {secret.env} is not set here; set it where the services start"
 
 
 def warnings(config: Config) -> tuple[str, ...]:
@@ -244,6 +261,10 @@ def effective(config: Config) -> dict[str, object]:
     }
 
 
+def _calls(agent: Agent) -> str:
+    return f"{agent.concurrency} at once, {agent.timeout_s:g} s each, {agent.total_timeout_s:g} s for a job"
+
+
 def _retry(agent: Agent) -> str:
     retry = agent.retry
     if retry.max_attempts == 1:
@@ -259,9 +280,8 @@ def _rate_limits(config: Config, agent: Agent) -> str:
         for model in agent.chain
         if (settings := config.models.get(model)) is not None and settings.rate_limit is not None
     ]
-    if agent.rate_limit is None and limits_of_models:
-        return "; ".join(limits_of_models)
-    return "; ".join([settings_in_words(agent.rate_limit, "none"), *limits_of_models])
+    own_limit = [] if agent.rate_limit is None else [settings_in_words(agent.rate_limit)]
+    return "; ".join([*own_limit, *limits_of_models])
 
 
 def _budget(agent: Agent) -> str:
@@ -278,11 +298,20 @@ def _caps(caps: Caps) -> str:
     return f"{', '.join(windows)} {caps.enforcement}" if windows else "no cap"
 
 
-def settings_in_words(settings: BaseModel | None, if_none: str = "off") -> str:
-    """Writes settings with their names in the config: `consecutive_failures: 3, same_error: 5, within_s: 60`."""
+def settings_in_words(settings: BaseModel | None, always: Collection[str] | None = None) -> str:
+    """Writes settings with their names in the config: `consecutive_failures: 3, same_error: 5, within_s: 60`.
+
+    Args:
+        settings: the settings; None if they are switched off.
+        always: the settings to write even if they have their defaults; None for all.
+    """
     if settings is None:
-        return if_none
-    return _names_and_values(settings.model_dump(mode="json", exclude_none=True))
+        return "off"
+    values = settings.model_dump(mode="json", exclude_none=True)
+    if always is not None:
+        unusual = settings.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+        values = {name: value for name, value in values.items() if name in always or name in unusual}
+    return _names_and_values(values)
 
 
 def _names_and_values(settings: dict[str, Any]) -> str:

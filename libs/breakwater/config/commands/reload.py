@@ -24,7 +24,7 @@ from breakwater.config import (
     load_config,
     parse_config,
     require_reloadable,
-    unreadable_secrets,
+    require_secrets,
     unusable_programs,
     variables_of,
 )
@@ -55,12 +55,6 @@ def require_usable(path: Path, config: Config, *, simulate: bool = False) -> Non
         require_secrets(path, config)
     if unusable := unusable_programs(config):
         raise ConfigError("\n".join([f"{path}: process providers in the config are unusable", *unusable]))
-
-
-def require_secrets(path: Path, config: Config) -> None:
-    """Raises ConfigError if secrets are missing here."""
-    if missing := unreadable_secrets(config):
-        raise ConfigError("\n".join([f"{path}: secrets in the config are missing", *missing]))
 
 
 async def announce(nats_url: str, before: Config, after: Config, by: str) -> None:

@@ -111,7 +111,14 @@ def facts(title: Sequence[Cell], columns: Iterable[Column[Row]], row: Row) -> No
         print_styled((f"  {name:<{width}}", "dim"), cell)
 
 
-def table(columns: Sequence[Column[Row]], rows: Iterable[Row], *, empty: str = "nothing", gap: int = GAP) -> None:
+def table(
+    columns: Sequence[Column[Row]],
+    rows: Iterable[Row],
+    *,
+    empty: str = "nothing",
+    gap: int = GAP,
+    width_in_pipe: int | None = None,
+) -> None:
     """Prints a table.
 
     Args:
@@ -119,6 +126,7 @@ def table(columns: Sequence[Column[Row]], rows: Iterable[Row], *, empty: str = "
         rows: the rows.
         empty: note that replaces a table without rows.
         gap: characters between columns.
+        width_in_pipe: the width where stdout is no terminal; None for as much as the rows need.
     """
     columns = sorted((column for column in columns if column.terminal), key=lambda column: column.below)
     cells = _cells(columns, rows)
@@ -126,7 +134,7 @@ def table(columns: Sequence[Column[Row]], rows: Iterable[Row], *, empty: str = "
         note(empty)
         return
     needed_widths = _widths(columns, cells)
-    available = terminal_width()
+    available = terminal_width() or width_in_pipe
     if available is None:
         _print_aligned(columns, cells, needed_widths, gap)
         return
@@ -139,8 +147,8 @@ def table(columns: Sequence[Column[Row]], rows: Iterable[Row], *, empty: str = "
         rich_table = _rich_table([columns[index] for index in in_row], widths, gap, header=number == 0)
         for row in group:
             rich_table.add_row(*(text(row[index]) for index in in_row))
-        draw(rich_table)
-        _draw_below([(columns[index].title, group[0][index]) for index in below])
+        draw(rich_table, width_in_pipe)
+        _draw_below([(columns[index].title, group[0][index]) for index in below], width_in_pipe)
     if omitted := [column.title for index, column in enumerate(columns) if index not in (*in_row, *below)]:
         note(f"({', '.join(omitted)}: omitted, the terminal is too narrow; --json shows all columns)")
 
@@ -161,14 +169,14 @@ def records(columns: Sequence[Column[Row]], rows: Iterable[Row], *, empty: str =
             print_styled((f"  {column.title:<{title_width}}  ", "dim"), cell)
 
 
-def draw(renderable: RenderableType) -> None:
-    """Prints a renderable of rich. In a pipe it is neither folded nor styled."""
+def draw(renderable: RenderableType, width_in_pipe: int | None = None) -> None:
+    """Prints a renderable of rich. In a pipe it has no styles, and is folded only if it has a width there."""
     if terminal_width() is not None:
         console().print(renderable, highlight=False)
         return
     from rich.console import Console
 
-    page = Console(file=io.StringIO(), width=_UNFOLDED_WIDTH, color_system=None)
+    page = Console(file=io.StringIO(), width=width_in_pipe or _UNFOLDED_WIDTH, color_system=None)
     with page.capture() as captured:
         page.print(renderable, highlight=False)
     for line in captured.get().splitlines():
@@ -281,7 +289,7 @@ def _rich_table(columns: Sequence[Column[Any]], widths: Sequence[int], gap: int,
     return rich_table
 
 
-def _draw_below(titled_cells: Sequence[tuple[str, Cell]]) -> None:
+def _draw_below(titled_cells: Sequence[tuple[str, Cell]], width_in_pipe: int | None) -> None:
     from rich.padding import Padding
     from rich.table import Table
 
@@ -293,7 +301,7 @@ def _draw_below(titled_cells: Sequence[tuple[str, Cell]]) -> None:
     for title, cell in titled_cells:
         if text_of(cell):
             lines.add_row(title, text(cell))
-    draw(Padding(lines, (0, 0, 0, INDENT)))
+    draw(Padding(lines, (0, 0, 0, INDENT)), width_in_pipe)
 
 
 def text(cell: Cell) -> Text:
