@@ -44,7 +44,7 @@ def test_a_right_config_shows_the_agents_as_they_will_run(run: Run, tmp_path: Pa
     # Each agent is a row, with its longer settings below it, folded.
     agents = {agent.split()[0]: " ".join(agent.split()) for agent in re.split(r"\n(?=\w)", ran.out)[2:]}
     assert agents["writer"] == (
-        "writer small > large 3x, 0.5-5 s $5.00/day hard calls 16 at once, 30 s each, 300 s for a job "
+        "writer small > large 3x, 0.5-5 s $5.00/day hard calls 16 in parallel, 30 s each, 300 s for a job "
         "breaker preset: refactor, scope: provider, errors: 20, within_s: 60, consecutive_failures: 2, same_error: 3, "
         "failure_rate: 0.5, cooldown_s: 60, cooldown_growth: 2 "
         "guard max_iterations: 10, max_cost_usd: $10.00, consecutive_failures: 3, same_error: 5, "
@@ -54,7 +54,7 @@ def test_a_right_config_shows_the_agents_as_they_will_run(run: Run, tmp_path: Pa
     )
     limit = "rate limit large: tokens_per_minute: 9,000"
     assert agents["reader"].startswith(
-        "reader small once no cap calls 16 at once, 30 s each, 300 s for a job breaker off"
+        "reader small once no cap calls 16 in parallel, 30 s each, 300 s for a job breaker off"
     )
     assert "guard max_iterations: 10, max_tokens: 200,000, " in agents["plain"]
     assert limit not in agents["plain"]

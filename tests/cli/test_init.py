@@ -33,8 +33,11 @@ class ModelServer:
     models: list[str] = field(default_factory=lambda: ["qwen3:8b", "llama3.2"])
     calls: list[Any] = field(default_factory=list)
     keys: set[str | None] = field(default_factory=set)
+    accepted_key: str | None = None
 
-    async def list_models(self, _: web.Request) -> web.Response:
+    async def list_models(self, request: web.Request) -> web.Response:
+        if self.accepted_key and request.headers.get("Authorization") != f"Bearer {self.accepted_key}":
+            return web.json_response({"error": {"message": "no valid key"}}, status=401)
         return web.json_response({"object": "list", "data": [{"id": name} for name in self.models]})
 
     async def complete(self, request: web.Request) -> web.Response:
@@ -135,6 +138,23 @@ async def test_v1_that_was_left_out_is_added_and_what_is_no_list_of_models_is_re
         assert (ran.code, f"{server.url}/wrong/models answers 404" in ran.err) == (ExitCode.USAGE, True)
 
 
+async def test_a_server_that_wants_a_key_is_told_of_with_the_option_that_names_it(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_KEY", raising=False)
+    monkeypatch.setenv("WRONG_KEY", "wrong")
+    async with served() as server:
+        server.accepted_key = KEY
+        said = {
+            (): "name the variable that has its key with --key-env NAME",
+            ("--key-env", "NO_KEY"): "the key in the environment variable NO_KEY is not set",
+            ("--key-env", "WRONG_KEY"): "the key in the environment variable WRONG_KEY is refused",
+        }
+        for options, words in said.items():
+            ran = await in_thread(run, "init", "--url", server.url, *options)
+            assert (ran.code, words in ran.err) == (ExitCode.USAGE, True), ran.err
+
+
 async def test_the_server_of_openai_base_url_is_asked_for_its_models(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     async with served() as server:
@@ -226,6 +246,7 @@ def test_an_agent_is_added_and_the_rest_of_the_file_stays_as_it_is(run: Run) -> 
         "2",
     )
     assert (ran.code, ran.err) == (ExitCode.OK, "")
+    assert [line.split()[1] for line in ran.out.splitlines()[1:]] == ["up", "submit"]
     added = CONFIG.read_text()
     assert [line for line in added.splitlines() if line in EXISTING.splitlines()] == EXISTING.splitlines()
     agent = load_config(CONFIG).agents["a-b"]
@@ -235,6 +256,16 @@ def test_an_agent_is_added_and_the_rest_of_the_file_stays_as_it_is(run: Run) -> 
         assert "must not contain spaces or control characters" in run("agents", "add", wrong, "--model", "m").err
     assert CONFIG.read_text() == added
     assert "m has no price (set models.m.price)" in run("agents", "add", "c", "--model", "m", "--daily-usd", "1").err
+
+
+def test_the_commands_that_follow_an_added_agent_work(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("A_KEY", raising=False)
+    CONFIG.write_text(EXISTING.replace('/v1"}', '/v1", api_key: {env: A_KEY}}'))
+    suggested = run("agents", "add", "a", "--model", "gpt-5").out.splitlines()[1:]
+    # `up` refuses to start without the key.
+    assert suggested[0] == "  export A_KEY=…"
+    monkeypatch.setenv("A_KEY", KEY)
+    assert len(run("agents", "add", "b", "--model", "gpt-5").out.splitlines()[1:]) == len(suggested) - 1
 
 
 def test_the_guard_of_an_agent_is_in_the_file_in_figures(run: Run) -> None:

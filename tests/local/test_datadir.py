@@ -1,6 +1,7 @@
 import contextlib
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -8,10 +9,12 @@ import tempfile
 from collections.abc import Generator
 from datetime import UTC, datetime
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
 from breakwater.kernel.security.secret_refs import mask_url
+from breakwater.local import stack
 from breakwater.local.datadir import (
     AlreadyRunningError,
     DataDir,
@@ -142,6 +145,22 @@ def test_a_full_disk_is_named_and_costs_no_file_that_was_there(small_disk: Path)
         data.secret("new")
     assert read_endpoints(data.path) == endpoints(data)
     assert sorted(path.name for path in data.path.iterdir()) == ["endpoints.json", "logs", "secrets"]
+
+
+def test_a_disk_without_room_is_named_with_what_a_stack_needs(
+    data: DataDir, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = DataDir(small_disk / "data")
+    small.create()
+    with pytest.raises(DataDirError, match=r"/data: needs 900 MB of free disk space, has 0 MB\. Make room"):
+        small.require_room()
+    # What is there needs less to start again.
+    usage = shutil.disk_usage(data.path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=330_000_000))
+    with pytest.raises(DataDirError, match="has 330 MB"):
+        data.require_room()
+    with data.lock():
+        data.require_room()
 
 
 def test_a_read_only_file_system_is_named(small_disk: Path) -> None:
@@ -312,3 +331,21 @@ os._exit(0)
 """
     ended = subprocess.run([sys.executable, "-c", program, tmp_path], capture_output=True, text=True, check=False)
     assert (ended.stdout, ended.stderr) == ("set() None\n", "")
+
+
+def test_a_taken_standard_port_is_told_of_and_its_substitute_stays(
+    data: DataDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("providers: {p: {base_url: 'http://127.0.0.1:9'}}\nagents: {a: {model: m}}\n")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        standard = taken.getsockname()[1]
+        monkeypatch.setattr(stack, "HTTP_PORT", standard)
+        first = stack.plan_stack(data, config, environment={}, console_port=free_port())
+    port = urlsplit(first.endpoints.request_url).port
+    assert first.port_notes == (
+        f"Port {standard} was in use: {port} takes its place and stays; `--http-port {standard}` goes back.",
+    )
+    again = stack.plan_stack(data, config, environment={}, console_port=free_port())
+    assert (again.endpoints.request_url, again.port_notes) == (first.endpoints.request_url, first.port_notes)
+    assert stack.plan_stack(data, config, environment={}, http_port=standard, console_port=free_port()).port_notes == ()

@@ -12,6 +12,7 @@ from breakwater.config.load import (
     read_config,
     require_secrets,
     unreadable_secrets,
+    unset_variables,
     unusable_programs,
     variables_of,
 )
@@ -33,6 +34,7 @@ __all__ = [
     "require_reloadable",
     "require_secrets",
     "unreadable_secrets",
+    "unset_variables",
     "unusable_programs",
     "validate_job",
     "variables_of",

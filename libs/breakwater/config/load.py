@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -289,6 +290,15 @@ def unreadable_secrets(config: Config) -> tuple[str, ...]:
         except ConfigError as error:
             problems.append(f"  {path}: {error}")
     return tuple(problems)
+
+
+def unset_variables(config: Config) -> dict[str, str]:
+    """Returns the environment variables that must have a secret and are not set here, by the path in the config."""
+    return {
+        path: secret.env
+        for path, secret in named_secrets(config)
+        if secret.env is not None and not os.environ.get(secret.env)
+    }
 
 
 def require_secrets(path: Path, config: Config) -> None:

@@ -129,7 +129,7 @@ def add(
 
         breakwater agents add researcher --model gpt-5-mini --guard agent-run
     """
-    from breakwater.config import load_config, parse_config
+    from breakwater.config import load_config, parse_config, unset_variables
     from breakwater.config.commands.check import warnings_of_agent
 
     path = config_to_edit(file)
@@ -154,6 +154,10 @@ def add(
     output.print_styled((f"Added {name} to {path}", "green"), f"{applied}. Next:")
     data_option = "" if data is None else f" --data {shlex.quote(str(data))}"
     if not running:
+        if plane.running_config is not None:
+            output.note(f"The plane that is running here uses {plane.running_config}; stop it first:", "yellow")
+        for variable in unset_variables(config).values():
+            output.print_styled((f"  export {variable}=…", "bold"))
         config_option = "" if str(path) == "breakwater.yaml" else f" --config {shlex.quote(str(path))}"
         output.print_styled((f"  {breakwater_command()} up{config_option}{data_option}", "bold"))
     output.print_styled(

@@ -6,6 +6,7 @@ import fcntl
 import os
 import re
 import secrets
+import shutil
 import time
 from collections.abc import Generator
 from pathlib import Path
@@ -17,6 +18,11 @@ from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.process.files import write_private
 from breakwater.kernel.security.secret_refs import mask_url
 from breakwater.kernel.types import format_time
+
+ROOM_MB = 300
+"""The free space in which a stack can start: ClickHouse stores nothing while less than 268 MB are free."""
+ROOM_OF_NEW_MB = 900
+"""The free space that a new stack needs, so that it does not stop storing within its first hours."""
 
 _LOCK = "up.lock"
 _SECRETS = "secrets"
@@ -150,6 +156,16 @@ class DataDir:
                 (self.path / name).mkdir(mode=0o700, exist_ok=True)
             # An older or copied directory may be open to others; the keys in it must not be.
             (self.path / _SECRETS).chmod(0o700)
+
+    def require_room(self) -> None:
+        """Raises DataDirError if the disk has too little free space for the stack to start, or is about to have."""
+        is_new = not (self.path / _LOCK).exists()
+        needed = ROOM_OF_NEW_MB if is_new else ROOM_MB
+        with explain_os_errors(self.path):
+            free = shutil.disk_usage(self.path).free // 10**6
+        if free < needed:
+            problem = f"needs {needed} MB of free disk space, has {free} MB"
+            raise DataDirError(problem, self.path, "Make room, or name another data directory.")
 
     @contextlib.contextmanager
     def lock(self) -> Generator[int]:

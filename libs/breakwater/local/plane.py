@@ -95,11 +95,16 @@ class PlaneLocation:
 
     def runs_with(self, config: Path) -> bool:
         """Returns whether the plane of the data directory is running with this config file."""
-        running = self._if_running()
         try:
-            return running is not None and (running.edited_config_file or running.config_file).samefile(config)
+            return (running_config := self.running_config) is not None and running_config.samefile(config)
         except OSError:
             return False
+
+    @property
+    def running_config(self) -> Path | None:
+        """The config file that the data directory's plane is running with; None if no local stack is running."""
+        running = self._if_running()
+        return None if running is None else running.edited_config_file or running.config_file
 
     @property
     def console_url(self) -> str | None:

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -56,6 +56,7 @@ class Stack:
         endpoints: addresses, for programs.
         external: names of the servers that run already and are used instead.
         nats_port: of the NATS that is started; 0 where a running one is used.
+        port_notes: which standard ports were in use, and which ones are taken instead, in words.
     """
 
     servers: tuple[ProcessSpec, ...]
@@ -64,6 +65,7 @@ class Stack:
     endpoints: Endpoints
     external: tuple[str, ...]
     nats_port: int
+    port_notes: tuple[str, ...]
 
 
 def plan_stack(
@@ -86,7 +88,7 @@ def plan_stack(
         workers: number of worker processes.
         environment: `BREAKWATER_NATS_URL`, `BREAKWATER_REDIS_URL` and `BREAKWATER_CLICKHOUSE_URL` in it may name
             servers that run already. Each service gets the variables that it needs (`for_service`).
-        http_port: of the API; the standard port or a free one when None.
+        http_port: of the API; the port of the last run, the standard port or a free one when None.
         console_port: of the console, likewise.
 
     Raises:
@@ -96,15 +98,21 @@ def plan_stack(
     text = read_config(config_file)
     config = parse_config(text, source=str(config_file))
     write_private(data.path / IN_FORCE, text)
-    http_port = free_port(http_port) if http_port else standard_port(HTTP_PORT)
-    console_port = free_port(console_port) if console_port else standard_port(CONSOLE_PORT)
-
     external_urls = {name: url for name in SERVERS if (url := environment.get(f"BREAKWATER_{name.upper()}_URL"))}
     worker_names = [f"worker-{number}" for number in range(1, workers + 1)] if workers > 1 else ["worker"]
     processes = [(process, name) for name in SERVICES for process in (worker_names if name == "worker" else [name])]
-    ports = _ports(
-        data, [*(name for name in SERVERS if name not in external_urls), *(process for process, _ in processes)]
-    )
+    servers_and_metrics = [*(name for name in SERVERS if name not in external_urls), *(name for name, _ in processes)]
+    standard_ports = {
+        name: standard
+        for name, asked_for, standard in (
+            ("http-port", http_port, HTTP_PORT),
+            ("console-port", console_port, CONSOLE_PORT),
+        )
+        if asked_for is None
+    }
+    ports = _ports(data, {**dict.fromkeys(servers_and_metrics, 0), **standard_ports})
+    http_port = ports["http-port"] if http_port is None else free_port(http_port)
+    console_port = ports["console-port"] if console_port is None else free_port(console_port)
 
     def nats_for(user: str) -> str:
         return external_urls.get("nats") or f"nats://{user}:{data.secret(f'nats-{user}')}@{LOOPBACK}:{ports['nats']}"
@@ -186,6 +194,11 @@ def plan_stack(
         endpoints=endpoints,
         external=tuple(external_urls),
         nats_port=ports.get("nats", 0),
+        port_notes=tuple(
+            f"Port {standard} was in use: {ports[name]} takes its place and stays; `--{name} {standard}` goes back."
+            for name, standard in standard_ports.items()
+            if ports[name] != standard
+        ),
     )
 
 
@@ -196,11 +209,19 @@ def nats_server(data: DataDir, port: int, config: Config) -> ProcessSpec:
     return nats_spec(data.path, port, passwords, programs)
 
 
-def _ports(data: DataDir, names: Sequence[str]) -> dict[str, int]:
-    """Takes the ports of the last run, which programs may know; free ones where there was none, or they are taken."""
+def _ports(data: DataDir, standard_ports: Mapping[str, int]) -> dict[str, int]:
+    """Takes the ports of the last run, which programs may know.
+
+    Args:
+        data: the data directory, which keeps them.
+        standard_ports: the ports of the first run, by name; 0 for a free one.
+
+    Returns:
+        The ports by name; a free one in place of a port that is in use.
+    """
     file = data.path / "ports.json"
     last: dict[str, int] = json.loads(file.read_text()) if file.exists() else {}
-    ports = {name: standard_port(last.get(name, 0)) for name in names}
+    ports = {name: standard_port(last.get(name, port)) for name, port in standard_ports.items()}
     write_private(file, json.dumps(last | ports))
     return ports
 

@@ -6,7 +6,6 @@ Commands import the clients of servers when they need them: an editor or a commi
 from __future__ import annotations
 
 import getpass
-import os
 from collections.abc import Collection, Iterable, Sequence
 from ipaddress import ip_address
 from pathlib import Path
@@ -17,7 +16,7 @@ import typer
 from pydantic import BaseModel
 
 from breakwater.alerts.settings import Alerts
-from breakwater.config import Agent, Config, load_config, named_secrets, require_secrets
+from breakwater.config import Agent, Config, load_config, require_secrets, unset_variables
 from breakwater.config.pricing import long_inputs_cost_more, pricing_of, unaffordable
 from breakwater.dialects.rules.embeddings import fallback_objection
 from breakwater.kernel.commands import formats, output
@@ -83,7 +82,11 @@ def check(
     config = load_config(path)
     if secrets:
         require_secrets(path, config)
-    noted = (*warnings(config), *_unset_variables(config))
+    unset = (
+        f"{place}: the environment variable {variable} is not set here; set it where the services start"
+        for place, variable in unset_variables(config).items()
+    )
+    noted = (*warnings(config), *unset)
     if as_json:
         output.json_document({"file": str(path), "ok": True, "agents": effective(config), "warnings": noted})
         return
@@ -146,13 +149,6 @@ def apply(
     for line in (*applied.server_changes, *applied.changes):
         output.write(f"  {line}")
     output.note("Now send SIGHUP to the services; `breakwater doctor` names those that still use another version.")
-
-
-def _unset_variables(config: Config) -> Iterable[str]:
-    """Warns of secrets in environment variables that are not set here. They may well be set where the services run."""
-    for place, secret in named_secrets(config):
-        if secret.env is not None and not os.environ.get(secret.env):
-            yield f"{place}: the environment variable {secret.env} is not set here; set it where the services start"
 
 
 def warnings(config: Config) -> tuple[str, ...]:
@@ -262,7 +258,7 @@ def effective(config: Config) -> dict[str, object]:
 
 
 def _calls(agent: Agent) -> str:
-    return f"{agent.concurrency} at once, {agent.timeout_s:g} s each, {agent.total_timeout_s:g} s for a job"
+    return f"{agent.concurrency} in parallel, {agent.timeout_s:g} s each, {agent.total_timeout_s:g} s for a job"
 
 
 def _retry(agent: Agent) -> str:

@@ -270,7 +270,14 @@ async def _list_models(provider: StartingProvider) -> StartingProvider:
         return replace(provider, trouble=unreachable_at(transport_failure(error), url))
     if status >= 300:
         failure = http_failure(status, payload, {})
-        return replace(provider, trouble=f"{url} answers {status}: {failure.message[:200]}")
+        trouble = f"{url} answers {status}: {failure.message[:200]}"
+        if status in (401, 403):
+            if provider.key_env is None:
+                trouble += "; name the variable that has its key with --key-env NAME"
+            else:
+                problem = "is refused" if key else "is not set"
+                trouble += f"; the key in the environment variable {provider.key_env} {problem}"
+        return replace(provider, trouble=trouble)
     try:
         return replace(provider, models=[str(model["id"]) for model in json.loads(payload)["data"]])
     except (ValueError, KeyError, TypeError):

@@ -91,6 +91,7 @@ def up(
     require_usable(config, load_config(config), simulate=simulate)
     directory = DataDir(data)
     directory.create()
+    directory.require_room()
     with directory.lock() as lock:
         events = StackEvents(directory.logs, as_json)
         return connect.run(
@@ -243,6 +244,8 @@ def _show_endpoints(stack: Stack, key: str | None, link: str | None, agent: str,
         ("API key", str(endpoints.api_key_file)),
     ):
         output.print_styled((f"  {name:<19}  ", "dim"), value)
+    for note in stack.port_notes:
+        output.print_styled((f"\n  {note}", "yellow"))
     if key is not None:
         output.print_styled("\n  The first API key, shown once: ", (key, "bold"))
     if simulate:

@@ -85,6 +85,7 @@ def demo(
 def _run(directory: Path, jobs: int, seed: int, *, as_json: bool, stays: bool) -> int:
     data = DataDir(directory)
     data.create()
+    data.require_room()
     with data.lock() as lock:
         outcome = run(run_demo(data, lock, jobs=jobs, seed=seed, as_json=as_json, stays=stays))
     if not isinstance(outcome, DemoReport):
