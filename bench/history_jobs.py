@@ -62,6 +62,8 @@ class Course:
     calls_by_cause: dict[str, int] = field(default_factory=dict[str, int])
     cost_by_cause: dict[str, int] = field(default_factory=dict[str, int])
     unknown_waste: bool = False
+    answer_tokens: tuple[int, int, int] = (0, 0, 0)
+    """Of the last call that succeeded: sent, read from the cache, and given."""
     last_call_error: ErrorCells = NO_ERROR
 
 
@@ -231,7 +233,7 @@ class Jobs:
         if price_in is not None and price_out is not None:
             reserved = sent * price_in + 2 * agent.output_tokens * price_out
             if billed:
-                cost, basis = sent * price_in - cached * price_in // 2 + given * price_out, "billed"
+                cost, basis = _cost(model, sent, cached, given), "billed"
             elif kind in ("timeout", "worker_lost"):
                 cost, basis = sent * price_in, "estimated"
             else:
@@ -263,6 +265,8 @@ class Jobs:
             course.input_tokens += sent
             course.output_tokens += given
             course.cached_tokens += cached
+        if failure is None:
+            course.answer_tokens = (sent, cached, given)
         course.estimated = course.estimated or basis == "estimated"
         course.unknown = course.unknown or cost is None
         if failure is not None:
@@ -314,6 +318,7 @@ class Jobs:
             course.calls_by_cause,
             {cause: Decimal(nano).scaleb(-9) for cause, nano in course.cost_by_cause.items()},
             basis,
+            _cost_on_requested_model(agent, course, answered_by),
             *((self._output(agent), "stop") if status == "succeeded" and not dry_run else (None, None)),
             *error,
             None,  # statistics
@@ -370,6 +375,20 @@ def _end(failure: Failure) -> str:
 
 def _last_error(course: Course) -> ErrorCells:
     return course.last_call_error if course.failed else course.rows[-1][28:35]
+
+
+def _cost(model: Model, sent: int, cached: int, given: int) -> int | None:
+    """Prices a call; None for a model without a price."""
+    if model.input_nano is None or model.output_nano is None:
+        return None
+    return sent * model.input_nano - cached * model.input_nano // 2 + given * model.output_nano
+
+
+def _cost_on_requested_model(agent: Agent, course: Course, answered_by: Model | None) -> Decimal | None:
+    if answered_by is None or answered_by is agent.chain[0]:
+        return None
+    cost = _cost(agent.chain[0], *course.answer_tokens)
+    return None if cost is None else Decimal(cost).scaleb(-9)
 
 
 def _wasted(calls: list[tuple[int, str, str]], *, answered: bool) -> dict[str, int]:

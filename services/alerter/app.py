@@ -184,7 +184,7 @@ class LeaderTasks:
     async def run(self) -> None:
         """Runs all tasks until it is cancelled."""
         notifiers = {channel.name: self._notifier(channel) for channel in self._channels}
-        signals = of_executions(self._alerts.anomalies, lambda key: self._incidents.known.of(key))
+        signals = of_executions(self._alerts, lambda key: self._incidents.known.of(key))
         parts: dict[str, Callable[[], Awaitable[None]]] = {
             **{f"channel {name}": notifier.run for name, notifier in notifiers.items()},
             "executions": lambda: self._grouping(Stream.EVENTS, ALERTER_EXECUTIONS).run(signals),

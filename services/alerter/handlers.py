@@ -13,18 +13,18 @@ import structlog
 from pydantic import ValidationError
 
 from breakwater.alerts.contract import Alert
+from breakwater.alerts.rules.deployments import DeploymentWatch, continued_by_breaker, is_explained
 from breakwater.alerts.rules.incidents import due, due_at
 from breakwater.alerts.rules.signals import (
     Firing,
     Signal,
     cut_off,
-    key_of,
     of_dead_letter,
     of_execution,
     of_quotas,
     signals_of,
 )
-from breakwater.alerts.settings import AnomalyRules
+from breakwater.alerts.settings import Alerts
 from breakwater.breakers.contract import BreakerTransition
 from breakwater.jobs.contract.execution import Execution
 from breakwater.jobs.store.records import read_record
@@ -110,6 +110,9 @@ class Decisions:
         else:
             for signal in signals_of(event):
                 await self._incidents.record(signal)
+                if isinstance(signal, Firing) and signal.event == "breaker_open":
+                    for end in continued_by_breaker(signal, self._incidents.known.unresolved()):
+                        await self._incidents.record(end)
 
 
 @dataclass(slots=True)
@@ -219,18 +222,15 @@ class Grouping:
                     await event.delivery.ack()
 
     async def _is_inhibited(self, signal: Signal) -> bool:
-        """Returns True if it says only that jobs of an agent fail while its breaker is open, which is an incident."""
+        """Returns True if an open incident says why jobs fail: a breaker's, or of failed jobs also a deployment's."""
         if (
             not isinstance(signal, Firing)
-            or signal.event not in {"retries_exhausted", "job_dead_lettered"}
+            or signal.event not in {"retries_exhausted", "job_dead_lettered", "deployment_failing"}
             or not signal.model
         ):
             return False
-        provider = f"{signal.model.partition('/')[0]}/*"
-        places = ((signal.agent, signal.model), ("*", signal.model), ("*", provider))
         incidents = await self._incidents.log.catch_up()  # another alerter may have recorded it
-        breakers = (incidents.of(key_of("breaker_open", *place)) for place in places)
-        return any(incident is not None and incident.status != "resolved" for incident in breakers)
+        return is_explained(signal, incidents.unresolved())
 
 
 class CutOffAnswers:
@@ -262,17 +262,20 @@ class CutOffAnswers:
         return (cut_off(execution, cut, len(answers)),) if is_cut and frequent else ()
 
 
-def of_executions(rules: AnomalyRules, newest: Callable[[str], Alert | None]) -> Callable[[Delivery], Sequence[Signal]]:
+def of_executions(alerts: Alerts, newest: Callable[[str], Alert | None]) -> Callable[[Delivery], Sequence[Signal]]:
     """Makes the function that gives the signals of a job's end."""
+    rules = alerts.anomalies
     long_ms = None if rules.execution_duration_s is None else int(rules.execution_duration_s * 1000)
     answers = CutOffAnswers(rules.cut_off_share)
+    deployments = DeploymentWatch(alerts.deployments, newest)
 
     def signals(delivery: Delivery) -> Sequence[Signal]:
         execution = read_record(delivery, Execution)
         if execution is None:
             return ()
-        alone = of_execution(execution, rules.execution_cost_usd, long_ms)
-        return (*alone, *of_quotas(execution, newest), *answers.add(execution))
+        # First what is behind the failure of the job, which then is not reported.
+        causes = (*deployments.add(execution), *of_quotas(execution, newest, deployments.traffic_in_words))
+        return (*causes, *of_execution(execution, rules.execution_cost_usd, long_ms), *answers.add(execution))
 
     return signals
 

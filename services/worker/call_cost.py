@@ -8,7 +8,7 @@ from functools import partial
 
 from pydantic import JsonValue
 
-from breakwater.calls.assignment import Assignment, InFlight
+from breakwater.calls.assignment import Assignment, InFlight, JobEnd
 from breakwater.calls.providers.base import Answer
 from breakwater.calls.rules.repairs import JsonMessage
 from breakwater.calls.targets import Target
@@ -76,6 +76,26 @@ def cost_of(
     if spent.usage_problem is None or reported is None:
         return spent
     return replace(spent, usage_problem=_storable_problem(worker, job, spent.usage_problem, reported.terms))
+
+
+def cost_on_requested_model(worker: WorkerContext, job: Assignment, end: JobEnd) -> int | None:
+    """Returns what the answer of a fallback model would have cost on the requested model.
+
+    None if the requested model answered, or if a price or a number of tokens is unknown.
+    """
+    chosen = end.chosen_model
+    if chosen is None or chosen == job.chain[0] or end.cached_from is not None:
+        return None
+    pricing = worker.targets.of(job.agent_name, job.chain[0]).pricing
+    total = 0
+    for attempt in end.checkpoint.attempts:
+        if attempt.model == chosen and attempt.outcome == "success":
+            usage = Usage(attempt.input_tokens, attempt.output_tokens, attempt.cached_tokens)
+            cost = None if pricing is None else pricing.cost(usage)
+            if cost is None or cost.unknown is not None:
+                return None
+            total += cost.nano
+    return total
 
 
 def _of_substitute(spent: CallCost, name: str, *, doubtful: bool) -> CallCost:

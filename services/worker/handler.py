@@ -28,6 +28,7 @@ from breakwater.services.worker import crashes
 from breakwater.services.worker.admission import gates_of
 from breakwater.services.worker.answer_sources import cache_for, find_answer
 from breakwater.services.worker.attempt_record import recorded_attempt
+from breakwater.services.worker.call_cost import cost_on_requested_model
 from breakwater.services.worker.conclude import answer_from_decision, end_without_run, finish, refuse_id
 from breakwater.services.worker.context import WorkerContext
 from breakwater.services.worker.crashes import CrashedEachTimeError, Crashes
@@ -252,7 +253,14 @@ class JobHandler:
                 return None
             # A worker that lost its claim during the call must not decide the job.
             await retry(partial(worker.leases.confirm, job.claim))
-            result = result_of(job, outcome, job.now(), worker.config_version, trace_id=job.trace_id)
+            result = result_of(
+                job,
+                outcome,
+                job.now(),
+                worker.config_version,
+                requested_model_cost=cost_on_requested_model(worker, job, outcome),
+                trace_id=job.trace_id,
+            )
             # Count the job before it is decided: the task's next job may arrive as soon as this one is answered.
             if counted := job.ids.task_key is not None or lease.has_children:
                 result = await retry(partial(worker.guards.count_job, job, result))

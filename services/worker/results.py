@@ -32,7 +32,13 @@ def stopped(checkpoint: Checkpoint, reason: Reason) -> JobEnd:
 
 
 def result_of(
-    job: Assignment, end: JobEnd, completed_at: datetime, config_version: str, *, trace_id: str | None = None
+    job: Assignment,
+    end: JobEnd,
+    completed_at: datetime,
+    config_version: str,
+    *,
+    requested_model_cost: int | None = None,
+    trace_id: str | None = None,
 ) -> Result:
     """Builds the result of a job. `trace_id` is that of its calls."""
     # The clock of NATS may be ahead of this worker's, but no step of a job may precede its queueing.
@@ -65,6 +71,7 @@ def result_of(
         wasted_cost=sums.wasted_cost,
         wasted_by_cause=sums.wasted_by_cause,
         cost_basis=sums.cost_basis,
+        requested_model_cost=requested_model_cost,
         output=output,
         statistics=attempts[-1].statistics if attempts and end.reason not in {None, "cancelled"} else None,
         finish_reason=answer.finish_reason,
@@ -121,6 +128,7 @@ def _without_answer(result: Result) -> Result:
             "error": error.model_copy(update={"user_message": user_message_for(error)}),
             "wasted_cost": sums.wasted_cost,
             "wasted_by_cause": sums.wasted_by_cause,
+            "requested_model_cost": None,
             "output": None,
             "finish_reason": None,
             "choices": (),

@@ -554,8 +554,14 @@ def test_usage_that_is_not_credible_is_an_anomaly_of_the_agent() -> None:
 SPENT = {"kind": "quota", "class": "QuotaExceededError", "message": "acct-1 is empty", "status_code": 429}
 
 
-def of_attempts(*attempts: Attempt, known: Alert | None = None) -> tuple[Firing | Resolved, ...]:
-    return of_quotas(ended(attempts=attempts), lambda key: known if known is not None and key == known.key else None)
+def of_attempts(
+    *attempts: Attempt, known: Alert | None = None, traffic: str | None = None
+) -> tuple[Firing | Resolved, ...]:
+    return of_quotas(
+        ended(attempts=attempts),
+        lambda key: known if known is not None and key == known.key else None,
+        lambda _provider, _model: traffic,
+    )
 
 
 def test_a_spent_account_is_one_incident_of_its_provider_that_names_the_reset() -> None:
@@ -572,9 +578,9 @@ def test_a_spent_account_is_one_incident_of_its_provider_that_names_the_reset() 
     assert "HTTP 429" in said.text
     assert "acct-1" not in str(said)
     assert said.payload["model_id"] == "zhipu/glm-2"
-    [silent] = of_attempts(spent[0])
+    [silent] = of_attempts(spent[0], traffic="all of writer's traffic is on openai/other")
     assert isinstance(silent, Firing)
-    assert "It does not say when that changes." in silent.text
+    assert "It does not say when that changes. All of writer's traffic is on openai/other. To do:" in silent.text
     assert silent.ends_at is None
     assert of_execution(ended(error=SPENT), None, None) == (), "the provider's incident says it"
 

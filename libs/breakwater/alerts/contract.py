@@ -15,6 +15,7 @@ AlertEvent = Literal[
     "budget_soft_cap",
     "budget_hard_cap",
     "quota_exhausted",
+    "deployment_failing",
     "agent_anomaly",
     "guard_soft_cap",
     "guard_tripped",

@@ -58,6 +58,17 @@ class AnomalyRules(Message):
     )
 
 
+class DeploymentRules(Message):
+    """Rules for a model of a provider that nothing succeeds on, while other models answer the same jobs, to fail."""
+
+    failed_jobs: Annotated[Annotated[int, Field(ge=1, le=100_000)] | None, Off] = Field(
+        default=10, description="Jobs in a row that it did not answer, or `off`."
+    )
+    failed_s: Annotated[Annotated[float, Field(gt=0, le=86_400)] | None, Off] = Field(
+        default=300, description="Time in which it answered none of at least 3 jobs, or `off`."
+    )
+
+
 class QuietHours(Message):
     """Hours in which a channel holds back alerts, which are sent as one digest afterwards."""
 
@@ -243,6 +254,7 @@ class Alerts(Message):
         description="Events whose incidents stay pending until an operator acknowledges or resolves them.",
     )
     reminders: Reminders = Reminders()
+    deployments: DeploymentRules = DeploymentRules()
     anomalies: AnomalyRules = AnomalyRules()
     links: AlertLinks | None = None
     templates: dict[AlertEvent, AlertTemplate] = Field(default_factory=dict)

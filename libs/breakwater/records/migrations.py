@@ -58,6 +58,7 @@ def migrations(layout: Layout) -> tuple[Migration, ...]:
     return (
         Migration(20, "tables and views", (*tables, *views)),
         Migration(21, "opaque ids, and the callers' own", tuple(_opaque_ids(layout))),
+        Migration(22, "costs of fallbacks", (EXECUTIONS.add_column("requested_model_cost", layout),)),
     )
 
 

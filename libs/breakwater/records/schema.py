@@ -72,6 +72,7 @@ EXECUTIONS = Table(
         "calls_by_cause": COUNT_BY_WORD,
         "cost_by_cause": MONEY_BY_WORD,
         "cost_basis": WORD,
+        "requested_model_cost": MONEY_OR_NULL,
         "output": TEXT_OR_NULL,
         "finish_reason": WORD_OR_NULL,
         **_ERROR,

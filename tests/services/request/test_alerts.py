@@ -82,10 +82,12 @@ async def test_a_parameter_that_is_wrong_is_named(alerting: HttpApi) -> None:
         answer = await alerting.ask("GET", f"/api/v1/alerts{query}")
         assert (answer.status, answer.code, answer.paths) == (422, "invalid_query", [path]), query
         assert words in answer.message, answer.message
+    await publish_alert(alerting, "deployment_failing/openai/m", agent="*", payload={"agents": ["reader", "gone"]})
     answer = await alerting.ask("GET", "/api/v1/alerts?agent=writr")
     assert (answer.status, answer.code) == (404, "unknown_agent")
     assert answer.message == "no agent 'writr' is known; did you mean 'writer'?"
-    assert len(await listed(alerting, "?agent=gone")) == 1  # which the config does not know any more
+    assert len(await listed(alerting, "?agent=reader")) == 1  # that of a deployment which it calls
+    assert len(await listed(alerting, "?agent=gone")) == 2  # which the config does not know any more
 
 
 async def test_one_is_acknowledged_and_everybody_is_notified(alerting: HttpApi) -> None:

@@ -26,7 +26,7 @@ from breakwater.alerts.contract import (
     UndeliveredList,
     UndeliveredQuery,
 )
-from breakwater.alerts.rules.alert_rules import began_with
+from breakwater.alerts.rules.alert_rules import agents_of, began_with
 from breakwater.alerts.rules.incidents import acknowledge, resolve
 from breakwater.alerts.store.incidents import IncidentLog, Incidents
 from breakwater.identity.operations import NATS_UNAVAILABLE, PERHAPS_DONE, ApiRequest, operation, utc_now
@@ -203,7 +203,7 @@ def _matches(alert: Alert, query: AlertQuery) -> bool:
     return (
         (query.status == "all" or unresolved or query.status == alert.status)
         and (query.event is None or query.event in (alert.event, began_with(alert)))
-        and (query.agent is None or query.agent == alert.agent)
+        and (query.agent is None or query.agent == alert.agent or query.agent in agents_of(alert))
     )
 
 

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 
 from breakwater.alerts.channels.channel import Link
 from breakwater.alerts.contract import Alert, AlertDigest, AlertEvent, HeldBack
-from breakwater.alerts.rules.alert_rules import SEVERITIES, fill
+from breakwater.alerts.rules.alert_rules import SEVERITIES, agents_of, fill
 from breakwater.alerts.settings import AlertTemplate
 from breakwater.kernel.formats import moment, sentence
 
@@ -169,7 +169,13 @@ def _state(alert: Alert) -> str:
 
 
 def _where(alert: Alert) -> str:
-    agent = "all agents" if alert.agent == "*" else alert.agent and f"agent {alert.agent}"
+    agents = agents_of(alert)
+    if agents:
+        further = len(agents) - SHOWN_AGENTS
+        named = [*agents[:SHOWN_AGENTS], *([f"{further:,} more"] if further > 0 else [])]
+        agent = f"agent{'' if len(agents) == 1 else 's'} {', '.join(named)}"
+    else:
+        agent = "all agents" if alert.agent == "*" else alert.agent and f"agent {alert.agent}"
     names = (agent, alert.model and f"model {alert.model}", alert.tenant and f"tenant {alert.tenant}")
     where = ", ".join(filter(None, names))
     return clean(where[:1].upper() + where[1:])

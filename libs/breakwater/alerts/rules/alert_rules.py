@@ -17,6 +17,7 @@ SEVERITY_OF: Mapping[str, Severity] = {
     "budget_soft_cap": "warning",
     "budget_hard_cap": "critical",
     "quota_exhausted": "critical",
+    "deployment_failing": "critical",
     "agent_anomaly": "warning",
     "guard_soft_cap": "warning",
     "guard_tripped": "warning",
@@ -48,6 +49,12 @@ def began_with(alert: Alert) -> str:
 def highest_severity(alert: Alert) -> Severity:
     """Returns the highest severity that an incident has had: a breaker that has closed was critical."""
     return alert.highest_severity or severity_of(alert.key)
+
+
+def agents_of(alert: Alert) -> tuple[str, ...]:
+    """Returns the agents that the incident of a deployment has concerned so far, the most affected first."""
+    agents = alert.payload.get("agents")
+    return tuple(str(agent) for agent in agents) if isinstance(agents, list) else ()
 
 
 def route_matches(route: Route, alert: Alert) -> bool:

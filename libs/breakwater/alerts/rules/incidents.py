@@ -163,7 +163,16 @@ _NOBODY: dict[str, object] = {
     "resolved_at": None,
     "reason": None,
 }
-_FADING = frozenset({"retries_exhausted", "job_dead_lettered", "agent_anomaly", "guard_soft_cap", "consumer_deleted"})
+_FADING = frozenset(
+    {
+        "retries_exhausted",
+        "job_dead_lettered",
+        "deployment_failing",
+        "agent_anomaly",
+        "guard_soft_cap",
+        "consumer_deleted",
+    }
+)
 
 
 def _open_incident(signal: Firing, rules: IncidentRules) -> Alert:

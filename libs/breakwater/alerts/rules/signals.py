@@ -276,19 +276,24 @@ def _opening(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}"
 
 
-def of_quotas(execution: Execution, newest: Callable[[str], Alert | None]) -> tuple[Signal, ...]:
+def of_quotas(
+    execution: Execution,
+    newest: Callable[[str], Alert | None],
+    traffic_in_words: Callable[[str, str], str | None],
+) -> tuple[Signal, ...]:
     """Returns the signals of a job's calls about provider accounts: a quota is exhausted, or available again.
 
     Args:
         execution: the job's record.
         newest: a function that returns the newest alert of the latest incident with a key.
+        traffic_in_words: a function that says where the traffic of a provider's failing model goes; None if unknown.
     """
     signals: dict[str, Signal] = {}
     for attempt in execution.attempts:
         error = attempt.error
         key = key_of("quota_exhausted", attempt.provider)
         if error is not None and error.kind == "quota":
-            signals[key] = _quota_exhausted(key, attempt, error)
+            signals[key] = _quota_exhausted(key, attempt, error, traffic_in_words)
         elif (
             attempt.outcome == "success"
             and (latest := newest(key)) is not None
@@ -308,18 +313,23 @@ def of_quotas(execution: Execution, newest: Callable[[str], Alert | None]) -> tu
     return tuple(signals.values())
 
 
-def _quota_exhausted(key: str, attempt: Attempt, error: ErrorInfo) -> Firing:
+def _quota_exhausted(
+    key: str, attempt: Attempt, error: ErrorInfo, traffic_in_words: Callable[[str, str], str | None]
+) -> Firing:
     at = attempt.completed_at
     ends_at = None if error.retry_after_s is None else at + timedelta(seconds=error.retry_after_s)
     resets = "It does not say when that changes." if ends_at is None else f"It resets at {moment(ends_at)}."
+    traffic = traffic_in_words(attempt.provider, attempt.model)
+    jobs = "Jobs go on to their next model, or fail if there is none."
     figures = _figures(attempt, "agent", "provider", "execution_id", model_id="model", timestamp="completed_at")
     return Firing(
         key=key,
         event="quota_exhausted",
         title=f"Quota exhausted: {attempt.provider}",
         text=f"{attempt.provider} answers calls of {attempt.model} that the account or its quota is used up"
-        f"{'' if error.status_code is None else f' (HTTP {error.status_code})'}. {resets} Jobs go on to their next "
-        "model, or fail if there is none. To do: check the account's billing and limits at the provider.",
+        f"{'' if error.status_code is None else f' (HTTP {error.status_code})'}. {resets} "
+        f"{jobs if traffic is None else sentence(traffic)} "
+        "To do: check the account's billing and limits at the provider.",
         source_id=f"{attempt.attempt_id}/quota",
         at=at,
         payload=figures | {"resets_at": None if ends_at is None else format_time(ends_at)},

@@ -306,6 +306,11 @@ class Execution(Event):
         default_factory=dict, description="The known parts of `wasted_cost`, by cause."
     )
     cost_basis: CostBasis = "unknown"
+    requested_model_cost: Money | None = Field(
+        default=None,
+        description="If a fallback model answered: what the tokens of its answer would have cost on the requested "
+        "model. Null if a price is unknown.",
+    )
     output: JsonValue = None
     finish_reason: FinishReason = None
     error: ErrorInfo | None = None
@@ -341,6 +346,26 @@ class Execution(Event):
     )
     cancellation: Cancellation | None = Field(default=None, description="Who cancelled the job, and why.")
     encrypted: Encrypted = None
+
+    @property
+    def is_answered_by_model(self) -> bool:
+        """True if a model answered the job: it was neither refused, nor failed, nor answered from the cache."""
+        return self.status == "succeeded" and self.chosen_model is not None and not (self.cache_hit or self.dry_run)
+
+    @property
+    def fell_back(self) -> bool:
+        """True if a fallback model answered."""
+        return self.is_answered_by_model and self.chosen_model != self.requested_model
+
+    @property
+    def fallback_costs(self) -> tuple[int, int] | None:
+        """The cost of a fallback model's answer, and the cost that it would have had on the requested model.
+
+        None if no fallback model answered, or if one of the costs is unknown.
+        """
+        if not self.fell_back or self.cost_basis == "unknown" or not self.requested_model_cost:
+            return None
+        return (self.total_cost or 0) - (self.wasted_cost or 0), self.requested_model_cost
 
     @property
     def cost_usd(self) -> Decimal | None:
