@@ -34,6 +34,7 @@ from breakwater.identity.event_stream import OpenStreams
 from breakwater.identity.operations import operations_of, routes_of
 from breakwater.identity.store import PersonSession, Sessions, SignIns
 from breakwater.jobs.api.cancels import CancelRoutes, Cancels
+from breakwater.jobs.api.current_jobs import CurrentJobRoutes
 from breakwater.jobs.api.dead_letters import DeadLetterRoutes, Replays
 from breakwater.jobs.api.intake import JobIntake
 from breakwater.jobs.api.job_queue import JobQueue, QueueQuota
@@ -200,6 +201,9 @@ class ApiDependencies:
 
 HANDLERS: Mapping[type, Callable[[ApiDependencies], object]] = MappingProxyType(
     {
+        CurrentJobRoutes: lambda needs: CurrentJobRoutes(
+            needs.config, needs.bus, needs.redis, needs.cipher, needs.redactor
+        ),
         JobRoutes: lambda needs: JobRoutes(needs.intake, needs.lookup, needs.max_body_bytes),
         ProgressRoutes: lambda needs: ProgressRoutes(needs.streams, needs.lookup),
         CancelRoutes: lambda needs: CancelRoutes(needs.cancels, needs.redactor, needs.audit),

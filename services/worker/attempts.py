@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -27,10 +28,13 @@ from breakwater.calls.rules.retry import (
 )
 from breakwater.dialects.rules.params import KNOWN_PARAMS
 from breakwater.dialects.rules.provider_state import is_of_model
+from breakwater.jobs.contract.current_jobs import JobWait, WaitKind
 from breakwater.jobs.contract.execution import Attempt, ErrorInfo, Reason
 from breakwater.jobs.held_claims import JobCancelledError
 from breakwater.jobs.store.executions import ClaimLostError, SavedProgress
+from breakwater.kernel.redis.connection import StateUnavailableError
 from breakwater.kernel.telemetry import tracing
+from breakwater.limits.rules.rate_limit import HELD
 from breakwater.limits.rules.refusals import retry_budget_spent
 from breakwater.prices.rules.price import (
     OUTPUT_LIMITS,
@@ -60,6 +64,9 @@ LOST_ANSWER = ErrorInfo(
 MIN_EXTENSION_S = 1.0
 """The shortest wait for unavailable servers that extends a job's deadline."""
 
+NOTED_WAIT_S = 1.0
+"""The shortest wait in a slot that others can see."""
+
 NextStep = Retry | NextModel | Stop | Repaired
 
 Returned = TypeVar("Returned")
@@ -86,6 +93,8 @@ class Attempts:
         """The attempt whose call is in progress."""
         self._waited: dict[Reason, float] = {}
         self._waits_for: tuple[InFlight, Refused] | None = None
+        self._noted_until = job.now()
+        """The end of the wait that others see."""
         self._last_call: CallEnd | None = None
         # An answer that must satisfy an output schema is not streamed.
         self._stream = AnswerStream(worker, job) if job.job.stream and job.output_guard is None else None
@@ -222,8 +231,8 @@ class Attempts:
         await self._extending_deadline(partial(self._save, self._with_flight().text()))
         self._cancel.check()
 
-    async def _save(self, text: str) -> None:
-        claim_state = await self._worker.executions.checkpoint(self._job.claim, text)
+    async def _save(self, text: str, wait: JobWait | None = None) -> None:
+        claim_state = await self._worker.executions.checkpoint(self._job.claim, text, wait)
         if claim_state is None:
             raise ClaimLostError(self._job.execution_id)
         self._cancel.receive(claim_state.cancels)
@@ -426,13 +435,35 @@ class Attempts:
         due = job.now() + timedelta(seconds=delay_s)
         self._checkpoint = self._checkpoint.waiting(job.chain[self._checkpoint.model_index], delay_s, due)
         if delay_s < LONG_WAIT_S:
+            await self._note_wait(due)
             with self._cancel.interruptible():
                 await worker.sleep(delay_s)
             return None
         await worker.outages.retry_while_unavailable(partial(self._save, self._checkpoint.text()))
         if (release := worker.guards.release_hold(job, self._checkpoint)) is not None:
             await worker.outages.retry_while_unavailable(lambda: worker.redis.run([release]))
-        return Deferred(due)
+        return Deferred(due, wait=self._wait_until(due))
+
+    async def _note_wait(self, due: datetime) -> None:
+        """Notes what the job waits for, if it waits for more than a moment. A note that is lost changes nothing."""
+        now = self._job.now()
+        waited_s = 0.0 if self._waits_for is None else self._waited[self._waits_for[1].reason]
+        if max(waited_s, (due - now).total_seconds()) < NOTED_WAIT_S or now < self._noted_until:
+            return
+        # A call that polls for capacity is noted once for several polls; its next call shows that the wait is over.
+        self._noted_until = max(due, now + timedelta(seconds=NOTED_WAIT_S))
+        with suppress(StateUnavailableError):
+            await self._save("", self._wait_until(self._noted_until + timedelta(seconds=NOTED_WAIT_S)))
+
+    def _wait_until(self, due: datetime) -> JobWait:
+        now = self._job.now()
+        if self._waits_for is not None:
+            _, refused = self._waits_for
+            return JobWait(kind=_kind_of_wait(refused), message=refused.error.message, since=now, until=due)
+        last = self._checkpoint.attempts[-1]
+        failure = "" if last.error is None else f" ({last.error.class_})"
+        message = f"a call of {last.model} failed{failure}, and is repeated"
+        return JobWait(kind="back_off", message=message, since=now, until=due)
 
     async def _rest_of_wait(self, due: datetime) -> Deferred | None:
         """Waits for what remains of a delay if the job came back early, as after a crash during its parking."""
@@ -518,3 +549,14 @@ class Attempts:
         if self._stream is not None and self._stream.is_lost:
             return self._lost_answer()
         return self._answered(ended) if ended.failure is None else await self._after_failure(ended)
+
+
+_WAIT_KINDS: Mapping[Reason, WaitKind] = {
+    "rate_limited": "rate_limit",
+    "budget_exceeded": "budget",
+    "breaker_open": "probe",
+}
+
+
+def _kind_of_wait(refused: Refused) -> WaitKind:
+    return "hold" if refused.error.class_ == HELD else _WAIT_KINDS[refused.reason]

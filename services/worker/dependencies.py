@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 
 import structlog
 
 from breakwater.calls.assignment import Assignment, Checkpoint, Deferred, JobEnd
+from breakwater.jobs.contract.current_jobs import JobWait
 from breakwater.jobs.contract.execution import ErrorInfo
 from breakwater.jobs.rules.plans import Dependency, dependency_failure, look_again_in
 from breakwater.jobs.store.accepted import AcceptedJobs, JobStatus
 from breakwater.jobs.store.records import stored_result
 from breakwater.kernel.nats.delivery import wake_early
 from breakwater.kernel.nats.errors import BusUnavailableError, PublishRefusedError
+from breakwater.kernel.redis.connection import StateUnavailableError
+from breakwater.redaction.rules.redact import cut
 from breakwater.services.worker.context import WorkerContext
 from breakwater.services.worker.progress import ProgressReporter
+
+MAX_NAMES = 300
+"""The most characters of the names of jobs that one waits for, for those who look at it."""
 
 
 class Dependencies:
@@ -63,7 +70,10 @@ class Dependencies:
         delay_s = look_again_in(waited_s)
         if "unknown" in statuses.values():
             delay_s = min(delay_s, max(max_wait_s - waited_s, 0.1))
-        return Deferred(worker.now() + timedelta(seconds=delay_s), self.have_changed)
+        now = worker.now()
+        due = now + timedelta(seconds=delay_s)
+        wait = JobWait(kind="dependency", message=f"it depends on {cut(open_names, MAX_NAMES)}", since=now, until=due)
+        return Deferred(due, self.have_changed, wait)
 
     async def have_changed(self) -> bool:
         """Returns True if a dependency has ended meanwhile, perhaps before this job was registered to be woken."""
@@ -113,11 +123,18 @@ class Dependencies:
 
 async def wake(worker: WorkerContext, waiting: tuple[str, ...]) -> None:
     """Returns jobs to their queues that waited for a job that has ended."""
-    for outcome in await asyncio.gather(
+    parked: dict[str, int] = {}
+    outcomes = await asyncio.gather(
         *(wake_early(worker.publisher, worker.lookup, execution_id) for execution_id in waiting), return_exceptions=True
-    ):
-        if isinstance(outcome, BusUnavailableError | PublishRefusedError):
+    )
+    for execution_id, outcome in zip(waiting, outcomes, strict=True):
+        if isinstance(outcome, int):
+            parked[execution_id] = outcome
+        elif isinstance(outcome, BusUnavailableError | PublishRefusedError):
             # Waiting jobs also look again by themselves.
             structlog.get_logger().info("waiting_jobs_not_woken", error=str(outcome))
         elif isinstance(outcome, BaseException):
             raise outcome
+    if parked:
+        with suppress(StateUnavailableError):  # until they run, they may be listed as parked and as queued
+            await worker.executions.note_woken(parked)

@@ -14,6 +14,7 @@ import structlog
 from breakwater.calls.assignment import Assignment, Checkpoint, Deferred, JobEnd
 from breakwater.calls.span_attributes import execution_attributes
 from breakwater.config import Agent
+from breakwater.jobs.contract.current_jobs import JobWait
 from breakwater.jobs.contract.execution import ErrorInfo, Result
 from breakwater.jobs.rules.runs import run_id
 from breakwater.jobs.store.executions import Claimed, ClaimLostError, Conflict, MaybeHeld, SavedProgress, Taken
@@ -41,6 +42,8 @@ from breakwater.services.worker.progress import ProgressReporter
 from breakwater.services.worker.references import with_references
 from breakwater.services.worker.results import result_of
 from breakwater.services.worker.spans import job_ended
+
+FULL_AGENT = "the agent's other callers have the slots that are not this caller's share"
 
 
 class JobHandler:
@@ -185,7 +188,8 @@ class JobHandler:
         may_wait = claimed.checkpoint is None and job.lease.cancel.cancellation is None
         if may_wait and not slots.has_room(self._agent_name, self._agent.concurrency, callers):
             due = worker.now() + timedelta(seconds=slots.retry_delay_s(self._agent_name, callers))
-            await self._park(job, Deferred(due))
+            wait = JobWait(kind="concurrency", message=FULL_AGENT, since=worker.now(), until=due)
+            await self._park(job, Deferred(due, wait=wait))
             return
         # No await since `has_room`: otherwise, concurrent jobs would all see the same free slot.
         with slots.taking(self._agent_name, callers):
@@ -282,7 +286,9 @@ class JobHandler:
         ids = job.ids
         cancel = job.lease.cancel
         # The job returns as another message, which should not have to wait for the lease to expire.
-        claim_state = await worker.outages.retry_while_unavailable(partial(worker.leases.release, job.claim))
+        claim_state = await worker.outages.retry_while_unavailable(
+            partial(worker.leases.release, job.claim, deferred.wait)
+        )
         cancel.receive(() if claim_state is None else claim_state.cancels)
         if cancel.cancellation is not None:
             await delivery.retry_in(0)

@@ -13,6 +13,7 @@ from time import monotonic
 
 import structlog
 
+from breakwater.jobs.contract.current_jobs import JobWait
 from breakwater.jobs.contract.execution import PendingCancel
 from breakwater.jobs.held_claims import ClaimLease
 from breakwater.jobs.store.executions import Claim, ClaimKept, ClaimLostError, Executions
@@ -96,8 +97,8 @@ class Leases:
         if lease.restore is not None and not await lease.restore(lease.progress(), release=release):
             raise ClaimLostError(claim.execution_id)
 
-    async def release(self, claim: Claim) -> ClaimKept | None:
-        """Releases a job before its end: the next claim has it, with its checkpoint.
+    async def release(self, claim: Claim, wait: JobWait | None = None) -> ClaimKept | None:
+        """Releases a job before its end: the next claim has it, with its checkpoint. `wait` is what it waits for.
 
         Returns:
             None if another handling has the job.
@@ -105,7 +106,7 @@ class Leases:
         Raises:
             StateUnavailableError: do it again.
         """
-        claim_state = await self._executions.release(claim)
+        claim_state = await self._executions.release(claim, wait)
         if claim_state is not None and claim_state.incomplete:
             try:
                 await self.restore(claim, release=True)

@@ -237,7 +237,7 @@ NEEDED: list[tuple[str, str, tuple[KeyScope, ...]]] = [
     ("HEAD", "/api/v1/jobs/a/b/progress", ("read", "submit")),
     ("POST", "/api/v1/jobs/j", ("operate",)),
     ("POST", "/api/v1/jobs/j/progress", ("operate",)),
-    ("GET", "/api/v1/jobs", ("read",)),
+    ("GET", "/api/v1/jobs", ("read", "submit")),
     ("GET", "/api/v1/jobsomething", ("read",)),
     ("POST", "/api/v1/jobsomething", ("operate",)),
     ("GET", "/api/v1/agents", ("read",)),

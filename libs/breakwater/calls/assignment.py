@@ -23,6 +23,7 @@ from breakwater.config import Agent
 from breakwater.dialects.rules import DIALECTS, chat_form, conversation_of, for_chat, params_of
 from breakwater.dialects.rules.embeddings import native_body
 from breakwater.dialects.rules.tool_schemas import portable_params
+from breakwater.jobs.contract.current_jobs import JobWait
 from breakwater.jobs.contract.execution import Attempt, Cancellation, Cause, ErrorInfo, Reason
 from breakwater.jobs.contract.job import Job, NativeRequest
 from breakwater.jobs.held_claims import ClaimLease
@@ -422,3 +423,5 @@ class Deferred:
     due: datetime
     over: Callable[[], Awaitable[bool]] | None = None
     """Returns True if the event that wakes the job came just before it was parked."""
+    wait: JobWait | None = None
+    """The wait, for those who look at the job; None if it was noted before."""

@@ -104,7 +104,7 @@ MAY_PUBLISH = {
     "$JS.ACK.domain.account.EVENTS.sink-events.1.1.1.1.0": {"sink"},
     "$JS.API.DIRECT.GET.JOBS.bw.jobs.writer": {"request", "worker", "setup"},
     "$JS.API.DIRECT.GET.PARKED.bw.parked.writer.e1": {"request", "worker", "setup"},
-    "$JS.API.DIRECT.GET.PARKED": {"setup"},
+    "$JS.API.DIRECT.GET.PARKED": {"request", "setup"},
     "$JS.API.DIRECT.GET.DLQ.bw.dlq.invalid.writer": {"request", "setup"},
     "$JS.API.DIRECT.GET.RESULTS.bw.results.e1": {"request", "worker", "setup", "client"},
     "$JS.API.DIRECT.GET.RESPONSES": {"request", "worker", "setup"},

@@ -61,7 +61,7 @@ RIGHTS: Mapping[str, set[str]] = {
     ),
     **dict.fromkeys(("list_budgets", "reconcile_budgets", "show_costs", "export_costs", "list_queues"), ALL),
     **dict.fromkeys(("list_plans", "show_plan", "list_incidents", "show_incident", "list_undelivered_alerts"), ALL),
-    **dict.fromkeys(("list_dead_letters", "show_dead_letter"), ALL),
+    **dict.fromkeys(("list_dead_letters", "show_dead_letter", "list_jobs"), ALL),
     **dict.fromkeys(("acknowledge_incident", "resolve_incident", "reset_task", "raise_cap"), APPROVE),
     **dict.fromkeys(("isolate_breaker", "reset_breaker", "test_channel", "cancel_job"), OPERATE),
     **dict.fromkeys(("replay_alerts", "replay_dead_letters"), OPERATE),

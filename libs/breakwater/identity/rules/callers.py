@@ -156,6 +156,8 @@ def scopes_for(method: str, path: str, sent: str | None = None) -> tuple[KeyScop
         return ("submit", "operate") if path.startswith(f"{_JOBS}/") and path.endswith("/cancel") else ("operate",)
     if path.startswith(f"{_PLANS}/"):
         return ("read", "submit")
+    if path == _JOBS:
+        return ("read", "submit")  # submitters see their own jobs
     if not path.startswith(f"{_JOBS}/"):
         return ("read",)
     # A job's answer is not redacted, so only submitters may read it; its progress is. A job may be called `progress`.

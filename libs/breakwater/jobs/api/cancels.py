@@ -74,7 +74,9 @@ class Cancels:
         try:
             # Only for a new request, as each call puts another message of the job into its queue.
             if stored.json_bytes() == pending.json_bytes():
-                await wake_early(self._publisher, self._bus, execution_id, pending.agents, pending.owner)
+                parked_at = await wake_early(self._publisher, self._bus, execution_id, pending.agents, pending.owner)
+                if parked_at is not None:
+                    await self._executions.note_woken({execution_id: parked_at})
         except (BusUnavailableError, PublishRefusedError) as error:
             structlog.get_logger().info("cancelled_job_not_woken", execution_id=execution_id, error=str(error))
         by = stored.cancellation

@@ -23,6 +23,7 @@ from breakwater.identity.event_stream import Ending, FollowedStream, OpenStreams
 from breakwater.identity.operations import operation
 from breakwater.jobs.api.results import JobLookup, job_is_of, status_of, unknown_job
 from breakwater.jobs.contract.execution import Attempt, Progress
+from breakwater.jobs.rules.checkpoints import SavedCheckpoint
 from breakwater.jobs.rules.ids import possible_executions
 from breakwater.jobs.rules.record import ATTEMPT_IDS, PROGRESS_IDS, steps_of
 from breakwater.jobs.store.accepted import JobStatus
@@ -202,20 +203,6 @@ class _ProgressFollower(FollowedStream):
         return server_sent(event, data, self._number)
 
 
-class _InFlightCall(Event):
-    number: int
-    model: str
-    started_at: Timestamp
-
-
-class _Checkpoint(Event):
-    """The part of a worker's checkpoint that shows the progress of a job."""
-
-    dispatched_at: Timestamp
-    resume_at: Timestamp | None = None
-    in_flight: _InFlightCall | None = None
-
-
 class SentSteps:
     """The steps that a reader was sent. Recorded and received steps overlap, and each is sent once."""
 
@@ -330,7 +317,7 @@ def _current_steps(
     checkpoint = None
     if status.checkpoint is not None:
         with suppress(ValidationError):  # a worker of another version wrote it; its progress will be received
-            checkpoint = _Checkpoint.model_validate_json(status.checkpoint)
+            checkpoint = SavedCheckpoint.model_validate_json(status.checkpoint)
     if checkpoint is None:
         if last is None:
             yield step("dispatched", status.accepted_at or now)

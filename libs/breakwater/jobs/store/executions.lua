@@ -26,7 +26,7 @@ local now, execution_id, run = now_ms(), ARGV[9], ARGV[10]
 local redelivered = ARGV[11] == '1'
 local accepted_ms = tonumber(ARGV[12]) -- none for a message that no handling had before
 local checked_since, held_ms = tonumber(ARGV[14]), tonumber(ARGV[15]) -- none for the only message of a job
-local known = redis.call('HMGET', KEYS[1], 'token', 'lease_until', 'asked_at', 'checkpoint', 'digest', 'lost')
+local known = redis.call('HMGET', KEYS[1], 'token', 'lease_until', 'asked_at', 'checkpoint', 'digest', 'lost', 'wait')
 local lost = known[6]
 local holder, lease_until, asked_at = known[1], tonumber(known[2]), tonumber(known[3])
 if digest ~= '' and known[5] and known[5] ~= '' and known[5] ~= digest then
@@ -70,6 +70,9 @@ end
 if lost then -- kept for the next claim, in case this one saves no checkpoint
   fields[#fields + 1], fields[#fields + 2] = 'lost', 1
 end
+if known[7] then -- what the job waited for before
+  fields[#fields + 1], fields[#fields + 2] = 'wait', ''
+end
 for name, value in pairs({tenant = tenant, task = task, owner = owner, run = run, task_id = ARGV[13]}) do
   if value ~= '' then
     fields[#fields + 1], fields[#fields + 2] = name, value
@@ -93,7 +96,7 @@ return {'yours', known[4] or '', unpack(notices)}
 -- Returns 0 where the claim is not ours; else 1, or the notices where there are any. '?' among them: Redis has lost what was
 -- saved, and the holder must restore it. Until then the claim is not released.
 local token, lease_ms, keep_ms = ARGV[1], tonumber(ARGV[2]), ARGV[3] -- a lease of 0 releases the claim
-local checkpoint = ARGV[4] -- '' renews only
+local checkpoint, wait = ARGV[4], ARGV[5] -- '' renews only; what the job waits for, none to leave that as it is
 local known = redis.call('HMGET', KEYS[1], 'token', 'asked_at', 'digest')
 if known[1] ~= token and redis.call('EXISTS', KEYS[1]) == 1 then
   return 0
@@ -102,6 +105,9 @@ if lease_ms == 0 and not known[3] then
   return {'?'}
 end
 local fields = checkpoint ~= '' and {'checkpoint', checkpoint} or {}
+if wait then
+  fields[#fields + 1], fields[#fields + 2] = 'wait', wait
+end
 if lease_ms == 0 then
   redis.call('HDEL', KEYS[1], 'token', 'lease_until')
 else
@@ -176,8 +182,8 @@ local ended = (task or #notices > 0) and {known[3] or '', task or '', unpack(not
 if token == '' and redis.call('EXISTS', KEYS[1]) == 0 then
   return ended
 end
-redis.call('HDEL', KEYS[1], 'checkpoint', 'asked_at', 'partial', 'messages')
-redis.call('HSET', KEYS[1], 'lease_until', now_ms() + linger_ms)
+redis.call('HDEL', KEYS[1], 'checkpoint', 'asked_at', 'partial', 'messages', 'wait')
+redis.call('HSET', KEYS[1], 'lease_until', now_ms() + linger_ms, 'ended', 1)
 if not known[2] then
   redis.call('PEXPIRE', KEYS[1], linger_ms)
 end
@@ -287,6 +293,13 @@ if redis.call('HLEN', KEYS[1]) < most then
 end
 if redis.call('PTTL', KEYS[1]) < keep_ms then
   redis.call('PEXPIRE', KEYS[1], keep_ms)
+end
+return 1
+
+--- woken
+-- Notes that a parked job was returned to its queue: its message on PARKED, by its sequence, says nothing of it any more.
+if redis.call('EXISTS', KEYS[1]) == 1 then
+  redis.call('HSET', KEYS[1], 'woken', ARGV[1])
 end
 return 1
 

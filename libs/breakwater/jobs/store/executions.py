@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from secrets import token_hex
 from typing import Any, Literal, cast
 
+from breakwater.jobs.contract.current_jobs import JobWait
 from breakwater.jobs.contract.execution import PendingCancel
 from breakwater.jobs.rules.workers import LIVENESS, Liveness
 from breakwater.kernel.errors import BreakwaterError
@@ -225,13 +226,19 @@ class Executions:
         checkpoint = await cast(Any, self._redis.client.hget(Claim(execution_id, "").key, "checkpoint"))
         return checkpoint or None
 
-    def checkpoint_command(self, claim: Claim, checkpoint: str, *, release: bool = False) -> ScriptCommand:
-        """Saves a checkpoint unless it is empty, and renews or ends the lease; `read_claim_answer` reads the answer."""
+    def checkpoint_command(
+        self, claim: Claim, checkpoint: str, *, release: bool = False, wait: JobWait | None = None
+    ) -> ScriptCommand:
+        """Saves a checkpoint unless it is empty, and renews or ends the lease; `read_claim_answer` reads the answer.
+
+        `wait` is what the job waits for from now on, for those who look at it.
+        """
         if self._cipher.on and checkpoint:
             checkpoint = self._cipher.encrypt_document(checkpoint.encode()).decode()
-        return ScriptCommand(
-            _LUA["checkpoint"], claim.keys, [claim.token, 0 if release else self._lease_ms, KEEP_MS, checkpoint]
-        )
+        arguments = [claim.token, 0 if release else self._lease_ms, KEEP_MS, checkpoint]
+        if wait is not None:
+            arguments.append(wait.model_dump_json())
+        return ScriptCommand(_LUA["checkpoint"], claim.keys, arguments)
 
     @staticmethod
     def read_claim_answer(answer: Any) -> ClaimKept | None:
@@ -243,9 +250,9 @@ class Executions:
         texts = cast(list[str], answer)
         return ClaimKept(_cancels(texts), "" in texts, _INCOMPLETE in texts)
 
-    async def checkpoint(self, claim: Claim, checkpoint: str) -> ClaimKept | None:
-        """Saves a checkpoint. None when the claim is lost. Raises StateUnavailableError."""
-        [answer] = await self._redis.run([self.checkpoint_command(claim, checkpoint)])
+    async def checkpoint(self, claim: Claim, checkpoint: str, wait: JobWait | None = None) -> ClaimKept | None:
+        """Saves a checkpoint, as `checkpoint_command`. None when the claim is lost. Raises StateUnavailableError."""
+        [answer] = await self._redis.run([self.checkpoint_command(claim, checkpoint, wait=wait)])
         return self.read_claim_answer(answer)
 
     async def append_partial(self, claim: Claim, text: str, messages: int) -> ClaimKept | None:
@@ -296,9 +303,9 @@ class Executions:
         answers = await self._redis.run([self.checkpoint_command(claim, "") for claim in claims])
         return [self.read_claim_answer(answer) for answer in answers]
 
-    async def release(self, claim: Claim) -> ClaimKept | None:
+    async def release(self, claim: Claim, wait: JobWait | None = None) -> ClaimKept | None:
         """Releases a job before its end: the next claim has it, with its checkpoint. Raises StateUnavailableError."""
-        [answer] = await self._redis.run([self.checkpoint_command(claim, "", release=True)])
+        [answer] = await self._redis.run([self.checkpoint_command(claim, "", release=True, wait=wait)])
         return self.read_claim_answer(answer)
 
     async def finish(self, claim: Claim) -> ClaimEnded:
@@ -383,6 +390,19 @@ class Executions:
         keys = (Claim(execution_id, "").keys[1:] for execution_id in execution_ids)
         notices: list[list[str]] = await self._redis.run([ScriptCommand(_LUA["notices"], key, []) for key in keys])
         return {job_id for texts in notices for job_id in _waiting(texts)}
+
+    async def note_woken(self, parked: Mapping[str, int]) -> None:
+        """Notes that parked jobs were returned to their queues before they were due. Raises StateUnavailableError.
+
+        Args:
+            parked: the sequence of each job's message on PARKED, which stays there.
+        """
+        await self._redis.run(
+            [
+                ScriptCommand(_LUA["woken"], [Claim(execution_id, "").key], [sequence])
+                for execution_id, sequence in parked.items()
+            ]
+        )
 
     async def cancel(self, request: PendingCancel) -> PendingCancel:
         """Leaves a request to cancel a job, for the worker that has it or takes it.

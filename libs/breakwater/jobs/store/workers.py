@@ -13,7 +13,10 @@ from breakwater.kernel.redis.connection import Redis, Script, ScriptCommand, rea
 FORGET_MS = 600_000
 """A worker that is silent for this long is forgotten: its claims have ended long ago."""
 
-_KEYS = ["bw:workers", KEPT_SINCE]
+WORKERS = "bw:workers"
+"""The key of the last heartbeat of each worker: by its id, the time in ms, and the NATS server that it was heard on."""
+
+_KEYS = [WORKERS, KEPT_SINCE]
 _BEAT = Script.of("""
 -- Takes the heartbeat of a worker, and names the others whose last one is older than it should be.
 -- KEYS: workers: by id, the time of the last heartbeat in ms, and the NATS server that the worker was heard on;
@@ -87,7 +90,7 @@ class Workers:
 
     async def forget(self, worker: str) -> None:
         """Removes a worker that has stopped in order, or whose jobs were taken over. Raises StateUnavailableError."""
-        await cast(Any, self._redis.client.hdel(_KEYS[0], worker))
+        await cast(Any, self._redis.client.hdel(WORKERS, worker))
 
     async def kept_for_s(self) -> float:
         """The seconds since Redis started or was emptied, in which it lost no claim. Raises StateUnavailableError."""
@@ -106,7 +109,7 @@ class Workers:
             StateUnavailableError: Redis does not answer.
         """
         seconds, microseconds = cast(tuple[int, int], await cast(Any, self._redis.client.time()))
-        [texts] = await read_hashes(self._redis.client, _KEYS[:1])
+        [texts] = await read_hashes(self._redis.client, [WORKERS])
         since = seconds * 1000 + microseconds // 1000 - self._late_ms
         heartbeats = {worker: text.partition(" ") for worker, text in texts.items()}
         return {worker: heard_on for worker, (at, _, heard_on) in heartbeats.items() if int(at) > since}

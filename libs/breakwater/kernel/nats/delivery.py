@@ -336,7 +336,7 @@ class DelayedQueue:
     async def handle(self, delivery: Delivery) -> None:
         """Returns one parked job to its queue if it is due; otherwise lets it wait on."""
         now = self._now()
-        due = _time(delivery.headers.get(Header.DUE.value)) or now
+        due = due_at(delivery.headers) or now
         if due > now:
             await delivery.retry_in(max((due - now).total_seconds(), _SHORTEST_S))
             return
@@ -378,7 +378,7 @@ class DelayedQueue:
 
 async def wake_early(
     publisher: Publisher, lookup: Lookup, execution_id: str, agents: Collection[str] = (), owner: str | None = None
-) -> bool:
+) -> int | None:
     """Returns a parked job to its queue before it is due.
 
     Its message stays on PARKED. When that is due, the job is already decided.
@@ -391,7 +391,7 @@ async def wake_early(
         owner: only wake a job of this owner; None for any.
 
     Returns:
-        True if the job is parked and these conditions hold.
+        The sequence of its message on PARKED; None if the job is not parked, or these conditions do not hold.
 
     Raises:
         BusUnavailableError: NATS does not answer.
@@ -399,17 +399,17 @@ async def wake_early(
     """
     parked = await lookup.last(Stream.PARKED, subjects.parked_anywhere(execution_id))
     if parked is None:
-        return False
-    due = _time(parked.headers.get(Header.DUE.value)) or parked.stored_at
+        return None
+    due = due_at(parked.headers) or parked.stored_at
     agent, _ = subjects.parts_of_parked(parked.subject)
     if agents and agent not in agents:
-        return False
+        return None
     if owner is not None and parked.headers.get(Header.OWNER.value) != encode_token(owner):
-        return False
+        return None
     await publisher.job(
         subjects.job(agent), parked.data, _requeue_headers(parked.headers, execution_id, parked.sequence, due)
     )
-    return True
+    return parked.sequence
 
 
 def _requeue_headers(headers: Mapping[str, str], execution_id: str, sequence: int, due: datetime) -> dict[str, str]:
@@ -462,6 +462,11 @@ def queued_at(headers: Mapping[str, str], default: datetime) -> datetime:
         return min(queued_at, default)
     structlog.get_logger().warning("queued_at_impossible", queued_at=queued_at.isoformat(), stored_at=default)
     return default
+
+
+def due_at(headers: Mapping[str, str]) -> datetime | None:
+    """When a parked job returns to its queue; None if that can't be read."""
+    return _time(headers.get(Header.DUE.value))
 
 
 def _time(text: str | None) -> datetime | None:

@@ -172,6 +172,21 @@ class Lookup:
         request = self._jetstream.get_msg(stream.value, sequence, subject_filter, direct=True, next=True)
         return await self._find(stream, request, stream)
 
+    async def page(
+        self, stream: Stream, subject_filter: str, start: int, limit: int
+    ) -> tuple[list[StoredMessage], int]:
+        """The first messages that match at or after a sequence, in one request, and the number that follow them.
+
+        Args:
+            stream: the stream to read; it must allow direct gets.
+            subject_filter: one subject, wildcards allowed.
+            start: the first sequence to read.
+            limit: the most messages. They are fewer if they are long: `BATCH_BYTES`, and the message that exceeds it.
+        """
+        async with _Inbox(self.connection(), stream) as inbox:
+            messages, following = await inbox.batch({"seq": max(start, 1), "next_by_subj": subject_filter}, limit)
+        return [StoredMessage.of(message.data, message.headers or {}) for message in messages], following
+
     async def facts(self, stream: Stream) -> Facts:
         """The state of a stream now."""
         with translated_errors(stream):

@@ -188,8 +188,8 @@ GRANTS = (
             # Their fill levels; the bytes of JOBS that each agent's jobs take.
             *_facts(Stream.JOBS, Stream.RESULTS, Stream.RESPONSES),
             *reads(Stream.JOBS),
-            # A job that sleeps is put back into its queue when it is cancelled.
-            _PARKED,
+            # Parked jobs are listed, and put back into their queues when they are cancelled.
+            *reads(Stream.PARKED),
             # The number of dead letters, and those of them that were run again.
             *_facts(Stream.DLQ),
             "bw.replayed.*",
