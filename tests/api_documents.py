@@ -240,3 +240,23 @@ def answer(
         "GET alerts": (200, {"alerts": list(alerts), "more": False, "channels": 1}),
         "GET queues": (200, {"agents": list(queues), "parked": parked, "services": list(services), "at": AT}),
     }
+
+
+def current_job(job_id: str, **changed: Any) -> dict[str, Any]:
+    """A job that has not ended, as `GET /api/v1/jobs` lists it."""
+    return {
+        "execution_id": job_id,
+        "job_id": job_id,
+        "agent": "writer",
+        "tenant": "acme",
+        "submitted_by": "batch",
+        "state": "running",
+        "queued_at": "2026-11-29T11:58:00.000Z",
+        "age_ms": 120_000,
+        "attempt": 2,
+        "model": "gpt-4o",
+        "wait": None,
+        "cancelling": False,
+        "prompt": "Write a haiku",
+        **changed,
+    }

@@ -59,6 +59,7 @@ COMMANDS = {
         ),
         "costs": ("records.commands.costs", "Show the costs of a month, the previous month, the caps and the waste."),
         "agents": ("health.commands", "Show the health of agents, and add agents to the config."),
+        "jobs": ("jobs.commands.jobs", "List jobs that have not ended: what runs, waits, is parked or queued."),
         "executions": (
             "records.commands.executions",
             "List executions, the latest first; show one; or export them to a file.",

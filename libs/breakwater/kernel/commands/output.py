@@ -10,8 +10,10 @@ import codecs
 import io
 import json
 import os
+import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import asdict, is_dataclass
 from datetime import date, datetime
 from decimal import Decimal
@@ -81,6 +83,41 @@ class _VisibleStdout(io.RawIOBase):
 def binary() -> BinaryIO:
     """Returns stdout as a stream of bytes; on a terminal it makes them `visible`."""
     return cast(BinaryIO, _VisibleStdout()) if sys.stdout.isatty() else sys.stdout.buffer
+
+
+class _FrameText(io.StringIO):
+    """The text of one frame, written as for the terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@contextmanager
+def frames() -> Generator[Callable[[Callable[[], None]], None]]:
+    """Shows what a function prints in place of what it printed before, while the block runs.
+
+    On a terminal it has a screen of its own, which is gone at the end, and a frame is cut at the terminal's height.
+    In a pipe, the frames follow one another.
+    """
+    if not is_terminal(sys.stdout):
+        yield lambda show: show()
+        return
+    terminal = sys.stdout
+
+    def show_frame(show: Callable[[], None]) -> None:
+        frame = _FrameText()
+        with redirect_stdout(frame), redirect_stderr(frame):
+            show()
+        lines = frame.getvalue().splitlines()[: shutil.get_terminal_size().lines - 1]
+        terminal.write("\x1b[H" + "".join(f"{line}\x1b[K\n" for line in lines) + "\x1b[J")
+        terminal.flush()
+
+    terminal.write("\x1b[?1049h\x1b[?25l")
+    try:
+        yield show_frame
+    finally:
+        terminal.write("\x1b[?25h\x1b[?1049l")
+        terminal.flush()
 
 
 def note(text: str, style: str = "dim") -> None:
