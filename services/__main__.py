@@ -49,7 +49,10 @@ class Service(Protocol):
 
     @property
     def reload(self) -> Callable[[Config], Awaitable[None]]:
-        """Switches to another config. Raises ConfigError, and keeps the current config, if it can't."""
+        """Switches to another config, or reads the secrets of the same one again.
+
+        Raises ConfigError, and keeps the current config, if it can't.
+        """
         ...
 
 
@@ -182,7 +185,8 @@ async def _reload(service: Service, settings: Settings, config: Config) -> Confi
         changed = load_config(settings.config)
         if changed.version != version:
             require_reloadable(config, changed)
-            await service.reload(changed)
+        # Also if it is the same: its secrets may have changed.
+        await service.reload(changed)
     except ConfigError as error:
         _warn_of_config(error, f"version {version} stays effective")
         metrics.show_config(version, refused=True)

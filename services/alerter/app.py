@@ -104,6 +104,7 @@ def build(settings: Settings, config: Config, clock: Clock = SYSTEM_CLOCK) -> Se
     # Without a URL, this is an alerter that has no ClickHouse, and not an outage of one.
     analytics = connect(settings.clickhouse_url) if "clickhouse_url" in settings.model_fields_set else None
     now = AlerterGeneration.of(config, log, bus, analytics, clock)
+    applied_version = config.version
     on_request(broker, CHANNEL_TESTS, "alerters", lambda subject: now.tester.answer(subject))
 
     async def read_gauges() -> Readings:
@@ -132,9 +133,12 @@ def build(settings: Settings, config: Config, clock: Clock = SYSTEM_CLOCK) -> Se
         gauges.start()
 
     async def reload(changed: Config) -> None:
-        nonlocal now
+        nonlocal now, applied_version
         same = (changed.alerts, changed.redaction) == (now.config.alerts, now.config.redaction)
+        # If the config has not changed at all, its secrets may have.
+        same = same and changed.version != applied_version
         generation = None if same else AlerterGeneration.of(changed, log, bus, analytics, clock)
+        applied_version = changed.version
         log.redactor = Redactor.compile(changed.redaction)
         if generation is not None:
             # As at a restart: sending is cancelled, and done again, here or by another alerter.

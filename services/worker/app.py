@@ -68,6 +68,7 @@ def build(settings: Settings, config: Config) -> ServiceApp:
 
     async def reload(changed: Config) -> None:
         await config_versions.reload(changed)
+        await pool.reread_keys()
         await subscribers.add_missing()
         await work.watch()
 

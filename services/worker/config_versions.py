@@ -38,6 +38,10 @@ class ProviderPool:
         self._opened |= fresh
         return {name: self._opened[key] for name, key in keys.items()}
 
+    async def reread_keys(self) -> None:
+        """Reads the sources of the providers' keys again. A key that can't be read stays as it is."""
+        await asyncio.gather(*(provider.refresh_credential(None) for provider in self._opened.values()))
+
     async def close_except(self, used: Iterable[Provider]) -> None:
         """Closes all providers except these."""
         used_ids = {id(provider) for provider in used}

@@ -32,7 +32,7 @@ REFUSED, BROKEN, LATE = (
     failed("timeout", "TimeoutError", None),
 )
 GOOD: dict[str, Any] = {"outcome": "success", "error": None}
-KEY = "The provider refuses the key: correct providers.a.api_key (KEY_OF_A), and restart the workers"
+KEY = "The provider refuses the key: correct providers.a.api_key (KEY_OF_A). The next refused call reads it again if"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from breakwater.alerts.contract import AlertEvent
 from breakwater.alerts.settings import Alerts
 from breakwater.config import load_config, named_secrets, parse_config, variables_of
 from breakwater.kernel.errors import ConfigError
-from breakwater.kernel.security.secret_refs import SecretRef
+from breakwater.kernel.security.secret_refs import ENV_FILE, SecretRef
 from tests.tables import each_row
 
 GOOD = """
@@ -263,9 +263,9 @@ def test_secrets_are_found_wherever_they_are_and_go_to_the_service_that_reads_th
         "alerts.links.secret",
         "encryption.keys.0",
     ]
-    assert variables_of(config, "worker") == {"SIM_KEY", "TOKEN", "KEY"}
-    assert variables_of(config, "alerter") == {"LINKS"}
-    assert variables_of(config, "request") == {"LINKS", "KEY"}
+    assert variables_of(config, "worker") == {"SIM_KEY", "TOKEN", "KEY", ENV_FILE}
+    assert variables_of(config, "alerter") == {"LINKS", ENV_FILE}
+    assert variables_of(config, "request") == {"LINKS", "KEY", ENV_FILE}
     assert variables_of(config, "sink") == set()
 
 

@@ -371,6 +371,23 @@ def test_a_signal_in_the_middle_of_the_start_stops_what_was_started(tmp_path: Pa
         assert all(is_gone(pid) for pid in children.values())
 
 
+async def test_a_hangup_is_passed_on_if_somebody_wants_it_and_the_stack_stays() -> None:
+    hangups = asyncio.Queue[str]()
+    supervisor = Supervisor(on_hangup=lambda: hangups.put_nowait("hangup"))
+
+    async def work() -> str:
+        os.kill(os.getpid(), signal.SIGHUP)
+        return await hangups.get()
+
+    handler = signal.getsignal(signal.SIGHUP)
+    try:
+        assert await supervisor.run(work) == "hangup"
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            asyncio.get_running_loop().remove_signal_handler(number)
+        signal.signal(signal.SIGHUP, handler)
+
+
 async def test_an_error_of_work_that_was_interrupted_is_not_logged_as_never_retrieved() -> None:
     logged: list[str] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: logged.append(str(context.get("exception"))))

@@ -463,7 +463,11 @@ def _remedy(provider: str, kind: str | None, status: int | None, key: SecretRef 
         case _, 401 | 403:
             source = key and (key.env or key.file or key.command)
             setting = f"providers.{provider}.api_key" + (f" ({source})" if source else "")
-            return f"The provider refuses the key: correct {setting}, and restart the workers (or `breakwater up`)."
+            unless_in_file = ""
+            if key is not None and key.env is not None:
+                unless_in_file = " if it is in the file of `up --env-file`; otherwise restart the workers"
+            reread = f"The next refused call reads it again{unless_in_file}."
+            return f"The provider refuses the key: correct {setting}. {reread}"
         case _, 404:
             return f"Check the models' names and providers.{provider}.base_url."
         case "quota", _:

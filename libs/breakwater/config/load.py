@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -21,7 +20,7 @@ from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.formats import hint
 from breakwater.kernel.process.callables import load_callable
 from breakwater.kernel.security.encryption import Cipher
-from breakwater.kernel.security.secret_refs import SecretRef
+from breakwater.kernel.security.secret_refs import ENV_FILE, SecretRef, variable
 from breakwater.kernel.surrogates import whole_value
 from breakwater.kernel.validation import about_controls
 
@@ -297,7 +296,7 @@ def unset_variables(config: Config) -> dict[str, str]:
     return {
         path: secret.env
         for path, secret in named_secrets(config)
-        if secret.env is not None and not os.environ.get(secret.env)
+        if secret.env is not None and not variable(secret.env)
     }
 
 
@@ -365,4 +364,6 @@ def variables_of(config: Config, service: str) -> frozenset[str]:
     """Returns the environment variables that a service needs: those of its secrets, and those in `environment`."""
     places = SECRETS_OF.get(service, ())
     secrets = {secret.env for place, secret in named_secrets(config) if secret.env and place.startswith(places)}
+    if secrets:
+        secrets.add(ENV_FILE)
     return frozenset(secrets.union(*(names for name, names in config.environment.items() if name == service)))

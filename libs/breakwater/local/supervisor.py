@@ -260,6 +260,7 @@ class Supervisor:
         stop_s: time limit of a whole stop, in which each process gets at least one second.
         fork: has the services forked (see fork_server.py). Otherwise, and on systems other than Linux, each service is
             run with a Python of its own.
+        on_hangup: called at SIGHUP, which otherwise stops the stack.
     """
 
     def __init__(
@@ -269,12 +270,14 @@ class Supervisor:
         inherit: Sequence[int] = (),
         fork: bool = False,
         stop_s: float = 10.0,
+        on_hangup: Callable[[], None] | None = None,
     ) -> None:
         self._on_event = on_event
         self._inherit = tuple(inherit)
         self._fork = fork and fork_server.SUPPORTED
         self._fork_server_started = False
         self._stop_s = stop_s
+        self._on_hangup = on_hangup
         # Processes that were started together stop together, in reverse order.
         self._steps: list[list[Keeper]] = []
         self.keepers: dict[str, Keeper] = {}
@@ -358,7 +361,9 @@ class Supervisor:
             working.cancel()  # the handlers stay: what follows takes a moment, and need not be interrupted
 
     def _on_signal(self, sig: Signals) -> None:
-        if self._ended.done():
+        if sig is signal.SIGHUP and self._on_hangup is not None:
+            self._on_hangup()
+        elif self._ended.done():
             self.kill_all()
         else:
             self._ended.set_result(sig)

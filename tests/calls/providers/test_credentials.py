@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from breakwater.calls.providers.http import Credential
 from breakwater.kernel.errors import ConfigError
-from breakwater.kernel.security.secret_refs import SecretRef
+from breakwater.kernel.security.secret_refs import ENV_FILE, SecretRef, variable
 
 OLD, NEW = "sk-old-secret-1", "sk-new-secret-2"
 PRINT = """
@@ -23,16 +23,21 @@ print(open(secret).read())
 
 
 class Source:
-    """Where a secret comes from, of one of the three kinds; its value can be changed."""
+    """Where a secret comes from, of one of the kinds; its value can be changed."""
 
     def __init__(self, kind: str, directory: Path, setenv: Callable[[str, str], None], takes_s: float = 0) -> None:
         self._file, self._reads, self._setenv = directory / "secret", directory / "reads", setenv
         command = (sys.executable, "-c", PRINT, str(self._file), str(takes_s), str(self._reads))
         self.ref = {
             "env": SecretRef(env="A_KEY"),
+            "env file": SecretRef(env="A_KEY"),
             "file": SecretRef(file=self._file),
             "command": SecretRef(command=command),
         }[kind]
+        self._variables = directory / "variables"
+        if kind == "env file":
+            setenv(ENV_FILE, str(self._variables))
+            self._setenv = lambda name, value: self._variables.write_text(f"# ours\nexport {name}='{value}'\nB=$A\n")
         self.becomes(OLD)
 
     def becomes(self, value: str) -> None:
@@ -49,7 +54,7 @@ class Source:
         return len(self._reads.read_text())
 
 
-@pytest.mark.parametrize("kind", ["env", "file", "command"])
+@pytest.mark.parametrize("kind", ["env", "env file", "file", "command"])
 async def test_a_source_that_changed_gives_a_newer_version_and_one_that_did_not_none(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -66,7 +71,7 @@ async def test_a_source_that_changed_gives_a_newer_version_and_one_that_did_not_
     assert (credential.value, credential.version) == (OLD, 3)
 
 
-@pytest.mark.parametrize("kind", ["env", "file", "command"])
+@pytest.mark.parametrize("kind", ["env", "env file", "file", "command"])
 async def test_a_source_that_fails_is_reported_once_and_the_key_stays(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,6 +131,17 @@ async def test_reading_does_not_hold_up_the_event_loop(tmp_path: Path, monkeypat
         await asyncio.sleep(0.005)
         turns += 1
     assert turns > 2
+
+
+def test_a_file_of_variables_precedes_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_KEY", "of the environment")
+    monkeypatch.setenv("OTHER", "other")
+    file = tmp_path / "variables"
+    monkeypatch.setenv(ENV_FILE, str(file))
+    with pytest.raises(ConfigError, match="which BREAKWATER_ENV_FILE names, can't be read: No such file"):
+        variable("A_KEY")
+    file.write_text("# keys\nA_KEY = 'of $the file'\nEMPTY=\n")
+    assert [variable(name) for name in ("A_KEY", "OTHER", "EMPTY")] == ["of $the file", "other", ""]
 
 
 async def test_no_key_needs_no_source() -> None:

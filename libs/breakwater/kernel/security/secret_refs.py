@@ -13,6 +13,9 @@ from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.types import Message
 
+ENV_FILE = "BREAKWATER_ENV_FILE"
+"""The variable that names a file of `NAME=value` lines, which are read anew each time and precede the environment."""
+
 COMMAND_TIMEOUT_S = 10.0
 _CREDENTIALS = re.compile(r"(?<=//)([^/@:]*):[^/@]*(?=@)")
 
@@ -41,7 +44,7 @@ class SecretRef(Message):
             ConfigError: the variable is not set, the file can't be read, the command fails, or the secret is empty.
         """
         if self.env is not None:
-            value = os.environ.get(self.env, "")
+            value = variable(self.env)
             source = f"the environment variable {self.env}"
             if not value:
                 raise ConfigError(f"{source} is not set; it must hold a secret")
@@ -56,6 +59,26 @@ class SecretRef(Message):
         if not value:
             raise ConfigError(f"{source} is empty")
         return value
+
+
+def variable(name: str) -> str:
+    """Returns an environment variable, or its value in the file of `ENV_FILE`; empty if it is not set.
+
+    Raises:
+        ConfigError: the file can't be read.
+    """
+    file = os.environ.get(ENV_FILE)
+    if not file:
+        return os.environ.get(name, "")
+    from dotenv import dotenv_values  # few planes have such a file
+
+    try:
+        with Path(file).open(encoding="utf-8") as lines:
+            values = dotenv_values(stream=lines, interpolate=False)
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError(f"the file {file}, which {ENV_FILE} names, can't be read: {why}") from error
+    return values.get(name) or os.environ.get(name, "")
 
 
 def _read_file(path: Path) -> str:

@@ -27,6 +27,7 @@ from breakwater.kernel.process.background import run_together
 from breakwater.kernel.process.files import write_private
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.redis.connection import StateUnavailableError
+from breakwater.kernel.security.secret_refs import ENV_FILE
 from breakwater.local.commands.console import sign_in_link
 from breakwater.local.commands.setup import prepare_clickhouse, prepare_nats
 from breakwater.local.datadir import DataDir, Endpoints
@@ -61,6 +62,16 @@ def up(
         bool,
         typer.Option(help="Replace every provider by a simulated one: no real calls, no cost."),
     ] = False,
+    env_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--env-file",
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            help="File of NAME=value lines for {env: NAME} secrets; SIGHUP has it read again.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print events and endpoints as JSON lines.")] = False,
 ) -> int:
     """Run the whole plane on this machine: NATS, Redis, ClickHouse and all services.
@@ -80,6 +91,8 @@ def up(
 
         breakwater up --config breakwater.yaml --data /var/lib/breakwater --workers 4
     """
+    if env_file is not None:
+        os.environ[ENV_FILE] = str(env_file.absolute())
     if not config.exists() and str(config) == "breakwater.yaml":
         if not simulate:
             raise usage_error(
@@ -109,8 +122,21 @@ async def _run(
     workers: int,
     ports: tuple[int | None, int | None],
 ) -> int:
-    supervisor = Supervisor(on_event=events.show_process_event, inherit=[lock], stop_s=12.0, fork=True)
     background_tasks: list[asyncio.Task[None]] = []
+
+    def reread_secrets() -> None:
+        for spec in supervisor.keepers.values():
+            if spec.spec.service is not None:
+                spec.signal(signal.SIGHUP)
+        events.show("secrets_reread", f"  the services read {os.environ[ENV_FILE]} again")
+
+    supervisor = Supervisor(
+        on_event=events.show_process_event,
+        inherit=[lock],
+        stop_s=12.0,
+        fork=True,
+        on_hangup=reread_secrets if ENV_FILE in os.environ else None,
+    )
 
     async def stay_up() -> NoReturn:
         simulation = write_simulation(data, config_file) if simulate else None
