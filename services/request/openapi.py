@@ -45,6 +45,10 @@ PATH_PARAMETERS: dict[str, dict[str, Any]] = {
         "description": "The execution's id, or that of its job. Slashes in it may be percent-encoded.",
         "schema": {"type": "string", "examples": ["019aa8f2-7c1e-7d3a-9b54-2f6e8a1c0d37"]},
     },
+    "run_id": {
+        "description": "The run's id, as `GET /api/v1/runs` lists it. Slashes in it may be percent-encoded.",
+        "schema": {"type": "string", "examples": ["research-4711"]},
+    },
     "plan_id": {
         "description": "The plan's id or key. Slashes in it may be percent-encoded.",
         "schema": {"type": "string", "examples": ["report-47"]},

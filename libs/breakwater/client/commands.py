@@ -134,9 +134,22 @@ class Api:
         if getattr(document, "more", False):
             output.note(f"(more than these {limit:,}; see --limit)")
 
+    @property
+    def plane(self) -> PlaneLocation:
+        """The plane that the options select."""
+        return PlaneLocation(self.data)
+
+    def uses_http(self, server_variable: str) -> bool:
+        """Returns whether the command uses the HTTP API, and not the server that the variable names."""
+        return self.plane.uses_http(server_variable, self.url, self.api_key)
+
+    def ask(self, question: Callable[[ApiClient], Coroutine[Any, Any, T]]) -> T:
+        """Sends the reading requests of a question over one client. Raises CliError."""
+        return self._send(question, unanswered=SEE_DOCTOR)
+
     def client(self) -> ApiClient:
         """Returns a client of the API, which the caller closes. Raises CliError if no plane is running."""
-        return PlaneLocation(self.data).api_client(self.url, self.api_key)
+        return self.plane.api_client(self.url, self.api_key)
 
     def _request(
         self, form: Form[T], send: Callable[[ApiClient], Coroutine[Any, Any, Any]], **remedies: str

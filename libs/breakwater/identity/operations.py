@@ -189,7 +189,7 @@ def _routing_order(path: str) -> tuple[bool, int]:
 
 def _route(operation: Operation, respond: Endpoint) -> Route:
     # Ids of jobs and names of models may contain slashes.
-    path = re.sub(r"\{(job_id|execution_id|model|plan_id|response_id)\}", r"{\1:path}", operation.path)
+    path = re.sub(r"\{(job_id|execution_id|model|plan_id|response_id|run_id)\}", r"{\1:path}", operation.path)
     kind = ProgressRoute if path.endswith(PROGRESS) else Route
     return kind(path, respond, methods=[operation.method])
 

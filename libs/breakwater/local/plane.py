@@ -1,7 +1,8 @@
 """Addresses and passwords of the running plane.
 
 An address comes from the command's option; otherwise from its `BREAKWATER_*` variable, unless `--data` is set;
-otherwise from the data directory of `breakwater up`.
+otherwise from the data directory of `breakwater up`. Commands that can use a server or the HTTP API ask
+`PlaneLocation.uses_http`.
 """
 
 from __future__ import annotations
@@ -58,6 +59,28 @@ class PlaneLocation:
         self.data = data or DEFAULT_DATA
         self._only_data = data is not None
         self._endpoints: Endpoints | None = None
+
+    def uses_http(self, server_variable: str, url: str | None, api_key: str | None) -> bool:
+        """Returns whether a command that could use a server uses the HTTP API instead.
+
+        It does if an option names the API; otherwise if only the API's variable is set, and not the server's.
+
+        Args:
+            server_variable: the variable with the server's address, such as `BREAKWATER_CLICKHOUSE_URL`.
+            url: option for the API's URL.
+            api_key: option for the API key.
+        """
+        if url is not None or api_key is not None:
+            return True
+        return self._variable(server_variable) is None and self._variable("BREAKWATER_URL") is not None
+
+    def require_server(self, server_variable: str, what: str, url: str | None, api_key: str | None) -> None:
+        """Raises CliError, which names the server's variable, if a command can reach only the HTTP API."""
+        if self.uses_http(server_variable, url, api_key):
+            raise usage_error(
+                f"the HTTP API can't {what}",
+                f"Set {server_variable}, or use --data DIR on the machine of the plane.",
+            )
 
     @property
     def endpoints(self) -> Endpoints:

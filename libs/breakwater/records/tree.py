@@ -8,11 +8,10 @@ server happens to carry the ids over into the index.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
 from datetime import datetime
 from itertools import pairwise
-from typing import Literal
 
+from breakwater.jobs.contract.tree import Cut, Subtree, Tree, TreeExecution, TreeNode
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.records.search import SQL
 
@@ -23,74 +22,11 @@ MAX_LEVELS = 50
 _IDS_AT_ONCE = 200
 """In one statement: a server takes parameters of up to 128 KiB, and an id may have 512 bytes."""
 
-_Below = dict[str, list["TreeExecution"]]
+_Below = dict[str, list[TreeExecution]]
 """The children of executions, by the parent's id."""
 
-Cut = Literal["ancestors", "levels", "nodes"]
-"""A reason why a tree is incomplete: its root is further up, it is deeper, or it has more executions."""
-
-
-@dataclass(frozen=True, slots=True)
-class TreeExecution:
-    """An execution as a tree shows it; costs in nano-dollars, as in its record."""
-
-    execution_id: str
-    job_id: str
-    parent_execution_id: str | None
-    agent: str
-    status: str
-    reason: str | None
-    chosen_model: str | None
-    total_cost: int | None
-    wasted_cost: int | None
-    cost_basis: str
-    duration_ms: int
-    cache_hit: bool
-    dry_run: bool
-    queued_at: datetime
-    completed_at: datetime
-
-
-_COLUMNS = ", ".join(field.name for field in fields(TreeExecution))
+_COLUMNS = ", ".join(TreeExecution.model_fields)
 ONE, OF_JOB, CHILDREN = (SQL[name] % _COLUMNS for name in ("tree_node", "tree_node_of_job", "tree_children"))
-
-
-@dataclass(frozen=True, slots=True)
-class Subtree:
-    """Sums over an execution and its descendants."""
-
-    executions: int
-    """The number of recorded executions."""
-    total_cost: int | None
-    """In nano-dollars; None, as `wasted_cost` is, if no part of it is known."""
-    wasted_cost: int | None
-    unknown_costs: int
-    """The number of executions whose cost is not completely known; with any, the sums are lower bounds."""
-
-
-@dataclass(frozen=True, slots=True)
-class TreeNode:
-    """An execution with its descendants."""
-
-    execution_id: str
-    execution: TreeExecution | None
-    """None if there is no record of it, perhaps not yet; its children name it as their parent."""
-    subtree: Subtree
-    children: tuple[TreeNode, ...]
-    """In the order in which they were queued."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tree:
-    """The whole tree that an execution belongs to."""
-
-    execution_id: str
-    """The requested execution; it is always in the tree."""
-    root: TreeNode
-    cut: tuple[Cut, ...]
-    """The reasons why executions are missing; empty if the tree is complete."""
-    circular: bool
-    """True if jobs named each other as parents: there is no root, and the tree begins at one of them."""
 
 
 async def execution_tree(analytics: Analytics, execution_id: str) -> Tree | None:
@@ -113,7 +49,7 @@ async def execution_tree(analytics: Analytics, execution_id: str) -> Tree | None
     circular = above in up
     if above is not None and not circular:
         cut = ("ancestors", *cut)
-    return Tree(next(iter(up)), _node(root, top, below), cut, circular)
+    return Tree(execution_id=next(iter(up)), root=_node(root, top, below), cut=cut, circular=circular)
 
 
 async def _path_up(analytics: Analytics, execution_id: str) -> dict[str, TreeExecution | None]:
@@ -124,9 +60,13 @@ async def _path_up(analytics: Analytics, execution_id: str) -> dict[str, TreeExe
     path: dict[str, TreeExecution | None] = {}
     current: str | None = execution_id
     while current is not None and current not in path and len(path) < MAX_LEVELS:
-        execution = next(iter(await analytics.read(TreeExecution, ONE, {"execution_id": current})), None)
+        execution = next(
+            iter(await analytics.read(TreeExecution.model_construct, ONE, {"execution_id": current})), None
+        )
         if execution is None and not path:
-            execution = next(iter(await analytics.read(TreeExecution, OF_JOB, {"execution_id": current})), None)
+            execution = next(
+                iter(await analytics.read(TreeExecution.model_construct, OF_JOB, {"execution_id": current})), None
+            )
             current = current if execution is None else execution.execution_id
         path[current] = execution
         current = None if execution is None else execution.parent_execution_id
@@ -165,7 +105,7 @@ async def _children(analytics: Analytics, parents: Sequence[str]) -> tuple[list[
     more = False
     for begin in range(0, len(parents), _IDS_AT_ONCE):
         parameters = {"parents": list(parents[begin : begin + _IDS_AT_ONCE]), "limit": MAX_NODES + 1}
-        children = await analytics.read(TreeExecution, CHILDREN, parameters)
+        children = await analytics.read(TreeExecution.model_construct, CHILDREN, parameters)
         more = more or len(children) > MAX_NODES
         rows += children
     last = {child.execution_id: child for child in sorted(rows, key=_queue_order)}
@@ -179,7 +119,8 @@ def _queue_order(execution: TreeExecution) -> tuple[datetime, str]:
 def _node(execution_id: str, execution: TreeExecution | None, below: _Below) -> TreeNode:
     in_order = sorted(below.get(execution_id, ()), key=_queue_order)
     children = tuple(_node(child.execution_id, child, below) for child in in_order)
-    return TreeNode(execution_id, execution, _sums(execution, [child.subtree for child in children]), children)
+    sums = _sums(execution, [child.subtree for child in children])
+    return TreeNode(execution_id=execution_id, execution=execution, subtree=sums, children=children)
 
 
 def _sums(execution: TreeExecution | None, below: Sequence[Subtree]) -> Subtree:

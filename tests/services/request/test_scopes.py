@@ -47,6 +47,7 @@ async def test_the_api_lets_each_key_do_what_the_document_says_and_nothing_else(
             execution_id="x",
             plan_id="p",
             response_id="resp_x",
+            run_id="r",
         )
         alternatives: list[dict[str, list[KeyScope]]] = operation["security"]
         guarded += bool(alternatives)

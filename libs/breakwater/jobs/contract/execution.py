@@ -603,3 +603,9 @@ class RunList(Event):
     runs: tuple[RunSummary, ...]
     older: str | None = Field(description="Pass as `after` to get the page of older runs. Null on the last page.")
     newer: str | None = Field(description="Pass as `before` to get the page of newer runs. Null on the first page.")
+
+
+class RunSteps(Event):
+    """The executions of one run that have ended."""
+
+    steps: tuple[ExecutionSummary, ...] = Field(description="In the order in which they were queued; at most 1,000.")

@@ -9,14 +9,16 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from breakwater.identity.operations import CLICKHOUSE_UNAVAILABLE, ApiRequest, operation
-from breakwater.jobs.contract.execution import Execution, ExecutionList, ExecutionQuery, RunList
+from breakwater.jobs.contract.execution import Execution, ExecutionList, ExecutionQuery, RunList, RunSteps
+from breakwater.jobs.contract.tree import Tree
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.clickhouse.errors import AnalyticsUnavailableError, QueryError
 from breakwater.kernel.http.problems import RequestError
 from breakwater.kernel.security.encryption import Cipher, DecryptionError
 from breakwater.kernel.types import Message
 from breakwater.kernel.validation import FieldError
-from breakwater.records.search import Cursor, Filters, find_execution, search, search_runs
+from breakwater.records.search import Cursor, Filters, find_execution, search, search_runs, steps
+from breakwater.records.tree import execution_tree
 
 ANSWER_WITHIN_S = 20.0
 
@@ -61,8 +63,8 @@ class ExecutionRoutes:
         summary="Runs",
         description="A run is the executions of one task, session or trace, or of one tree of parents; an execution "
         "without any of these is a run of its own. A run is listed if one of its steps matches, once, at the last that "
-        "does; its figures are of all its steps that have ended. `GET /api/v1/executions?run_id=` lists the steps: "
-        "their `parent_execution_id` makes the tree. `older` and `newer` are as in `GET /api/v1/executions`.",
+        "does; its figures are of all its steps that have ended. `GET /api/v1/runs/{run_id}` lists the steps: their "
+        "`parent_execution_id` makes the tree. `older` and `newer` are as in `GET /api/v1/executions`.",
         result="A page of the runs of which a step matches.",
         errors={503: CLICKHOUSE_UNAVAILABLE},
     )
@@ -71,6 +73,44 @@ class ExecutionRoutes:
         filters, place = _filters_and_place(request.input)
         page = await ask_clickhouse(search_runs(self.analytics, filters, **place, limit=request.input.limit))
         return RunList(runs=page.lines, older=page.older and page.older.text, newer=page.newer and page.newer.text)
+
+    @operation(
+        "GET",
+        "/api/v1/runs/{run_id}",
+        tag="executions",
+        summary="The steps of a run",
+        result="Its steps that have ended.",
+        errors={404: "No step of it is recorded (`unknown_run`).", 503: CLICKHOUSE_UNAVAILABLE},
+    )
+    async def show_run(self, request: ApiRequest[Message]) -> RunSteps:
+        """Shows the steps of a run. Raises RequestError: 404."""
+        run_id = request.path["run_id"]
+        run_steps = await ask_clickhouse(steps(self.analytics, run_id))
+        if not run_steps:
+            raise RequestError(404, "unknown_run", f"there is no run {run_id!r}; /api/v1/runs lists runs")
+        return RunSteps(steps=run_steps)
+
+    @operation(
+        "GET",
+        "/api/v1/trees/{execution_id}",
+        tag="executions",
+        summary="The tree of executions that one belongs to",
+        description="An execution is below the one that its job names as `parent_execution_id`. The tree has all of "
+        "them, from the root down, with their costs: at most 1,000 executions on 50 levels, those nearest to the root "
+        "first.",
+        result="The tree.",
+        errors={
+            404: "The id is neither recorded nor named as a parent (`unknown_execution`).",
+            503: CLICKHOUSE_UNAVAILABLE,
+        },
+    )
+    async def show_tree(self, request: ApiRequest[Message]) -> Tree:
+        """Shows the tree that an execution belongs to. Raises RequestError: 404."""
+        execution_id = request.path["execution_id"]
+        tree = await ask_clickhouse(execution_tree(self.analytics, execution_id))
+        if tree is None:
+            raise _unknown_execution(execution_id)
+        return tree
 
     @operation(
         "GET",
@@ -89,15 +129,19 @@ class ExecutionRoutes:
         execution_id = request.path["execution_id"]
         execution = await ask_clickhouse(find_execution(self.analytics, execution_id))
         if execution is None:
-            message = (
-                f"no execution {execution_id!r} is recorded: a record is there about a second after the job has ended, "
-                "for as long as the config says (clickhouse.retention_days); /api/v1/jobs knows of one that is running"
-            )
-            raise RequestError(404, "unknown_execution", message)
+            raise _unknown_execution(execution_id)
         # Without the key, the record is shown with tokens in place of its encrypted texts.
         with suppress(DecryptionError):
             execution = self.cipher.decrypt_record(execution)
         return execution
+
+
+def _unknown_execution(execution_id: str) -> RequestError:
+    message = (
+        f"no execution {execution_id!r} is recorded: a record is there about a second after the job has ended, "
+        "for as long as the config says (clickhouse.retention_days); /api/v1/jobs knows of one that is running"
+    )
+    return RequestError(404, "unknown_execution", message)
 
 
 def _filters_and_place(query: ExecutionQuery) -> tuple[Filters, dict[str, Cursor | None]]:

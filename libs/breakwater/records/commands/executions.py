@@ -1,33 +1,30 @@
-"""`breakwater executions`: lists executions from ClickHouse, and shows one with its attempts or its tree."""
+"""`breakwater executions`: lists executions, and shows one with its attempts or its tree."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 import typer.core
 
-from breakwater.jobs.contract.execution import Execution, ExecutionSummary
+from breakwater.client.commands import Api, api_command
+from breakwater.jobs.contract.execution import Execution
+from breakwater.jobs.contract.tree import Tree, TreeExecution, TreeNode
 from breakwater.kernel.columns import Column
-from breakwater.kernel.commands import connect, formats, output
+from breakwater.kernel.commands import formats, output
 from breakwater.kernel.commands.errors import CliError, usage_error
-from breakwater.kernel.errors import ConfigError
-from breakwater.kernel.security.encryption import DecryptionError
-from breakwater.local.plane import DataOption, JsonOption, PlaneLocation
 from breakwater.records.commands.export import Status, export
-from breakwater.records.search import Filters, find_execution, search, search_runs, steps
-from breakwater.records.tree import MAX_LEVELS, MAX_NODES, Subtree, Tree, TreeExecution, TreeNode, execution_tree
+from breakwater.records.commands.record_source import RecordSource, ask_record
+from breakwater.records.search import Filters
+from breakwater.records.tree import MAX_LEVELS, MAX_NODES
 from breakwater.records.views.executions import ATTEMPTS, COLUMNS, FACTS, RUNS, STEPS, as_tree
 
 if TYPE_CHECKING:
     from rich.text import Text
     from rich.tree import Tree as RichTree
-
-    from breakwater.kernel.clickhouse.client import Analytics
 
 
 T = TypeVar("T")
@@ -50,7 +47,9 @@ app = typer.Typer(
 
 
 @app.command("list")
+@api_command
 def executions(
+    api: Api,
     execution_id: Annotated[
         str | None, typer.Argument(metavar="[ID]", help="Show this one, by its id or its job's, with its attempts.")
     ] = None,
@@ -71,13 +70,13 @@ def executions(
     tree: Annotated[
         bool, typer.Option("--tree", help="Show the tree of executions that ID belongs to, with its costs.")
     ] = False,
-    data: DataOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """List executions, latest first; or show one, with all its attempts, or with its tree.
 
     An execution is the record of a job, and has the job's id. It appears about a second after the job has ended. A job
     that names a `parent_execution_id` is below that execution in its tree.
+
+    Reads ClickHouse; or the HTTP API with --url or --api-key, or if only BREAKWATER_URL is set.
 
     `breakwater executions export` writes the selected ones to a file: see its `--help`. An execution whose id is
     `export` or `list` is shown by `breakwater executions -- export`.
@@ -98,12 +97,11 @@ def executions(
     """
     if tree and execution_id is None:
         raise usage_error("--tree needs the id of an execution", "Try `breakwater executions ID --tree`.")
-    url = PlaneLocation(data).clickhouse_url
     if run is not None:
-        run_steps = connect.ask_clickhouse(url, lambda analytics: steps(analytics, run))
+        run_steps = ask_record(api, lambda record: record.steps(run))
         if not run_steps:
             raise CliError("unknown_run", f"there is no run {run!r}", "`breakwater executions --runs` lists runs.")
-        if as_json:
+        if api.as_json:
             output.json_document(run_steps)
         else:
             output.table(STEPS, as_tree(run_steps))
@@ -111,18 +109,17 @@ def executions(
         begin = formats.since(since, datetime.now(UTC)) if since is not None else None
         filters = Filters(agent=agent, status=status, plan_id=plan, since=begin)
         if runs:
-            run_summaries = connect.ask_clickhouse(
-                url, lambda analytics: search_runs(analytics, filters, limit=limit)
-            ).lines
-            _show_list(RUNS, run_summaries, "no runs", as_json=as_json)
+            run_summaries = ask_record(api, lambda record: record.runs(filters, limit))
+            _show_list(RUNS, run_summaries, "no runs", as_json=api.as_json)
         else:
-            lines = connect.ask_clickhouse(url, lambda analytics: search(analytics, filters, limit=limit)).lines
-            _show_list(COLUMNS, lines, "no executions", as_json=as_json)
+            lines = ask_record(api, lambda record: record.executions(filters, limit))
+            _show_list(COLUMNS, lines, "no executions", as_json=api.as_json)
     elif tree:
-        show_tree(_wait_for_record(url, execution_tree, execution_id), as_json=as_json)
+        execution_tree = _wait_for_record(api, lambda record: record.tree(execution_id), execution_id)
+        show_tree(execution_tree, as_json=api.as_json)
     else:
-        execution = _wait_for_record(url, find_execution, execution_id)
-        _show_execution(_decrypt(execution, PlaneLocation(data)), as_json=as_json)
+        execution = _wait_for_record(api, lambda record: record.execution(execution_id), execution_id)
+        _show_execution(execution, as_json=api.as_json)
 
 
 app.command("export")(export)
@@ -139,18 +136,18 @@ RECORD_TIMEOUT_S = 3.0
 """Seconds to wait for a record, which appears about a second after its job has ended."""
 
 
-def _wait_for_record(url: str, find: Callable[[Analytics, str], Awaitable[T | None]], execution_id: str) -> T:
-    """Repeats a query until it finds the record. Raises CliError if it finds none within `RECORD_TIMEOUT_S`."""
+def _wait_for_record(api: Api, find: Callable[[RecordSource], Awaitable[T | None]], execution_id: str) -> T:
+    """Repeats a look-up until it finds the record. Raises CliError if it finds none within `RECORD_TIMEOUT_S`."""
 
-    async def wait(analytics: Analytics) -> T | None:
+    async def wait(source: RecordSource) -> T | None:
         for _ in range(12):
-            record = await find(analytics, execution_id)
+            record = await find(source)
             if record is not None:
                 return record
             await asyncio.sleep(RECORD_TIMEOUT_S / 12)
         return None
 
-    record = connect.ask_clickhouse(url, wait)
+    record = ask_record(api, wait)
     if record is None:
         raise CliError(
             "unknown_execution",
@@ -158,17 +155,6 @@ def _wait_for_record(url: str, find: Callable[[Analytics, str], Awaitable[T | No
             "A job appears here about a second after it has ended; `breakwater tail` shows live events.",
         )
     return record
-
-
-def _decrypt(execution: Execution, plane: PlaneLocation) -> Execution:
-    """Decrypts the texts of an execution. If the config's keys can't be read here, prints a note instead."""
-    if execution.encrypted is None:
-        return execution
-    try:
-        return plane.cipher().decrypt_record(execution)
-    except (ConfigError, DecryptionError) as error:
-        output.note(f"its texts are not shown: {error}", "yellow")
-        return execution
 
 
 def _show_execution(execution: Execution, *, as_json: bool) -> None:
@@ -264,15 +250,10 @@ def _missing(tree: Tree) -> list[str]:
 
 def _node_json(node: TreeNode) -> dict[str, Any]:
     execution = node.execution
-    figures = {} if execution is None else asdict(execution) | _costs(execution)
     return {
         "execution_id": node.execution_id,
         "recorded": execution is not None,
-        **figures,
-        "subtree": asdict(node.subtree) | _costs(node.subtree),
+        **({} if execution is None else execution.model_dump(mode="json")),
+        "subtree": node.subtree.model_dump(mode="json"),
         "children": [_node_json(child) for child in node.children],
     }
-
-
-def _costs(record: ExecutionSummary | TreeExecution | Subtree) -> dict[str, str | None]:
-    return {"total_cost": formats.exact(record.total_cost), "wasted_cost": formats.exact(record.wasted_cost)}
