@@ -24,14 +24,6 @@ COMMANDS = {
         ),
         "console": ("local.commands.console", "Print a link that signs in to the console of a local stack."),
         "doctor": ("cli.doctor", "Check the plane: config, servers, streams, schema, lags, clocks, providers."),
-        "setup": (
-            "local.commands.setup",
-            "Create and update the streams of NATS and the tables of ClickHouse, as the config asks.",
-        ),
-        "contract": (
-            "cli.commands.contract",
-            "Write the wire contract: JSON schemas, AsyncAPI, OpenAPI, the config's schema.",
-        ),
         "simulate": (
             "local.commands.simulate",
             "Break the simulated provider of a running `breakwater up --simulate`.",
@@ -73,6 +65,16 @@ COMMANDS = {
         ),
         "alerts": ("alerts.commands", "List incidents; acknowledge or resolve them; test a channel."),
         "dlq": ("jobs.commands.dlq", "List dead letters, show one, and replay jobs."),
+    },
+    "Developers": {
+        "setup": (
+            "local.commands.setup",
+            "Create and update the streams of NATS and the tables of ClickHouse, as the config asks.",
+        ),
+        "contract": (
+            "cli.commands.contract",
+            "Write the wire contract: JSON schemas, AsyncAPI, OpenAPI, the config's schema.",
+        ),
     },
 }
 """The subcommands by their panel in `--help`: the module that offers it, and its summary.

@@ -205,7 +205,7 @@ async def start_stack(
     )
     key = None
     if not stack.endpoints.api_key_file.exists() or not list_keys(settings.api_keys_file):
-        key = create_key(settings.api_keys_file, "first")
+        key = create_key(settings.api_keys_file, "local-operator")
         write_private(stack.endpoints.api_key_file, key)
     await supervisor.start(stack.services)
     data.write_endpoints(stack.endpoints)
