@@ -14,6 +14,7 @@ from breakwater.calls.rules.classify import (
     ProgramFailure,
     TransportFailure,
     classify,
+    follows_request,
 )
 from tests.tables import each_row
 
@@ -43,7 +44,7 @@ ROWS: list[Row] = [
     (HttpFailure(429, "not active", "billing_not_active"), "quota", "QuotaExceededError", False, False),
     (HttpFailure(451, "unavailable for legal reasons"), "client", "ClientError", False, False),
     (HttpFailure(500, "oops"), "server", "ServerError", True, True),
-    (HttpFailure(501, "not implemented"), "server", "ServerError", True, True),
+    (HttpFailure(501, "not implemented"), "client", "UnsupportedRequestError", False, False),
     (HttpFailure(502, "bad gateway"), "server", "ServiceUnavailableError", True, True),
     (HttpFailure(503, "unavailable"), "server", "ServiceUnavailableError", True, True),
     (HttpFailure(504, "gateway timeout"), "server", "GatewayTimeoutError", True, True),
@@ -61,6 +62,8 @@ ROWS: list[Row] = [
     (BrokenAnswer("the answer has no choices"), "server", "BrokenAnswerError", True, True),
     (BrokenAnswer("the answer was truncated"), "server", "BrokenAnswerError", True, True),
     (BrokenAnswer("the answer has no choices", 202), "server", "BrokenAnswerError", True, True),
+    (BrokenAnswer("the answer has no embeddings", flaw="other_kind"), "client", "WrongAnswerKindError", False, False),
+    (BrokenAnswer("no numbers", flaw="embeddings"), "server", "BrokenEmbeddingsError", True, False),
     (BrokenAnswer("the answer is over 9 bytes", storable=False), "client", "AnswerTooLargeError", False, False),
     (EmptyAnswer("content_filter", "no text"), "client", "ContentFilteredError", False, False),
     (EmptyAnswer("length", "no text"), "client", "OutputLimitError", False, False),
@@ -288,7 +291,7 @@ def test_a_prompt_that_a_filter_refuses_is_no_unfamiliar_400(code: str) -> None:
     assert (verdict.kind, verdict.class_name) == ("client", "ContentFilteredError")
 
 
-@each_row("status", [401, 403, 404, 429, 500, 503])
+@each_row("status", [401, 403, 404, 429, 502, 503])
 def test_words_about_the_conversation_mean_nothing_under_another_status(status: int) -> None:
     verdict = classify(HttpFailure(status, "prompt is too long", "context_length_exceeded"), NOW)
     assert verdict.kind in {"client", "rate_limit", "server"}
@@ -320,3 +323,52 @@ def test_an_errors_class_and_text_are_its_identity() -> None:
     assert identity(500, "line 42") == identity(500, "line 87")
     assert identity(500, "the same text") != identity(503, "the same text")
     assert identity(500, "no such model") != identity(500, "no such key")
+
+
+@each_row(
+    ("status", "code", "message", "class_name"),
+    [
+        (501, "not_supported_error", "This server does not support embeddings. Start it with `--embeddings`",
+         "UnsupportedRequestError"),
+        (500, None, "this model does not support embeddings", "UnsupportedRequestError"),
+        (400, None, '"nomic-embed-text" does not support chat', "UnsupportedRequestError"),
+        (404, None, "The model does not support Embeddings API", "UnsupportedRequestError"),
+        (403, None, "You are not allowed to generate embeddings from this model", "UnsupportedRequestError"),
+        (500, None, "the input length exceeds the context length", "ContextOverflowError"),
+        (500, "context_length_exceeded", "too much", "ContextOverflowError"),
+    ],
+)  # fmt: skip
+def test_a_request_that_the_model_cannot_serve_counts_for_nobody_under_whatever_status(
+    status: int, code: str | None, message: str, class_name: str
+) -> None:
+    verdict = classify(HttpFailure(status, message, code), NOW)
+    assert (verdict.class_name, verdict.retryable, verdict.counts_for_breaker) == (class_name, False, False)
+    assert follows_request(verdict.error_info())
+
+
+@each_row(
+    ("failure", "class_name"),
+    [
+        (HttpFailure(400, "API key not valid. Please pass a valid API key."), "UnauthorizedError"),
+        (HttpFailure(400, "no", "invalid_api_key"), "UnauthorizedError"),
+        (HttpFailure(400, "no such model", "model_not_found"), "NotFoundError"),
+        (HttpFailure(404, "model: no-such-model"), "NotFoundError"),
+        (HttpFailure(500, "context deadline exceeded"), "ServerError"),
+        (HttpFailure(429, "slow down"), "RateLimitError"),
+        (TransportFailure("timeout", "TimeoutError", "no answer in 30 s"), "TimeoutError"),
+    ],
+)
+def test_a_failure_of_the_key_the_model_or_the_provider_does_not_follow_the_request(
+    failure: CallFailure, class_name: str
+) -> None:
+    verdict = classify(failure, NOW)
+    assert verdict.class_name == class_name
+    assert not follows_request(verdict.error_info())
+
+
+@each_row(("failure", "kind", "class_name", "retryable", "counted"), ROWS)
+def test_no_failure_that_follows_the_request_counts_for_a_breaker(
+    failure: CallFailure, kind: str, class_name: str, retryable: bool, counted: bool
+) -> None:
+    del kind, class_name, retryable
+    assert not (counted and follows_request(classify(failure, NOW).error_info()))

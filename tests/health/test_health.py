@@ -15,7 +15,7 @@ from breakwater.limits.rules.budget import NEVER_FITS, OWN_CAP
 from tests.tables import each_row
 
 MOMENT = time_from_ms(1_795_000_000_000)
-SAYS_NOTHING = {"logic", "context_overflow", "orphan_tool_calls", "rate_limit"}
+SAYS_NOTHING = {"client", "logic", "context_overflow", "orphan_tool_calls", "rate_limit"}
 
 
 def attempt(outcome: Outcome, kind: ErrorKind | None = None, *, counts: bool = False) -> Attempt:
@@ -75,6 +75,29 @@ def test_an_error_speaks_against_it_whether_a_breaker_counts_it_or_not_but_for_t
     kind: ErrorKind, *, counts: bool
 ) -> None:
     assert speaks_against_health(attempt("error", kind, counts=counts)) is (None if kind in SAYS_NOTHING else True)
+
+
+@each_row(
+    ("status", "class_name", "expected"),
+    [
+        (400, "BadRequestError", None),
+        (422, "UnprocessableEntityError", None),
+        (413, "RequestTooLargeError", None),
+        (200, "WrongAnswerKindError", None),
+        (404, "UnsupportedRequestError", None),
+        (None, "OutputCutOffError", None),
+        (401, "UnauthorizedError", True),
+        (400, "UnauthorizedError", True),
+        (403, "ForbiddenError", True),
+        (404, "NotFoundError", True),
+        (410, "ClientError", True),
+    ],
+)
+def test_what_follows_the_request_says_nothing_and_a_refused_key_or_a_missing_model_speaks_against_it(
+    status: int | None, class_name: str, expected: bool | None
+) -> None:
+    error = ErrorInfo(kind="client", class_=class_name, message="x", status_code=status)
+    assert speaks_against_health(attempt("error").model_copy(update={"error": error})) is expected
 
 
 FEW, MANY = CallHealth(2, 2, 1, 4, 2), CallHealth(NONE_SUCCEEDS, 2, None, NONE_SUCCEEDS, NONE_SUCCEEDS)

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from breakwater.breakers.rules.health import NONE_SUCCEEDS, UNCALLED, CallHealth, Verdict, health_of_calls
-from breakwater.jobs.contract.execution import Attempt, ErrorKind
+from breakwater.calls.rules.classify import follows_request
+from breakwater.jobs.contract.execution import Attempt
 from breakwater.limits.rules.budget import NEVER_FITS
-
-_SAYS_NOTHING: frozenset[ErrorKind] = frozenset({"logic", "context_overflow", "orphan_tool_calls", "rate_limit"})
-"""Kinds of errors that say nothing about health: the request was wrong and is repaired, or the model was busy."""
 
 
 def speaks_against_health(attempt: Attempt) -> bool | None:
@@ -22,8 +20,10 @@ def speaks_against_health(attempt: Attempt) -> bool | None:
         return False
     if attempt.outcome == "short_circuited":
         return True if attempt.error and attempt.error.class_ in NEVER_FITS else None
-    if attempt.outcome == "cancelled" or (attempt.error and attempt.error.kind in _SAYS_NOTHING):
+    if attempt.outcome == "cancelled":
         return None
+    if attempt.error is not None and (attempt.error.kind == "rate_limit" or follows_request(attempt.error)):
+        return None  # the model was busy, or the request was at fault
     return True
 
 

@@ -132,7 +132,7 @@ async def test_a_broken_answer_is_tried_again(start_worker: StartWorker) -> None
     async with start_worker({"sim/e": broken}, {"index": AGENT}, more_models=priced(e=8)) as plane:
         result = await run(plane, job())
     assert (result["status"], result["attempts_count"]) == ("succeeded", 2)
-    assert result["attempts"][0]["error"]["class"] == "BrokenAnswerError"
+    assert result["attempts"][0]["error"]["class"] == "BrokenEmbeddingsError"
 
 
 async def test_one_request_takes_what_fits_into_a_result(start_worker: StartWorker) -> None:

@@ -40,7 +40,7 @@ from breakwater.calls.providers.failures import (
     transport_failure,
 )
 from breakwater.calls.providers.http_stream import StreamBrokenError, assemble, is_of_events, receive
-from breakwater.calls.rules.classify import BrokenAnswer, CallFailure, EmptyAnswer, TransportFailure
+from breakwater.calls.rules.classify import BrokenAnswer, CallFailure, EmptyAnswer, Flaw, TransportFailure
 from breakwater.dialects.rules.chat_chunks import Assembly, Chunk
 from breakwater.dialects.rules.tool_names import long_names, shorten_names, with_long_names
 from breakwater.jobs.contract.execution import Choice
@@ -323,7 +323,7 @@ class HttpProvider:
         except UnusableAnswerError as error:
             if says_why(body):
                 raise CallError(error_in_answer(body, status), maybe_billed=False, usage=usage) from error
-            raise _unusable_answer(error, status, usage) from error
+            raise _unusable_answer(error, status, usage, _kind_of_flaw(wire, body)) from error
 
     def _assemble(self, wire: Wire, reply: _HttpReply) -> dict[str, Any]:
         answer = Assembly()
@@ -439,13 +439,24 @@ def _abortion(body: Mapping[str, Any], choice: Choice, status: int) -> CallFailu
     return BrokenAnswer(f"the provider aborted the answer (finish_reason: {choice.finish_reason})", status)
 
 
-def _broken_answer(status: int, text: str, usage: Usage | None = None, *, storable: bool = True) -> CallError:
+def _broken_answer(
+    status: int, text: str, usage: Usage | None = None, flaw: Flaw = "broken", *, storable: bool = True
+) -> CallError:
     # A model has run, so its provider may bill for it.
-    return CallError(BrokenAnswer(text, status, storable), maybe_billed=True, usage=usage)
+    return CallError(BrokenAnswer(text, status, storable, flaw), maybe_billed=True, usage=usage)
 
 
-def _unusable_answer(error: UnusableAnswerError, status: int, usage: Usage | None) -> CallError:
-    return _broken_answer(status, str(error), usage, storable=not isinstance(error, AnswerTooLargeError))
+def _unusable_answer(error: UnusableAnswerError, status: int, usage: Usage | None, flaw: Flaw = "broken") -> CallError:
+    return _broken_answer(status, str(error), usage, flaw, storable=not isinstance(error, AnswerTooLargeError))
+
+
+def _kind_of_flaw(wire: Wire, body: Mapping[str, Any]) -> Flaw:
+    """Returns why a complete answer is none to the request: it may be one to another API."""
+    if isinstance(wire, EmbeddingsWire):
+        return "other_kind" if any(body.get(name) for name in ("choices", "content", "output")) else "embeddings"
+    data = body.get("data")
+    has_embeddings = isinstance(data, list) and any("embedding" in fields(item) for item in cast(list[Any], data)[:1])
+    return "other_kind" if has_embeddings else "broken"
 
 
 class _LongNamesReader:

@@ -412,6 +412,9 @@ class TransportFailure:
     message: str
 
 
+Flaw = Literal["broken", "other_kind", "embeddings"]
+
+
 @dataclass(frozen=True, slots=True)
 class BrokenAnswer:
     """An unusable 2xx: it is no JSON, truncated, without choices, or an error in disguise.
@@ -420,11 +423,14 @@ class BrokenAnswer:
         message: the problem, in our words.
         status: the answer's HTTP status.
         storable: False if the answer is too large or too deeply nested. The same model would give it again.
+        flaw: the reason why it is unusable: it is broken, an answer to another API (a chat in place of embeddings), or
+            complete with embeddings that can't be read.
     """
 
     message: str
     status: int = 200
     storable: bool = True
+    flaw: Flaw = "broken"
 
 
 @dataclass(frozen=True, slots=True)
@@ -507,6 +513,11 @@ class Classification:
 NOT_SENT = "UnsupportedRequestError"
 """The class of `NotSent`."""
 
+WRONG_KIND = "WrongAnswerKindError"
+"""The class of an answer to another API than the request's."""
+BROKEN_EMBEDDINGS = "BrokenEmbeddingsError"
+"""The class of a complete answer whose embeddings can't be read."""
+
 NOT_KEPT = "what the provider said is not kept for this agent"
 
 WORKER_LOST = Classification(
@@ -554,6 +565,7 @@ RETRYABLE_CLASSES = frozenset(
 ) | words(
     """
     ClientError ContentFilteredError OutputLimitError QuotaExceededError RateLimitError WorkerLostError
+    UnsupportedRequestError WrongAnswerKindError BrokenEmbeddingsError
     AnswerTooLargeError BrokenAnswerError EmptyAnswerError StreamStalledError TruncatedAnswerError
     ClientConnectionError ClientConnectorError ClientOSError ConnectionRefusedError ConnectionResetError DnsError
     HostUnreachableError IoError ServerDisconnectedError TimeoutError TlsError
@@ -563,6 +575,25 @@ RETRYABLE_CLASSES = frozenset(
 """All error classes that `retry.on` may name. Python callables have further ones: the exceptions that they raise."""
 
 _MAY_BE_OF_THE_CONVERSATION = frozenset({400, 413, 422})
+_MAY_BE_OF_THE_API = frozenset({400, 403, 404, 405, 422, 500})
+
+_OTHER_API = re.compile(
+    r"(?:does|do)(?:n'?t| not) support (?:the )?(?:chat|embeddings?|(?:text )?(?:completions?|generat\w+)|pooling)\b|"
+    r"not allowed to generate embeddings|is not an? (?:chat|embeddings?|generative) model|"
+    r"is an? (?:chat|embeddings?) model and not supported|start it with `?--embeddings?",
+    re.I,
+)
+"""Words of OpenAI, vLLM, Ollama and llama.cpp for a model that does not have the request's API."""
+
+_KEY_OR_MODEL_OF_CODE = {
+    "invalid_api_key": 401,
+    "api_key_invalid": 401,
+    "model_not_found": 404,
+    "model_not_available": 404,
+    "invalid_model": 404,
+}
+_BAD_KEY = re.compile(r"api key (?:is )?(?:not valid|invalid|expired)", re.I)
+"""Gemini's words."""
 
 
 def classify(failure: CallFailure, now: datetime) -> Classification:
@@ -580,6 +611,15 @@ def classify(failure: CallFailure, now: datetime) -> Classification:
             kind = "client"
             name = "AnswerTooLargeError"
             again = False
+        case BrokenAnswer(message, status, flaw="other_kind"):
+            kind = "client"
+            name = WRONG_KIND
+            again = False
+        case BrokenAnswer(message, status, flaw="embeddings"):
+            # The model's chats may be fine, which have the same breaker.
+            return Classification(
+                "server", BROKEN_EMBEDDINGS, message, status, retryable=True, counts_for_breaker=False
+            )
         case BrokenAnswer(message, status):
             kind = "server"
             name = "BrokenAnswerError"
@@ -606,6 +646,23 @@ def classify(failure: CallFailure, now: datetime) -> Classification:
         case HttpFailure():
             return _classify_status(failure, now)
     return Classification(kind, name, message, status, retryable=again, counts_for_breaker=again)
+
+
+_OF_DEPLOYMENT_CLASSES = frozenset({_CLIENT_CLASSES[status] for status in (401, 403, 404)})
+_OF_DEPLOYMENT_STATUSES = frozenset({401, 403, 404, 405, 407, 410})
+
+
+def follows_request(error: ErrorInfo) -> bool:
+    """Returns True if a failure follows from its request: malformed, too long, filtered, or unreadable for its kind.
+
+    Such a failure says nothing about other requests to the model, unlike a refused key or a model that is gone.
+    """
+    if error.kind in {"logic", "context_overflow", "orphan_tool_calls"}:
+        return True
+    if error.class_ in {NOT_SENT, WRONG_KIND, BROKEN_EMBEDDINGS}:
+        return True
+    is_of_deployment = error.class_ in _OF_DEPLOYMENT_CLASSES or error.status_code in _OF_DEPLOYMENT_STATUSES
+    return error.kind == "client" and not is_of_deployment
 
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
@@ -662,6 +719,10 @@ def _by_status(failure: HttpFailure, now: datetime) -> Classification:
         return fails("quota", "QuotaExceededError", after_s=quota_reset_s if reset_s is None else reset_s)
     if throttled:
         return fails("rate_limit", "RateLimitError", after_s=reset_s if wait_s is None else wait_s)
+    if status == 501 or (status in _MAY_BE_OF_THE_API and _OTHER_API.search(message)):
+        return fails("client", NOT_SENT)
+    if status == 500 and (failure.code in _OVERFLOW_CODES or _OVERFLOW.search(message)):
+        return fails("context_overflow", "ContextOverflowError")  # Ollama's runners, gateways
     if 500 <= status <= 599:
         return fails("server", _SERVER_CLASSES.get(status, "ServerError"), after_s=wait_s)
     if status in _TRANSIENT_CLASSES:
@@ -679,6 +740,9 @@ def _by_status(failure: HttpFailure, now: datetime) -> Classification:
             return fails("logic", MALFORMED)
         if (refused := refused_parameter(failure.code, failure.param, message)) is not None:
             return replace(fails("client", UNSUPPORTED), param=refused)
+        meant_status = 401 if _BAD_KEY.search(message) else _KEY_OR_MODEL_OF_CODE.get((failure.code or "").lower())
+        if meant_status is not None:
+            return fails("client", _CLIENT_CLASSES[meant_status])
     of_state = state_error(failure.code, failure.param, message) if status == 404 else None
     if of_state is not None and of_state[0] == UNREADABLE:
         return fails("client", UNREADABLE)  # OpenAI's answer to an item of reasoning that it has not stored
