@@ -113,7 +113,7 @@ class Events:
 
     def _breaker(self, agent: Agent, model: Model, at_ms: int, end_ms: int) -> None:
         failures = self._rng.randint(3, 6)
-        why = f"{failures} consecutive failures (threshold: 3)"
+        why = f"{failures} jobs in a row failed (threshold: 3)"
         self._transition(agent, model, "closed", "open", at_ms, why, failures, rule="consecutive_failures")
         while True:
             at_ms += self._rng.randint(8, 16) * COOLDOWN_MS

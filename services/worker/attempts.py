@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
 from typing import TypeVar
@@ -70,6 +70,25 @@ NOTED_WAIT_S = 1.0
 NextStep = Retry | NextModel | Stop | Repaired
 
 Returned = TypeVar("Returned")
+
+
+@dataclass(frozen=True, slots=True)
+class StepDecision:
+    """The step after a failed attempt, which is decided before the attempt is recorded.
+
+    Attributes:
+        step: the step.
+        exhausted: the reason in words for which the model is not tried again although the failure is retryable.
+        busy: True if the model has answered other jobs meanwhile.
+        refused_params: the parameters that a repair leaves out.
+        partial: the published part of an answer, which the next try continues.
+    """
+
+    step: NextStep
+    exhausted: str | None = None
+    busy: bool = False
+    refused_params: RefusedParams | None = None
+    partial: str | None = None
 
 
 class Attempts:
@@ -215,11 +234,14 @@ class Attempts:
         with admission.under_way():
             repairs = self._checkpoint.repairs or NO_REPAIRS
             ended = await call(self._worker, self._job, flight, messages, timeout_s, repairs, stream)
+            decision = None if ended.failure is None else await self._decide(ended)
+            if decision is not None and isinstance(decision.step, Retry | Repaired):
+                ended = replace(ended, attempt=ended.attempt.model_copy(update={"tried_again": True}))
             await self._record(ended.attempt, admission.gates)
         self._last_call = ended
         if ended.attempt.outcome == "cancelled":
             self._cancel.check()
-        return self._answered(ended) if ended.failure is None else await self._after_failure(ended)
+        return self._answered(ended) if decision is None else await self._carry_out(ended, decision)
 
     def _answered(self, ended: CallEnd) -> JobEnd:
         """Returns the outcome of a job that its last recorded attempt has answered."""
@@ -269,7 +291,10 @@ class Attempts:
         )
         sequence = await self._extending_deadline(partial(record, worker, job, attempt))
         target = worker.targets.of(job.agent_name, attempt.model)
-        await worker.outcomes.record(settling, job, target, attempt, sequence)
+        has_failed = any(
+            earlier.tried_again and earlier.model == attempt.model for earlier in self._checkpoint.attempts
+        )
+        await worker.outcomes.record(settling, job, target, attempt, sequence, has_failed=has_failed)
         self._worker.metrics.count_attempt(attempt, tracing.recorded_trace_id(self._job.traceparent))
         self._checkpoint = self._checkpoint.after(attempt)
         self._flight = None
@@ -279,49 +304,66 @@ class Attempts:
 
     # After a failed attempt
 
-    async def _after_failure(self, ended: CallEnd) -> NextStep:
-        """Returns the step after a failed, recorded attempt: a repair, a retry, the next model, or the end."""
+    async def _decide(self, ended: CallEnd) -> StepDecision:
+        """Returns the step after a failed attempt: a repair, a retry, the next model, or the end.
+
+        It has no effect, as the attempt may not be recorded yet.
+        """
         attempt = ended.attempt
         failure = ended.failure
         assert failure is not None
+        partial = None
         is_published = attempt.first_token_ms is not None
         if self._stream is not None:
             is_published = self._stream.is_published(attempt)
         if is_published:
             # A part of the answer is published: another try can only continue it.
-            published = self._stream.text if self._stream is not None and self._stream.continues else None
-            if published is None:
-                why = "the answer was interrupted after a part of it was published"
-                await self._progress.failed("llm_retry_exhausted", attempt, detail=why)
-                return Stop("error")
-            self._checkpoint = self._checkpoint.model_copy(update={"partial": published})
-        if (repaired := await self._repaired(ended)) is not None:
-            return repaired
-        busy = failure.kind == "rate_limit" and self._answers_others(attempt.model)
+            partial = self._stream.text if self._stream is not None and self._stream.continues else None
+            if partial is None:
+                return StepDecision(Stop("error"), "the answer was interrupted after a part of it was published")
+        refused_params = self._refused_params(ended)
+        if (repaired := await self._repaired(ended, refused_params)) is not None:
+            return StepDecision(repaired, refused_params=refused_params, partial=partial)
+        recorded = self._checkpoint.attempts
+        attempts = recorded if len(recorded) >= attempt.number else (*recorded, attempt)
+        busy = failure.kind == "rate_limit" and self._answers_others(attempt.model, attempts)
         step = after_failure(
             failure,
             policy=self._job.agent.retry,
-            failures=failures_on(attempt.model, self._checkpoint.attempts),
+            failures=failures_on(attempt.model, attempts),
             is_last_model=self._checkpoint.is_last_of(self._job.chain),
             remaining_s=self._remaining_s(),
             jitter=self._worker.jitter(),
             busy=busy,
         )
-        if isinstance(step, Retry):
-            return await self._within_retry_budget(attempt, step, busy=busy)
-        if step.exhausted or failure.kind == "logic":
-            await self._progress.failed("llm_retry_exhausted", attempt, detail="no attempts are left on this model")
+        is_exhausted = not isinstance(step, Retry) and (step.exhausted or failure.kind == "logic")
+        why = "no attempts are left on this model" if is_exhausted else None
+        return StepDecision(step, why, busy, partial=partial)
+
+    async def _carry_out(self, ended: CallEnd, decision: StepDecision) -> NextStep:
+        """Reports a decision about a recorded attempt, and returns its step."""
+        attempt = ended.attempt
+        failure = ended.failure
+        step = decision.step
+        assert failure is not None
+        if decision.partial is not None:
+            self._checkpoint = self._checkpoint.model_copy(update={"partial": decision.partial})
+        if decision.exhausted is not None:
+            await self._progress.failed("llm_retry_exhausted", attempt, detail=decision.exhausted)
+        elif isinstance(step, Repaired):
+            await self._note_repair(ended, step, decision.refused_params)
+        elif isinstance(step, Retry):
+            return await self._within_retry_budget(attempt, step, busy=decision.busy)
         elif not failure.retryable:
             await self._progress.failed("llm_request_failed", attempt)
         return step
 
-    async def _repaired(self, ended: CallEnd) -> Repaired | None:
+    async def _repaired(self, ended: CallEnd, refused: RefusedParams | None) -> Repaired | None:
         agent = self._job.agent
         repairs = self._checkpoint.repairs or NO_REPAIRS
         failure = ended.failure
         assert failure is not None
         native = self._is_native(ended.attempt)
-        refused = self._refused_params(ended)
         repaired = repairs.after(
             failure,
             self._job.messages,
@@ -335,18 +377,24 @@ class Attempts:
             else None,
         )
         if repaired is not None:
-            if repaired.cause == "parameter" and refused is not None and refused.lasting:
-                key = params_key(self._worker, self._job, ended.attempt.model, ended.attempt.provider)
-                self._worker.left_out.setdefault(key, set()).update(refused.names)
-            if repaired.cause == "provider_state" and is_of_model(failure.class_name):
-                self._worker.state_repairs.setdefault(ended.attempt.model, set()).add(repaired.repairs.state[-1])
-            if repaired.event is not None:
-                attempt_details = {"attempt": ended.attempt.number, "model": ended.attempt.model}
-                await self._progress.report("retried", repaired.event, **attempt_details, count=repaired.count)
             return repaired
         if failure.status_code == 401 and not repairs.credential_refreshed and await self._has_new_key(ended):
             return Repaired("credential_refresh", repairs.model_copy(update={"credential_refreshed": True}))
         return None
+
+    async def _note_repair(self, ended: CallEnd, repaired: Repaired, refused: RefusedParams | None) -> None:
+        """Reports a repair, and remembers what the model would refuse from other jobs, too."""
+        attempt = ended.attempt
+        failure = ended.failure
+        assert failure is not None
+        if repaired.cause == "parameter" and refused is not None and refused.lasting:
+            key = params_key(self._worker, self._job, attempt.model, attempt.provider)
+            self._worker.left_out.setdefault(key, set()).update(refused.names)
+        if repaired.cause == "provider_state" and is_of_model(failure.class_name):
+            self._worker.state_repairs.setdefault(attempt.model, set()).add(repaired.repairs.state[-1])
+        if repaired.event is not None:
+            attempt_details = {"attempt": attempt.number, "model": attempt.model}
+            await self._progress.report("retried", repaired.event, **attempt_details, count=repaired.count)
 
     def _refused_params(self, ended: CallEnd) -> RefusedParams | None:
         """Returns the parameters that caused a refusal and that the next attempt may leave out."""
@@ -391,12 +439,12 @@ class Attempts:
         finished_reads, _ = await asyncio.wait({reading}, timeout=max(0.0, self._remaining_s()))
         return reading.result() if finished_reads else False
 
-    def _answers_others(self, model: str) -> bool:
+    def _answers_others(self, model: str, attempts: Sequence[Attempt]) -> bool:
         """Returns True if the model answered another job of this worker after this job first called it."""
         answered_at = self._worker.outcomes.answered.get(
             self._worker.targets.of(self._job.agent_name, model).deployment
         )
-        called_at = min(attempt.started_at for attempt in self._checkpoint.attempts if attempt.model == model)
+        called_at = min(attempt.started_at for attempt in attempts if attempt.model == model)
         return answered_at is not None and answered_at > called_at
 
     async def _within_retry_budget(self, attempt: Attempt, step: Retry, *, busy: bool) -> NextStep:
@@ -512,7 +560,8 @@ class Attempts:
             ends = last.ends_chain or self._checkpoint.is_last_of(self._job.chain)
             return Stop(last.refused_reason or "error") if ends else NextModel()
         cut_off = last.error is not None and last.error.class_ == "OutputCutOffError"
-        return await self._after_failure(CallEnd(last, classification_of(last, self._job.now()), lowered=cut_off))
+        ended = CallEnd(last, classification_of(last, self._job.now()), lowered=cut_off)
+        return await self._carry_out(ended, await self._decide(ended))
 
     def _stored_answer(self) -> Answer | None:
         """Returns the answer of an earlier worker, if the log has all of it."""
@@ -548,7 +597,9 @@ class Attempts:
         self._cancel.check()
         if self._stream is not None and self._stream.is_lost:
             return self._lost_answer()
-        return self._answered(ended) if ended.failure is None else await self._after_failure(ended)
+        if ended.failure is None:
+            return self._answered(ended)
+        return await self._carry_out(ended, await self._decide(ended))
 
 
 _WAIT_KINDS: Mapping[Reason, WaitKind] = {

@@ -17,11 +17,12 @@ from typing import Any
 import structlog
 
 from breakwater.breakers.gate import breaker_of_agent, breaker_of_task
-from breakwater.breakers.rules.breaker import BreakerKey, caller_of
+from breakwater.breakers.rules.breaker import BreakerKey, Observation, caller_of, short_hash
 from breakwater.breakers.settings import BreakerRules
 from breakwater.breakers.store import Breakers
-from breakwater.breakers.transitions import AS_OF_NOW, ObservedOutcome, decide, observation_of
+from breakwater.breakers.transitions import AS_OF_NOW, ObservedOutcome, decide, is_cut_off, observation_of
 from breakwater.calls.assignment import Assignment
+from breakwater.calls.rules.classify import follows_request
 from breakwater.calls.targets import Target
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.process.outage import Outages, StoppedWaitingError
@@ -30,6 +31,18 @@ from breakwater.prices.rules.price import MAX_OBSERVED
 
 RECORD_TIMEOUT_S = 1.0
 """The longest time that a job waits until Redis has its outcome. An outage of Redis must not delay the answer."""
+
+
+def _as_task_counts(observation: Observation, attempt: Attempt) -> Observation:
+    """Returns an outcome as the breaker of its task counts it, whose requests are the task's own.
+
+    A failure that follows from the request counts there, unless the job repairs it.
+    """
+    error = attempt.error if attempt.outcome == "error" else None
+    if observation.failed is None and error is not None and follows_request(error) and not attempt.tried_again:
+        observation = replace(observation, failed=True, job=short_hash(attempt.execution_id))
+    # The attempt's version is that of its agent's breaker, and a task has only one caller.
+    return replace(observation, version=None, caller="", task="")
 
 
 class Outcomes:
@@ -70,7 +83,14 @@ class Outcomes:
         return self._begin(partial(self._outages.retry_while_unavailable, partial(self._redis.run, commands)))
 
     async def record(
-        self, settling: asyncio.Task[None] | None, job: Assignment, target: Target, attempt: Attempt, sequence: int
+        self,
+        settling: asyncio.Task[None] | None,
+        job: Assignment,
+        target: Target,
+        attempt: Attempt,
+        sequence: int,
+        *,
+        has_failed: bool,
     ) -> None:
         """Applies a recorded attempt to its breaker. Waits for that and for `settling`, up to `RECORD_TIMEOUT_S`.
 
@@ -80,6 +100,7 @@ class Outcomes:
             target: the model that was called.
             attempt: the recorded attempt.
             sequence: the sequence of its event.
+            has_failed: True if the job has failed on the model before, and was to try again.
         """
         # Estimates do not count: a model may have produced hidden reasoning tokens.
         if job.agent.reserve == "observed" and attempt.output_tokens is not None and attempt.cost_basis == "billed":
@@ -92,8 +113,9 @@ class Outcomes:
         key = breaker_of_agent(job, target)
         rules = job.agent.breaker
         rules_by_breaker: dict[BreakerKey, BreakerRules] = {}
-        if key is not None and rules is not None and not attempt.short_circuited:
-            if attempt.counts_for_breaker or attempt.cause == "probe" or rules.failure_rate is not None:
+        gave_up = has_failed and (attempt.short_circuited or is_cut_off(attempt))
+        if key is not None and rules is not None and (gave_up or not attempt.short_circuited):
+            if gave_up or attempt.counts_for_breaker or attempt.cause == "probe" or rules.failure_rate is not None:
                 rules_by_breaker[key] = rules
             elif attempt.outcome == "success" and attempt.breaker_version is not None:
                 # The breaker service applies the rest of a success.
@@ -101,15 +123,12 @@ class Outcomes:
                 success = self._breakers.succeeded_command(key, attempt.breaker_version, sequence, caller)
                 self._redis.run_with_next([success])
         task_breaker = breaker_of_task(job, attempt.model)
-        if task_breaker is not None and job.breaker is not None and not attempt.short_circuited:
+        if task_breaker is not None and job.breaker is not None and (gave_up or not attempt.short_circuited):
             rules_by_breaker[task_breaker] = job.breaker
         if rules_by_breaker:
             observation = observation_of(sequence, AS_OF_NOW, attempt)
             for breaker_key, breaker_rules in rules_by_breaker.items():
-                # The attempt's version is that of its agent's breaker, and a task has only one caller.
-                observed = (
-                    observation if breaker_key.task is None else replace(observation, version=None, caller="", task="")
-                )
+                observed = observation if breaker_key.task is None else _as_task_counts(observation, attempt)
                 self._pending.setdefault(breaker_key, []).append(ObservedOutcome(observed, breaker_rules))
             recording.add(self._begin(self._update_breakers))
         if recording:

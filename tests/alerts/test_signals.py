@@ -48,7 +48,7 @@ def transition(
         "from_state": from_state,
         "to_state": to_state,
         "rule": "consecutive_failures",
-        "reason": "3 consecutive failures (threshold: 3)",
+        "reason": "3 jobs in a row failed (threshold: 3)",
         "consecutive_failures": 3,
         "total_failures": 9,
         "unique_errors": 2,
@@ -167,7 +167,7 @@ def test_a_breaker_alert_carries_the_figures() -> None:
         "within": 60.0,
         "cooldown": 60.0,
         "timestamp": "2026-11-21T10:00:00.000Z",
-        "reason": "3 consecutive failures (threshold: 3)",
+        "reason": "3 jobs in a row failed (threshold: 3)",
         "consecutive_failures": 3,
         "total_failures": 9,
         "unique_errors": 2,
@@ -246,7 +246,7 @@ def test_an_open_breaker_is_reported_with_what_where_since_when_and_what_to_do()
     assert alert.title == "Breaker open: writer on gpt-4.1:mini"
     assert alert.text == (
         "The breaker of agent writer for gpt-4.1:mini is open until 2026-11-21 10:01:00 UTC. "
-        "3 consecutive failures (threshold: 3). To do: look at `breakwater executions --agent=writer --since=1h` and "
+        "3 jobs in a row failed (threshold: 3). To do: look at `breakwater executions --agent=writer --since=1h` and "
         "at the provider's status page; `breakwater breakers reset writer gpt-4.1:mini` admits calls now. "
         "Since 2026-11-21 10:00:00 UTC its jobs use the fallback models, or fail if there are none. "
         "One probe call is admitted then."
@@ -306,7 +306,7 @@ def test_a_breaker_that_agents_share_is_reported_as_theirs(scope: str, model: st
     assert opened.title == f"Breaker open: all agents on {named}"
     assert opened.text == (
         f"The breaker of the agents that share it for {named} is open until 2026-11-21 10:01:00 UTC. "
-        "3 consecutive failures (threshold: 3). To do: look at `breakwater executions --since=1h` and at the "
+        "3 jobs in a row failed (threshold: 3). To do: look at `breakwater executions --since=1h` and at the "
         f"provider's status page; `breakwater breakers reset '*' {quoted}` admits calls now. Since 2026-11-21 10:00:00 "
         "UTC their jobs use the fallback models, or fail if there are none. One probe call is admitted then."
     )

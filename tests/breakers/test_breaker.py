@@ -139,15 +139,15 @@ def test_a_probe_that_meets_a_rate_limit_says_nothing_unless_nothing_else_succee
 @each_row(
     ("limits", "errors", "rule", "reason"),
     [
-        (BreakerRules(), [None, A, B, A], "consecutive_failures", "3 consecutive failures (threshold: 3)"),
-        (rules(consecutive_failures=1), [A], "consecutive_failures", "1 consecutive failure (threshold: 1)"),
+        (BreakerRules(), [None, A, B, A], "consecutive_failures", "3 jobs in a row failed (threshold: 3)"),
+        (rules(consecutive_failures=1), [A], "consecutive_failures", "1 job failed (threshold: 1)"),
         (
             BreakerRules(),
             [A, A, None, A, B, None, A, None, B, A],
             "same_error",
-            "Same error repeated 5 times (threshold: 5)",
+            "Same error in 5 jobs within 60 s (threshold: 5)",
         ),
-        (rules(same_error=1), [None, A], "same_error", "Same error repeated 1 time (threshold: 1)"),
+        (rules(same_error=1), [None, A], "same_error", "Same error in 1 job within 60 s (threshold: 1)"),
         (rules(errors=10), [A, B, None, C] * 3 + [""], "errors", "10 errors within 60 s (threshold: 10)"),
         (rules(errors=1, within_s=0.5), ["", None], "errors", "1 error within 0.5 s (threshold: 1)"),
         (
@@ -235,6 +235,96 @@ def test_breakers_are_shared_as_far_as_their_scope_says() -> None:
     }
 
 
+# Jobs
+
+
+def attempts_of(*jobs: str) -> list[Observation]:
+    """`Arrf` is a job that fails with A: r is tried again, f is not; s succeeds, g is refused or cut off."""
+    sequence, seen_attempts = 0, list[Observation]()
+    for number, job in enumerate(jobs):
+        for step in job[1:]:
+            sequence += 1
+            failed = {"r": True, "f": True, "s": False, "g": None}[step]
+            outcome = seen(sequence, failed, {"A": A, "B": B}[job[0]] if failed else "")
+            job_hash = f"{number:08x}"
+            seen_attempts.append(replace(outcome, job=job_hash, tried_again=step == "r", gave_up=step == "g"))
+    return seen_attempts
+
+
+@each_row(
+    ("limits", "jobs", "at", "reason"),
+    [
+        # One job, however often it tries, is one failure, and its own last attempt is what counts.
+        (BreakerRules(), ["Arrrrrrrrrf"], None, ""),
+        (BreakerRules(), ["Arrf", "Arrf"], None, ""),
+        (BreakerRules(), ["Arrf", "Arrf", "Arrf"], 9, "3 jobs in a row failed (threshold: 3)"),
+        (rules(consecutive_failures=1), ["Arrf"], 3, "1 job failed (threshold: 1)"),
+        # A job that succeeds in the end has not failed there, and neither has one whose end is open.
+        (rules(same_error=2), ["Arrs"] * 9, None, ""),
+        (BreakerRules(), ["Arr"] * 9, None, ""),
+        (rules(same_error=3), ["Arrf", "Bs", "Arrf", "Bs", "Arrf"], 11,
+         "Same error in 3 jobs within 60 s (threshold: 3)"),
+        # It has failed, too, if its next try is refused or cut off: by a budget, its own breaker, or its deadline.
+        (BreakerRules(), ["Arg", "Arrg", "Ag", "Arg"], 8, "3 jobs in a row failed (threshold: 3)"),
+        (rules(errors=4), ["Arg", "Arg", "Ag", "Arg"], None, ""),
+        (rules(same_error=2), ["Arg", "Bs", "Arg"], 5, "Same error in 2 jobs within 60 s (threshold: 2)"),
+        # It ended with B, whatever its earlier attempts ended with.
+        (rules(same_error=2), ["Brrf", "Arrf", "Af"], 7, "Same error in 2 jobs within 60 s (threshold: 2)"),
+        # `errors` and `failure_rate` count attempts.
+        (rules(errors=3), ["Arrf"], 3, "3 errors within 60 s (threshold: 3)"),
+        (rules(failure_rate=0.6, minimum_calls=3), ["Arrs"], None, ""),
+        (rules(failure_rate=0.6, minimum_calls=3), ["As", "Arrf"], 3,
+         "66.7% of 3 calls failed within 60 s (threshold: 60% of at least 3)"),
+        # And so do all rules that the config tells to.
+        (BreakerRules(count="attempts"), ["Arrf"], 3, "3 calls in a row failed (threshold: 3)"),
+        (rules(same_error=2, count="attempts"), ["Arrs"], 2, "Same error in 2 calls within 60 s (threshold: 2)"),
+    ],
+)  # fmt: skip
+def test_consecutive_failures_and_same_error_count_a_job_once_by_how_it_ended_on_the_model(
+    limits: BreakerRules, jobs: list[str], at: int | None, reason: str
+) -> None:
+    observations = attempts_of(*jobs)
+    assert opened_at(observations, limits) == at
+    _, changes = fold(Breaker(), observations, limits)
+    assert [change.reason for change in changes[:1]] == [reason][: at is not None]
+
+
+def test_a_probe_is_judged_by_its_attempt_even_if_its_job_tries_again() -> None:
+    failed = replace(seen(9, error=C, attempt="probe", version=2), job="0badc0de", tried_again=True)
+    assert observe(HALF_OPEN, failed, BreakerRules(), NOW)[0].state == "open"
+
+
+JOB_LISTS = st.lists(st.tuples(st.integers(0, 4), st.sampled_from("fffs ")), max_size=12)
+
+
+@given(jobs=JOB_LISTS, threshold=st.integers(1, 5), random=st.randoms())
+def test_in_whatever_order_attempts_end_as_many_jobs_are_counted_as_have_failed_since_the_last_success(
+    jobs: list[tuple[int, str]], threshold: int, random: random.Random
+) -> None:
+    observations = attempts_of(*(f"A{'r' * retries}{end.strip()}" for retries, end in jobs))
+    random.shuffle(observations)
+    in_order = [replace(outcome, sequence=number) for number, outcome in enumerate(observations, 1)]
+    breaker, _ = fold(Breaker(), in_order, rules(consecutive_failures=1000))
+    success = max((outcome.sequence for outcome in in_order if not outcome.failed), default=0)
+    since = [outcome for outcome in in_order[success:] if not outcome.tried_again]
+    assert consecutive_failures(breaker) == len({outcome.job for outcome in since})
+    # Delivered again, and in another order, they count the same.
+    again, _ = fold(Breaker(), random.sample(in_order, len(in_order)) + in_order, rules(consecutive_failures=1000))
+    assert consecutive_failures(again) == consecutive_failures(breaker)
+    # What is counted by attempts does not depend on jobs.
+    plain = [replace(outcome, job="", tried_again=False) for outcome in in_order]
+    limits = rules(consecutive_failures=threshold, count="attempts")
+    assert opened_at(in_order, limits) == opened_at(plain, rules(consecutive_failures=threshold))
+
+
+def test_a_threshold_of_jobs_is_reached_however_often_each_of_them_tries() -> None:
+    tries = ["Arrf"] * MAX_KEPT
+    limits = rules(consecutive_failures=MAX_KEPT, within_s=3600)
+    breaker, [change] = fold(Breaker(), attempts_of(*tries), limits)
+    assert len(breaker.failures) <= 2 * MAX_KEPT
+    assert change.reason == "1,000 jobs in a row failed (threshold: 1000)"
+
+
 # Presets
 
 
@@ -282,7 +372,7 @@ def test_the_iterations_of_the_seed_count_as_its_table_says() -> None:
         changes += some
         figures.append((consecutive_failures(breaker), sum(failure.error == A for failure in breaker.failures)))
     assert figures == [(0, 0), (1, 1), (2, 2), (3, 3)]
-    assert [change.reason for change in changes] == ["3 consecutive failures (threshold: 3)"]
+    assert [change.reason for change in changes] == ["3 jobs in a row failed (threshold: 3)"]
 
 
 def test_two_failures_a_success_and_two_more_are_two_in_a_row_and_four_of_the_same() -> None:
@@ -291,7 +381,7 @@ def test_two_failures_a_success_and_two_more_are_two_in_a_row_and_four_of_the_sa
     assert consecutive_failures(breaker) == 2
     assert sum(failure.error == A for failure in breaker.failures) == 4
     _, [change] = fold(breaker, [seen(6, False), seen(7, error=A)], BreakerRules())
-    assert change.reason == "Same error repeated 5 times (threshold: 5)"
+    assert change.reason == "Same error in 5 jobs within 60 s (threshold: 5)"
     assert (change.consecutive_failures, change.after.total_failures) == (1, 5)
 
 

@@ -48,6 +48,12 @@ OF_RESETTING: set[Step] = {
 }  # fmt: skip
 
 
+def counts_as(outcome: Observation) -> str | None:
+    if not outcome.failed:
+        return None
+    return "" if outcome.tried_again else outcome.job or f"#{outcome.sequence}"
+
+
 @dataclass(frozen=True, slots=True)
 class Model:
     """What the breaker must be."""
@@ -59,8 +65,9 @@ class Model:
     probe_until_ms: int = 0
     over: int = 0
     """Events up to here count no more."""
-    failed: dict[int, bool] = field(default_factory=dict[int, bool])
-    """Outcomes that were taken into account since, by their sequence."""
+    outcomes: dict[int, str | None] = field(default_factory=dict[int, "str | None"])
+    """What was taken into account since, by its sequence: None for a success, else what its failure counts as: its job,
+    or nothing ("") if that tries again."""
 
     def after(self, outcomes: Sequence[Observation], now_ms: int) -> Model:
         model = self
@@ -75,30 +82,31 @@ class Model:
             if outcome.failed is None:
                 return replace(self, probe=None, probe_until_ms=0)
             if outcome.failed:
-                return self._opened({**self.failed, outcome.sequence: True}, now_ms)
+                return self._opened({**self.outcomes, outcome.sequence: counts_as(outcome)}, now_ms)
             return Model(version=self.version + 1, over=outcome.sequence)
         if (
             self.state != "closed"
             or outcome.failed is None
-            or outcome.sequence in {*self.failed, *range(self.over + 1)}
+            or outcome.sequence in {*self.outcomes, *range(self.over + 1)}
         ):
             return self
-        failed = {**self.failed, outcome.sequence: outcome.failed}
-        success = max((sequence for sequence, it_failed in failed.items() if not it_failed), default=0)
-        if outcome.failed and sum(sequence > success for sequence in failed) >= IN_A_ROW:
-            return self._opened(failed, now_ms)
-        return replace(self, failed=failed)
+        outcomes = {**self.outcomes, outcome.sequence: counts_as(outcome)}
+        success = max((sequence for sequence, unit in outcomes.items() if unit is None), default=0)
+        in_a_row = {unit for sequence, unit in outcomes.items() if sequence > success and unit}
+        if outcome.failed and len(in_a_row) >= IN_A_ROW:
+            return self._opened(outcomes, now_ms)
+        return replace(self, outcomes=outcomes)
 
-    def _opened(self, failed: dict[int, bool], now_ms: int) -> Model:
-        return Model("open", self.version + 1, now_ms + COOLDOWN_MS, over=self.over, failed=failed)
+    def _opened(self, outcomes: dict[int, str | None], now_ms: int) -> Model:
+        return Model("open", self.version + 1, now_ms + COOLDOWN_MS, over=self.over, outcomes=outcomes)
 
     def isolated(self) -> Model:
         if self.state == "isolated":
             return self
-        return Model("isolated", self.version + 1, over=self.over, failed=self.failed)
+        return Model("isolated", self.version + 1, over=self.over, outcomes=self.outcomes)
 
     def closed_by_hand(self) -> Model:
-        return Model(version=self.version + 1, over=max([self.over, *self.failed]))
+        return Model(version=self.version + 1, over=max([self.over, *self.outcomes]))
 
     def earlier(self, by_ms: int) -> Model:
         """The same, some time later."""
@@ -136,6 +144,8 @@ class Decision:
 ANY = st.sampled_from([0, 0, 0, 0, 1, 1, 2, 3, 5, 8, 13, 21])
 """Which one, counted from the newest."""
 SERVICES = st.sampled_from(["breaker-1", "breaker-2"])
+JOBS = st.sampled_from(["", "7a1c03f2", "0badc0de"])
+"""The job of a call; empty if it has one of its own."""
 OUTCOMES = st.sampled_from([True, True, True, False, False, None])
 
 
@@ -256,17 +266,30 @@ class Fleet(RedisMachine):
             self.changes += 1
 
     @precondition(any_passed)
-    @rule(which=ANY, failed=OUTCOMES, skew_ms=st.integers(-SKEW_MS, SKEW_MS), of_old_release=st.sampled_from([0, 0, 1]))
-    def a_call_ends(self, which: int, failed: bool | None, skew_ms: int, of_old_release: int) -> None:
+    @rule(
+        which=ANY,
+        failed=OUTCOMES,
+        skew_ms=st.integers(-SKEW_MS, SKEW_MS),
+        of_old_release=st.sampled_from([0, 0, 1]),
+        job=JOBS,
+        tried_again=st.sampled_from([False, False, True]),
+    )
+    def a_call_ends(
+        self, which: int, failed: bool | None, skew_ms: int, of_old_release: int, job: str, tried_again: bool
+    ) -> None:
         attempt = self.pick(which, passed=True)
         if of_old_release:
             self.calls[attempt].version = None  # its worker reports no version
-        self.end(attempt, failed, skew_ms)
+        self.end(attempt, failed, skew_ms, job, tried_again=tried_again)
 
-    def end(self, attempt: str, failed: bool | None, skew_ms: int = 0) -> Observation:
+    def end(
+        self, attempt: str, failed: bool | None, skew_ms: int = 0, job: str = "", *, tried_again: bool = False
+    ) -> Observation:
         at_ms, version = self.last.now_ms + skew_ms, self.calls.pop(attempt).version
-        self.log.append(Observation(len(self.log) + 1, attempt, at_ms, failed, "a3f1b2c4", version))
-        return self.log[-1]
+        sequence = len(self.log) + 1
+        outcome = Observation(sequence, attempt, at_ms, failed, "a3f1b2c4", version, job=job, tried_again=tried_again)
+        self.log.append(outcome)
+        return outcome
 
     @precondition(any_passed)
     @rule(which=ANY, is_reported=st.booleans())

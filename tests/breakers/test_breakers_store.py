@@ -40,9 +40,18 @@ OPEN = Breaker(
 FULL = Breaker(
     state="half_open",
     failures=tuple(
-        CountedFailure(number, 10 * number, f"{number:08x}", f"{number % 9:08x}", "k1a2b3c4d t0badc0de", "5eed0001")
+        CountedFailure(
+            number,
+            10 * number,
+            f"{number:08x}",
+            f"{number % 9:08x}",
+            "k1a2b3c4d t0badc0de",
+            "5eed0001" if number % 3 else "",
+            tried_again=number % 2 == 0,
+        )
         for number in range(1, 1001)
     ),
+    count="attempts",
     forgotten=3,
     last_success=1,
     open_until_ms=1_795_000_000_000,
@@ -58,7 +67,7 @@ FULL = Breaker(
     last_failure_ms=1_794_999_999_999,
     last_success_ms=1_794_999_999_990,
     changed_ms=1_795_000_000_001,
-    reason="3 consecutive failures (threshold: 3), “so”",
+    reason="3 jobs in a row failed (threshold: 3), “so”",
     callers=(("k1a2b3c4d", 1_795_000_000_002), ("k5eed0002", 1_795_000_000_000), ("t0badc0de", 1_795_000_000_002)),
     alone="k1a2b3c4d t0badc0de",
     alone_name="key app and tenant “é”",
@@ -115,7 +124,7 @@ async def test_workers_of_the_version_before_can_read_failures_beside_newer_ones
     without_tasks = [[*one[:3], one[3].split()[0], one[4]] for one in stored]
     await redis.client.hset(name, "failures", json.dumps(without_tasks))
     failures = (await load(redis)).breaker.failures
-    assert failures == tuple(replace(one, task="") for one in FULL.failures)
+    assert failures == tuple(replace(one, task="", tried_again=False) for one in FULL.failures)
 
 
 async def test_an_open_breaker_refuses_until_its_cooldown_is_over(redis: Redis) -> None:

@@ -81,7 +81,7 @@ def test_every_transition_reports_what_was_counted(
 
 
 def test_an_opening_says_why_and_until_when() -> None:
-    assert (OPENED.rule, OPENED.reason) == ("consecutive_failures", "3 consecutive failures (threshold: 3)")
+    assert (OPENED.rule, OPENED.reason) == ("consecutive_failures", "3 jobs in a row failed (threshold: 3)")
     assert (OPENED.at, OPENED.open_until) == (time_from_ms(NOW + 6_000), time_from_ms(NOW + 36_000))
     assert (OPENED.last_failure_at, OPENED.last_success_at) == (time_from_ms(NOW + 6_000), time_from_ms(NOW + 3_000))
     assert (OPENED_AGAIN.rule, OPENED_AGAIN.open_until) == ("probe_failed", time_from_ms(PROBED + 30_000))
@@ -108,7 +108,7 @@ def test_the_same_error_is_reported_by_its_hash() -> None:
     assert change is not None
     event = transition(KEY, change, rules, NOW)
     assert (event.rule, event.error_hash) == ("same_error", A)
-    assert event.reason == "Same error repeated 3 times (threshold: 3)"
+    assert event.reason == "Same error in 3 jobs within 60 s (threshold: 3)"
 
 
 def test_a_half_open_one_reported_twice_has_one_id_and_each_cooldown_another() -> None:

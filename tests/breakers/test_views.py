@@ -43,12 +43,12 @@ def test_when_a_call_may_pass_again_is_said_in_words(
 def test_an_open_breaker_shows_why_since_when_and_what_it_counted() -> None:
     counts = {"consecutive_failures": 3, "total_failures": 1_200}
     times = {"since": format_time(SINCE), "open_until": format_time(NOW - timedelta(hours=1))}
-    opened = BreakerStatus.model_validate(breaker(state="open", reason="3 consecutive failures", **times, **counts))
+    opened = BreakerStatus.model_validate(breaker(state="open", reason="3 jobs in a row failed", **times, **counts))
     assert texts(COLUMNS, opened) == {
         "agent": "writer",
         "model": "gpt-4.1",
         "state": "open",
-        "reason": "3 consecutive failures",
+        "reason": "3 jobs in a row failed",
         "health": "unhealthy",
         "health reason": "breaker open",
         "open until": "next call probes it",

@@ -64,7 +64,7 @@ BREAKER = {
     "half_opened": 2,
     "closed": 1,
     "now": "closed",
-    "reason": "3 consecutive failures (threshold: 3)",
+    "reason": "3 jobs in a row failed (threshold: 3)",
 }
 
 
@@ -169,7 +169,7 @@ def test_what_is_wrong_with_alerts_is_said(delivered: DeliveredAlerts, words: st
 
 async def test_what_is_stored_is_read_back_with_transitions_summed_up_for_each_breaker(analytics: Analytics) -> None:
     states = ("open", "half_open", "open", "half_open", "closed")
-    reasons = ("3 consecutive failures (threshold: 3)", *("…" for _ in states[1:]))
+    reasons = ("3 jobs in a row failed (threshold: 3)", *("…" for _ in states[1:]))
     transitions = [
         samples.transition(version=version, agent="content-writer", model="gpt-4o", to_state=state, reason=reason)
         for version, (state, reason) in enumerate(zip(states, reasons, strict=True), 1)

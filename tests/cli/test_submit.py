@@ -273,7 +273,7 @@ def test_what_stopped_a_job_is_said_with_its_statistics(run: Run, monkeypatch: p
     monkeypatch.setattr("breakwater.jobs.commands.submit._send", answer)
     monkeypatch.setenv("BREAKWATER_URL", "http://127.0.0.1:9")
     ran = run("submit", "writer", "hi")
-    assert "stopped: 3 consecutive failures (5 in all, 2 different errors)" in ran.err
+    assert "stopped: 3 consecutive failures (5 failures in all, 2 different errors)" in ran.err
 
 
 def test_nothing_listening_is_said_with_its_address(run: Run) -> None:

@@ -110,7 +110,7 @@ class Alerters:
                 "model": model,
                 "from_state": "closed" if opens else "half_open",
                 "to_state": to_state,
-                "reason": "3 consecutive failures (threshold: 3)" if opens else "the half-open probe succeeded",
+                "reason": "3 jobs in a row failed (threshold: 3)" if opens else "the half-open probe succeeded",
                 "consecutive_failures": 3,
                 "errors": 3,
                 "cooldown_s": 60.0,

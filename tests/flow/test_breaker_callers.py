@@ -30,7 +30,7 @@ class Upstream:
     async def answer(self, request: web.Request) -> web.Response:
         is_poison = "poison" in await request.text()
         await asyncio.sleep(0.005)
-        if is_poison or self.is_down:
+        if "boom" in await request.text() or is_poison or self.is_down:
             return web.json_response({"error": {"message": "internal error"}}, status=500)
         return web.json_response(ANSWER)
 
@@ -39,6 +39,7 @@ class Upstream:
 async def upstream() -> AsyncGenerator[Upstream]:
     served, app = Upstream(), web.Application()
     app.router.add_post("/v1/chat/completions", served.answer)
+    app.router.add_post("/v1/embeddings", served.answer)  # with a chat
     runner = web.AppRunner(app)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -110,6 +111,55 @@ async def test_a_tenant_whose_prompts_fail_closes_no_model_to_another_and_an_out
             [*_, opened] = await plane.messages("EVENTS", breakers)
             assert opened["to_state"] == "open"
             assert "of 2 callers" in opened["reason"]
+
+
+async def test_one_bad_job_leaves_its_models_to_others_and_three_that_end_in_failure_open_them(
+    start_plane: StartPlane,
+) -> None:
+    """All of one key, with and without a fallback, and by a request of another API."""
+    retry = {"max_attempts": 3, "base_s": 0.01, "max_delay_s": 0.01}
+    agents = {
+        "batch": {"model": "own/m", "retry": retry},
+        "chain": {"model": "own/m", "fallback_models": ["own/n"], "retry": retry},
+    }
+    numbers = count()
+
+    async def run(plane: Plane, agent: str, **sent: Any) -> dict[str, Any]:
+        job_id = f"j{next(numbers)}"
+        await plane.publish({"agent": agent, "job_id": job_id, **sent})
+        return await plane.result(job_id)
+
+    async with upstream() as served:
+        own = {"own": {"kind": "openai", "base_url": served.url}}
+        prices = {f"own/{name}": {"price": PRICE} for name in "mn"}
+        plane_of = start_plane(
+            {"sim/m": model()}, agents, services=("worker", "breaker"), retry_budget="off",
+            more_providers=own, more_models=prices,
+        )  # fmt: skip
+        async with plane_of as plane:
+            await until(lambda: _filled(plane), what="the breakers to be filled")
+            embeddings = {"api": "embeddings", "body": {"input": "hello"}}
+            for _ in range(3):
+                result = await run(plane, "batch", api_request=embeddings)
+                [attempt] = result["attempts"]
+                assert (attempt["error"]["class"], attempt["counts_for_breaker"]) == ("WrongAnswerKindError", False)
+            for agent, models in (("batch", ["own/m"]), ("chain", ["own/m", "own/n"])):
+                for _ in range(2):
+                    result = await run(plane, agent, prompt="boom")
+                    assert [one["model"] for one in result["attempts"]] == [name for name in models for _ in range(3)]
+                    assert [one["tried_again"] for one in result["attempts"]] == [True, True, False] * len(models)
+                result = await run(plane, agent, prompt="hello")
+                assert (result["status"], result["chosen_model"], len(result["attempts"])) == ("succeeded", "own/m", 1)
+            assert await plane.messages("EVENTS", "bw.breakers.*.*") == []
+            for agent in agents:
+                for _ in range(3):
+                    assert (await run(plane, agent, prompt="boom"))["status"] == "dead_lettered"
+                assert (await run(plane, agent, prompt="hello"))["reason"] == "breaker_open"
+            opened = await plane.messages("EVENTS", "bw.breakers.*.*", at_least=3)
+            assert {(event["agent"], event["model"]) for event in opened} == {
+                ("batch", "own/m"), ("chain", "own/m"), ("chain", "own/n")
+            }  # fmt: skip
+            assert {event["reason"] for event in opened} == {"3 jobs in a row failed (threshold: 3)"}
 
 
 async def _filled(plane: Plane) -> bool:

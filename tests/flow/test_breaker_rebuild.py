@@ -91,7 +91,7 @@ async def test_an_empty_redis_is_filled_with_what_was_open_stopped_and_counted(
         assert await reason_of(plane, "c2", "counting") == "error"
         await until(lambda: _stands(breakers, COUNTING, "open"), what="the third failure to open it")
         [reported] = await plane.messages("EVENTS", subjects.breaker("counting", "sim/m"))
-        assert reported["reason"] == "3 consecutive failures (threshold: 3)"
+        assert reported["reason"] == "3 jobs in a row failed (threshold: 3)"
 
 
 async def test_a_breaker_keeps_its_versions_when_redis_is_emptied_again_while_it_is_filled(
@@ -155,7 +155,7 @@ async def test_breakers_count_again_when_the_log_is_another(
         await until(lambda: _stands(breakers, COUNTING, "open"), what="the breaker to open")
         assert plane.log("breaker").count('"log_replaced"') == 1
         [reported] = await plane.messages("EVENTS", subjects.breaker("counting", "sim/m"))
-        assert reported["reason"] == "3 consecutive failures (threshold: 3)"
+        assert reported["reason"] == "3 jobs in a row failed (threshold: 3)"
 
 
 @asynccontextmanager

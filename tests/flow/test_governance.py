@@ -24,7 +24,7 @@ async def test_a_breaker_opens_stops_calls_probes_once_and_closes(start_plane: S
             await plane.result(f"f{number}")
         opened = await until(lambda: plane.last("EVENTS", "bw.breakers.writer.*"), what="the breaker to open")
         assert (opened["from_state"], opened["to_state"]) == ("closed", "open")
-        assert opened["reason"] == "3 consecutive failures (threshold: 3)"
+        assert opened["reason"] == "3 jobs in a row failed (threshold: 3)"
 
         await plane.publish({"agent": "writer", "job_id": "refused", "prompt": "x"})
         refused = await plane.result("refused")

@@ -57,7 +57,7 @@ SAID = {
         r"To do: .*`breakwater guards reset u` resumes it, and agents\.costly\.guard\.max_cost_usd sets the limit\."
     ),
     "breaking": (
-        r"the breaker of agent breaking for sim/bad is open until .{19} UTC\. 1 consecutive failure \(threshold: 1\)\. "
+        r"the breaker of agent breaking for sim/bad is open until .{19} UTC\. 1 job failed \(threshold: 1\)\. "
         r"To do: look at `breakwater executions --agent=breaking --since=1h` and at the provider's status page; "
         r"`breakwater breakers reset breaking sim/bad` admits calls now\."
     ),

@@ -42,7 +42,7 @@ def test_each_rule_of_a_guard_has_its_words_for_models_and_end_users() -> None:
 @each_row(
     ("stored", "reason"),
     [
-        ("3 consecutive failures (threshold: 3)", "3 consecutive failures"),
+        ("3 jobs in a row failed (threshold: 3), of 2 callers", "3 jobs in a row failed"),
         ("50% of 20 calls failed within 60 s (threshold: 50% of at least 10)", "50% of 20 calls failed within 60 s"),
         ("the half-open probe failed", "the half-open probe failed"),
         ("isolated by ada: the bill (threshold: 9)", "isolated by an operator"),
@@ -52,7 +52,7 @@ def test_why_a_breaker_opened_is_said_without_its_threshold_and_without_its_oper
     counts: dict[str, Any] = {"consecutive_failures": 3, "total_failures": 5, "unique_errors": 1}
     statistics = breaker_statistics(stored, **counts)
     assert statistics.model_dump() == {**counts, "reason": reason}
-    assert statistics.in_words() == f"{reason} (5 in all, 1 different error)"
+    assert statistics.in_words() == f"{reason} (5 failures in all, 1 different error)"
 
 
 def test_where_nothing_failed_that_is_said() -> None:

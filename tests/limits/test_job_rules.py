@@ -49,6 +49,7 @@ def for_caller(
 ROWS = [
     # The rule, what is as strict as the agent's or stricter, and what is looser.
     ("breaker.scope", ["agent_model"], ["model", "provider"]),
+    ("breaker.count", ["jobs", "attempts"], ["calls"]),
     ("breaker.errors", [10, 1], [11, "off", None]),
     ("breaker.within_s", [60, 600], [59]),
     ("breaker.consecutive_failures", [3, 1], [4, "off"]),
@@ -100,6 +101,15 @@ def test_each_rule_of_an_agent_has_its_row() -> None:
     models: dict[str, Any] = {"breaker": BreakerRules, "guard": GuardRules, "retry": RetryPolicy}
     fields = {f"{part}.{name}" for part, model in models.items() for name in model.model_fields if name != "preset"}
     assert fields == set(ALLOWED) == {path for path, _, _ in ROWS}
+
+
+def test_a_jobs_own_breaker_counts_attempts_unless_the_job_says_otherwise() -> None:
+    assert of("breaker.errors", 9).breaker.count == "attempts"
+    assert of("breaker.count", "jobs").breaker.count == "jobs"
+    own = with_own("breaker", BreakerRules(count="attempts"))
+    looser = "is looser than the agent allows: at most attempts"
+    assert of("breaker.count", "jobs", own=own) == FieldError("breaker.count", looser)
+    assert of("breaker.count", "jobs", {"breaker.count": "jobs"}, own).breaker.count == "jobs"
 
 
 @each_row(
@@ -194,7 +204,7 @@ def test_only_operators_are_told_the_bound_of_a_rule(subtests: pytest.Subtests) 
     looser = {"at most": 999, "at least": 1, "among": [409], "only": None}
     more = {"breaker.failure_rate": 0.99, "retry.max_attempts": 99, "breaker.cooldown_jitter": 0.1}
     for path, allowed in ALLOWED.items():
-        if allowed == "only":
+        if allowed == "only" or path == "breaker.count":
             continue
         with subtests.test(path):
             own = unlike_any_other

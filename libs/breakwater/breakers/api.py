@@ -451,6 +451,7 @@ def breaker_status(
         open_until=_time(breaker.open_until_ms) if breaker.state == "open" else None,
         probe_until=_time(breaker.probe_until_ms) if breaker.state == "half_open" and breaker.probe else None,
         held_until=hold_ends_at,
+        count=breaker.count,
         consecutive_failures=consecutive_failures(breaker),
         total_failures=breaker.total_failures,
         unique_errors=len(breaker.errors_seen),

@@ -37,7 +37,7 @@ ModelArgument = Annotated[
 @app.command(name="list")
 @api_command
 def list_(api: Api) -> None:
-    """List the breakers, those that are not closed first. The column `fails` counts failures in a row.
+    """List the breakers, those that are not closed first. The column `fails` counts failed jobs in a row.
 
     For example:
 

@@ -73,9 +73,12 @@ class BreakerStatus(Event):
         default=None,
         description="End of a pause that the provider's rate limit asked for. Does not count as a failure.",
     )
-    consecutive_failures: Count
-    total_failures: Count
-    unique_errors: Count
+    count: CountedUnit = Field(default="jobs", description="What `consecutive_failures` counts, as in the config.")
+    consecutive_failures: Count = Field(
+        description="Consecutive jobs that ended in failure on the model; with `count: attempts`, failed calls."
+    )
+    total_failures: Count = Field(description="Failed calls since the last reset.")
+    unique_errors: Count = Field(description="Number of different errors among them, at most 100.")
     last_failure_at: Timestamp | None = None
     last_success_at: Timestamp | None = None
     version: Count
@@ -103,6 +106,10 @@ BreakerRule = Literal["errors", "consecutive_failures", "same_error", "failure_r
 BreakerScope = Literal["agent_model", "model", "provider"]
 
 
+CountedUnit = Literal["jobs", "attempts"]
+"""The unit in which a breaker counts consecutive failures and equal errors."""
+
+
 Health = Literal["healthy", "degraded", "unhealthy"]
 
 
@@ -116,13 +123,15 @@ class BreakerTransition(Event):
     from_state: BreakerState
     to_state: BreakerState
     rule: BreakerRule | None = Field(default=None, description="The rule that opened it.")
-    reason: str = Field(description="Reason in words: `3 consecutive failures (threshold: 3)`.")
+    reason: str = Field(description="Reason in words: `3 jobs in a row failed (threshold: 3)`.")
     by: str | None = Field(default=None, description="Who isolated or reset it.")
     health: Health = Field(default="healthy", description="Health of the agent on the model after the transition.")
-    consecutive_failures: Count
-    total_failures: Count = Field(default=0, description="Failures since the last reset.")
+    consecutive_failures: Count = Field(
+        description="Consecutive jobs that ended in failure on the model; with `count: attempts`, failed calls."
+    )
+    total_failures: Count = Field(default=0, description="Failed calls since the last reset.")
     unique_errors: Count = Field(default=0, description="Number of different errors among them, at most 100.")
-    errors: Count = Field(description="Failures within the window.")
+    errors: Count = Field(description="Failed calls within the window.")
     error_hash: str | None = Field(default=None, description="The repeated error (`same_error`).")
     alone: str | None = Field(
         default=None,

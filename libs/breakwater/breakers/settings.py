@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import Field, model_validator
 
-from breakwater.breakers.contract import BreakerScope
+from breakwater.breakers.contract import BreakerScope, CountedUnit
 from breakwater.kernel.types import Message, Off
 
 MAX_KEPT = 1000
@@ -66,25 +66,31 @@ class BreakerRules(Message):
             "or of all agents on a provider."
         ),
     )
+    count: CountedUnit = Field(
+        default="jobs",
+        description="What consecutive_failures and same_error count: jobs, each once and by how it ended on the model, "
+        "or attempts. errors and failure_rate always count attempts.",
+    )
     errors: Annotated[int | None, Off] = Field(
-        default=None, ge=1, le=MAX_KEPT, description="Opens at this many failures within `within_s`."
+        default=None, ge=1, le=MAX_KEPT, description="Opens at this many failed attempts within `within_s`."
     )
     within_s: float = Field(
         default=60.0, gt=0, le=86_400, description="The rolling window of errors, same_error and failure_rate."
     )
     consecutive_failures: Annotated[int | None, Off] = Field(
-        default=3, ge=1, le=MAX_KEPT, description="Opens at this many consecutive failures."
+        default=3, ge=1, le=MAX_KEPT, description="Opens once this many jobs in a row have failed."
     )
     same_error: Annotated[int | None, Off] = Field(
         default=5,
         ge=1,
         le=MAX_KEPT,
-        description=("Opens if the same error occurs this often within `within_s`, even with successes in between."),
+        description="Opens once this many jobs have ended with the same error within `within_s`, even with successes "
+        "in between.",
     )
     failure_rate: Annotated[float | None, Off] = Field(
-        default=None, gt=0, le=1, description="Opens if this share of the calls within `within_s` failed."
+        default=None, gt=0, le=1, description="Opens if this share of the attempts within `within_s` failed."
     )
-    minimum_calls: int = Field(default=10, ge=1, le=1_000_000, description="Calls needed to judge the failure rate.")
+    minimum_calls: int = Field(default=10, ge=1, le=1_000_000, description="Attempts needed to judge the failure rate.")
     cooldown_s: float = Field(
         default=60.0, gt=0, le=86_400, description="Time that calls are refused before a probe is admitted."
     )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import cast
 
-from breakwater.breakers.contract import BreakerState
+from breakwater.breakers.contract import BreakerState, CountedUnit
 from breakwater.breakers.rules.breaker import Breaker, BreakerKey, CountedFailure, Slice, consecutive_failures
 from breakwater.breakers.rules.failure_statistics import breaker_statistics
 from breakwater.jobs.contract.execution import FailureStatistics
@@ -282,6 +282,7 @@ def _fields(breaker: Breaker) -> dict[str, str | int]:
     numbers: dict[str, str | int] = {name: getattr(breaker, name) for name in _NUMBERS}
     return numbers | {
         "state": breaker.state,
+        "count": breaker.count,
         "probe": breaker.probe or "",
         "reason": breaker.reason,
         "failures": json.dumps([_failure_fields(failure) for failure in breaker.failures]),
@@ -302,15 +303,19 @@ def _fields(breaker: Breaker) -> dict[str, str | int]:
     }
 
 
+_TRIED_AGAIN = "again"
+
+
 def _failure_fields(failure: CountedFailure) -> tuple[int, int, str, str, str]:
-    # Job and task in one: workers of an earlier version, which run next to newer ones, read five values.
-    job = f"{failure.job} {failure.task}" if failure.task else failure.job
+    # Three values in one: workers of an earlier version, which run next to newer ones, read five values.
+    job = f"{failure.job} {failure.task} {_TRIED_AGAIN if failure.tried_again else ''}".rstrip()
     return failure.sequence, failure.at_ms, failure.error, job, failure.caller
 
 
 def _read_failure(sequence: int, at_ms: int, error: str = "", job: str = "", caller: str = "") -> CountedFailure:
-    job, _, task = job.partition(" ")
-    return CountedFailure(sequence, at_ms, error, job, caller, task)
+    job, _, task_and_mark = job.partition(" ")
+    task, _, mark = task_and_mark.partition(" ")
+    return CountedFailure(sequence, at_ms, error, job, caller, task, mark == _TRIED_AGAIN)
 
 
 def _load_command(key: BreakerKey) -> ScriptCommand:
@@ -329,6 +334,7 @@ def _read_loaded(now_ms: int, filling: str, flat: Sequence[str]) -> LoadedBreake
     )
     breaker = Breaker(
         state=cast(BreakerState, fields.get("state", "closed")),
+        count=cast(CountedUnit, fields.get("count", "jobs")),
         probe=fields.get("probe") or None,
         reason=fields.get("reason", ""),
         failures=tuple(_read_failure(*values) for values in json.loads(fields.get("failures", "[]"))),

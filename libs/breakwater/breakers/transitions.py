@@ -45,11 +45,31 @@ def observation_of(sequence: int, at_ms: int, attempt: Attempt) -> Observation:
     error = (attempt.error.hash if attempt.error is not None else None) or ""
     limited = attempt.outcome == "error" and attempt.error is not None and attempt.error.kind == "rate_limit"
     version = attempt.breaker_version
-    job = short_hash(attempt.execution_id) if failed else ""
+    gave_up = attempt.short_circuited or is_cut_off(attempt)
+    job = short_hash(attempt.execution_id) if failed or gave_up else ""
     caller = caller_of(attempt.caller, attempt.tenant)
     names = attempt.caller or "", attempt.tenant or ""
     task = task_of(attempt.tenant, attempt.task_key or attempt.execution_id) if failed else ""
-    return Observation(sequence, attempt.attempt_id, at_ms, failed, error, version, limited, job, caller, names, task)
+    return Observation(
+        sequence,
+        attempt.attempt_id,
+        at_ms,
+        failed,
+        error,
+        version,
+        limited,
+        job,
+        caller,
+        names,
+        task,
+        attempt.tried_again,
+        gave_up,
+    )
+
+
+def is_cut_off(attempt: Attempt) -> bool:
+    """Returns True if the job's own deadline cut a call off, which by itself says nothing about the model."""
+    return attempt.error is not None and attempt.error.kind == "timeout" and not attempt.counts_for_breaker
 
 
 def decide(key: BreakerKey, before: LoadedBreaker, outcomes: Sequence[ObservedOutcome], jitter: float) -> Saving:

@@ -57,7 +57,7 @@ def opened(version: int = 1, **fields: Any) -> BreakerTransition:
         "from_state": "closed",
         "to_state": "open",
         "rule": "consecutive_failures",
-        "reason": "3 consecutive failures (threshold: 3)",
+        "reason": "3 jobs in a row failed (threshold: 3)",
         "consecutive_failures": 3,
         "errors": 3,
         "within_s": 60.0,

@@ -47,7 +47,7 @@ def test_an_alert_says_what_how_bad_where_since_when_what_to_do_and_where_to_cli
     assert where == "Agent writer, model gpt-4.1"
     assert since == "Since 2026-11-21 10:00:00 UTC"
     assert text.startswith(
-        "The breaker of agent writer for gpt-4.1 is open. 3 consecutive failures (threshold: 3). To do"
+        "The breaker of agent writer for gpt-4.1 is open. 3 jobs in a row failed (threshold: 3). To do"
     )
     assert "To do: look at `breakwater executions --agent=writer --since=1h`" in text
     assert click == f"Acknowledge or resolve it: {link(alert().incident_id, AT)}"

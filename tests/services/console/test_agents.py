@@ -188,7 +188,7 @@ async def test_one_agent_is_reported_whole(console: Console):
         console.interface,
         agents=[health("writer", "unhealthy", model("gpt-4.1", "open", "unhealthy"), model("free", None)), health("x")],
         breakers=[
-            breaker("writer", "gpt-4.1", "open", "3 consecutive failures (threshold: 3)"),
+            breaker("writer", "gpt-4.1", "open", "3 jobs in a row failed (threshold: 3)"),
             breaker("x", "free", "open", "of another agent"),
         ],
         budgets=[
@@ -232,7 +232,7 @@ async def test_one_agent_is_reported_whole(console: Console):
         "Jobs waiting now 7 2 running, of 8 in parallel",
         "Exhausted budgets 1 of 1",
         "Retries 1 0 fallbacks",
-        "gpt-4.1 first choice unhealthy it is unhealthy open 3 consecutive failures (threshold: 3) 0",
+        "gpt-4.1 first choice unhealthy it is unhealthy open 3 jobs in a row failed (threshold: 3) 0",
         "free healthy it is healthy off – 0",
         "Retrying helped: the one execution that was retried succeeded. The retries cost $2.00.",
         "gpt-4.1 1 0 300 ms 300 ms 38",

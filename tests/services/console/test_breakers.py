@@ -20,7 +20,7 @@ def now(seconds: float = 0) -> str:
     return format_time(datetime.now(UTC) + timedelta(seconds=seconds))
 
 
-OPEN = {"state": "open", "health": "unhealthy", "reason": "3 consecutive failures (threshold: 3)", "version": 1}
+OPEN = {"state": "open", "health": "unhealthy", "reason": "3 jobs in a row failed (threshold: 3)", "version": 1}
 
 
 async def store(console: Console, *changes: Any) -> None:
@@ -38,7 +38,7 @@ async def test_what_is_open_comes_first_with_why_and_until_when(console: Console
     page = await console.get("/breakers")
     assert page.status == 200
     assert page.words.index("gone") < page.words.index("busy") < page.words.index("calm")
-    assert "3 consecutive failures (threshold: 3)" in page.words
+    assert "3 jobs in a row failed (threshold: 3)" in page.words
     assert "in 5 h" in page.words
     assert "No actions in the last 24h" in page.words
 
@@ -78,7 +78,7 @@ async def test_the_history_of_one_whose_names_hold_slashes(console: Console):
     page = await console.get(address)
     assert page.status == 200
     assert f"{agent} on {model}" in page.words
-    assert "consecutive failures 3 consecutive failures (threshold: 3)" in page.words
+    assert "consecutive failures 3 jobs in a row failed (threshold: 3)" in page.words
     assert "not yet" in page.words, "its opening goes on"
 
 

@@ -68,7 +68,7 @@ async def test_what_stopped_a_job_is_said_with_its_statistics(console: Console):
     )
     await store(console, execution("e1", status="dead_lettered", reason="guard_tripped", statistics=statistics))
     page = await console.get("/executions/e1")
-    assert "3 consecutive failures (5 in all, 2 different errors)" in page.text
+    assert "3 consecutive failures (5 failures in all, 2 different errors)" in page.text
 
 
 async def test_every_attempt_is_reported_with_its_wait_its_cost_and_its_error(console: Console):

@@ -160,7 +160,7 @@ async def test_statuses_name_the_agents_own_breakers_and_all_that_are_known(redi
         errors_seen=("aaaaaaaa", "bbbbbbbb"),
         last_failure_ms=NOW + 7,
         changed_ms=NOW + 8,
-        reason="2 consecutive failures (threshold: 2)",
+        reason="2 jobs in a row failed (threshold: 2)",
     )
     await put(redis, "writer", "m", opened)
     await put(redis, "gone", "old", replace(opened, state="half_open", probe="x:1", probe_until_ms=NOW + 90_000))
@@ -177,12 +177,13 @@ async def test_statuses_name_the_agents_own_breakers_and_all_that_are_known(redi
     assert of_writer.model_dump(exclude={"agent", "model", "state"}) == {
         "health": "unhealthy",
         "health_reason": "breaker open, and the next call probes it",
-        "reason": "2 consecutive failures (threshold: 2)",
+        "reason": "2 jobs in a row failed (threshold: 2)",
         "open_for": None,
         "since": time_from_ms(NOW + 8),
         "open_until": time_from_ms(NOW + 60_000),
         "probe_until": None,
         "held_until": None,
+        "count": "jobs",
         "consecutive_failures": 2,
         "total_failures": 2,
         "unique_errors": 2,

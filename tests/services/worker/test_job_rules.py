@@ -112,12 +112,12 @@ async def test_a_result_that_ended_by_a_breaker_has_the_statistics_and_no_thresh
             failures=tuple(CountedFailure(number, 1, "a3f1b2c4") for number in range(1, 4)),
             total_failures=5,
             errors_seen=("0badc0de", "a3f1b2c4"),
-            reason="3 consecutive failures (threshold: 3)",
+            reason="3 jobs in a row failed (threshold: 3)",
         )
         assert await plane.worker.breakers.save([Saving(key, before, after, None)]) == [True]
         refused = await run(plane, "j")
         assert refused["reason"] == "breaker_open"
-        assert statistics(refused) == (3, 5, 2, "3 consecutive failures")
+        assert statistics(refused) == (3, 5, 2, "3 jobs in a row failed")
         assert refused["attempts"][0]["statistics"] == refused["statistics"]
 
 
@@ -134,7 +134,7 @@ async def test_the_breaker_of_a_job_is_its_tasks_and_does_not_tighten_everyones(
         assert (await run(plane, "j1", task_id="t", breaker=once))["reason"] == "error"
         refused = await run(plane, "j2", task_id="t", breaker=once)
         assert (refused["reason"], refused["error"]["class"]) == ("breaker_open", "CircuitBreakerOpenError")
-        assert statistics(refused) == (1, 1, 1, "1 consecutive failure")
+        assert statistics(refused) == (1, 1, 1, "1 call failed")
         assert 500 < refused["error"]["retry_after_s"] <= 600
         assert refused["error"]["user_message"].startswith("This task is temporarily unavailable")
         assert plane.sim.ledger.totals.calls == 1
@@ -157,7 +157,7 @@ async def test_a_job_s_own_retries_end_at_the_failure_that_opens_its_breaker(sta
         result = await run(plane, "j", breaker={"preset": "migration-safety"})
         assert [attempt["outcome"] for attempt in result["attempts"]] == ["error", "short_circuited"]
         assert (result["reason"], result["error"]["status_code"]) == ("error", 500)
-        assert statistics(result) == (1, 1, 1, "1 consecutive failure")
+        assert statistics(result) == (1, 1, 1, "1 call failed")
         # A success on another model says nothing about this one, and is one.
         result = await run(plane, "k", agent="chain", breaker={"consecutive_failures": 1})
         assert [attempt["outcome"] for attempt in result["attempts"]] == ["error", "short_circuited", "success"]
@@ -184,7 +184,7 @@ async def test_the_breaker_of_the_agent_holds_for_jobs_that_bring_their_own(star
         for number in range(2):
             assert (await run(plane, f"j{number}", task_id=f"t{number}", breaker=own))["reason"] == "error"
         refused = await run(plane, "last", task_id="t2", breaker=own)
-        assert (refused["reason"], statistics(refused)) == ("breaker_open", (2, 2, 1, "2 consecutive failures"))
+        assert (refused["reason"], statistics(refused)) == ("breaker_open", (2, 2, 1, "2 jobs in a row failed"))
         assert "the breaker of agent writer for sim/m is open" in refused["error"]["message"]
 
 
@@ -195,7 +195,7 @@ async def test_a_looser_breaker_of_a_job_takes_effect_and_its_failures_still_sto
     loose = {"consecutive_failures": 8, "same_error": 10}
     agent = {
         **AGENT,
-        "breaker": {"consecutive_failures": 3, "same_error": 5},
+        "breaker": {"consecutive_failures": 3, "same_error": 5, "count": "attempts"},
         "guard": "off",
         "overridable": {"breaker.consecutive_failures": 8, "breaker.same_error": 10, "retry.max_attempts": 20},
     }
@@ -210,11 +210,11 @@ async def test_a_looser_breaker_of_a_job_takes_effect_and_its_failures_still_sto
                         more["task_id"] = "t"
                     results = [await run(plane, f"j{number}", **more) for number in range(jobs)]
                     assert plane.sim.ledger.totals.calls == 8
-                    assert statistics(results[-1]) == (8, 8, 1, "8 consecutive failures")
+                    assert statistics(results[-1]) == (8, 8, 1, "8 calls in a row failed")
                     refused = await run(plane, "other", retry={"max_attempts": 1})
                     assert (refused["reason"], statistics(refused)) == (
                         "breaker_open",
-                        (3, 3, 1, "3 consecutive failures"),
+                        (3, 3, 1, "3 calls in a row failed"),
                     )
                     assert "the breaker of agent writer for sim/m is open" in refused["error"]["message"]
                     # What others have opened stops it, too.

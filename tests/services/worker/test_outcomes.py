@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from breakwater.breakers.rules.breaker import BreakerKey
+from breakwater.breakers.rules.breaker import BreakerKey, consecutive_failures
 from breakwater.calls.providers.base import Answer
 from breakwater.jobs.store.executions import Claim
 from breakwater.limits.store.budget_counters import BudgetCounters, PeriodCounters
@@ -161,11 +161,33 @@ async def test_no_call_is_admitted_in_sequence_after_the_one_that_trips_the_brea
 
 
 async def test_the_retries_of_one_job_stop_at_the_failure_that_trips_the_breaker(start_worker: StartWorker) -> None:
-    agents = {"writer": {"model": "sim/m", "retry": {"max_attempts": 4, "base_s": 0.05, "max_delay_s": 0.05}}}
+    retry = {"max_attempts": 4, "base_s": 0.05, "max_delay_s": 0.05}
+    agents = {"writer": {"model": "sim/m", "retry": retry, "breaker": {"count": "attempts"}}}
     async with start_worker({"sim/m": model(FAILS)}, agents) as plane:
         await plane.worker.breakers.mark_filled("log")
         result = await plane.run({"agent": "writer", "job_id": "j", "prompt": "x"})
         assert [attempt["outcome"] for attempt in result["attempts"]] == ["error"] * 3 + ["short_circuited"]
+
+
+async def test_a_job_that_is_refused_or_cut_off_between_its_tries_has_failed_once(start_worker: StartWorker) -> None:
+    retry = {"max_attempts": 9, "base_s": 0.01, "max_delay_s": 0.01}
+    spent = {"ratio": 0, "floor": 2}
+    agents = {
+        "refused": {"model": "sim/m", "retry": retry},
+        # Of each job the second call is cut off.
+        "cut_off": {"model": "sim/n", "retry": retry, "timeout_s": 0.3, "total_timeout_s": 0.5},
+    }
+    models = {"sim/m": model(FAILS), "sim/n": model({"hang_s": 60})}
+    async with start_worker(models, agents, retry_budget=spent) as plane:
+        await plane.worker.breakers.mark_filled("log")
+        for name, called in (("refused", "sim/m"), ("cut_off", "sim/n")):
+            for number in range(3):
+                result = await plane.run({"agent": name, "job_id": f"{name}{number}", "prompt": "x"})
+                assert result["reason"] != "breaker_open"
+                assert len(result["attempts"]) > 1 or number == 2 or name == "cut_off", result
+                [loaded] = await plane.worker.breakers.load([BreakerKey(name, called)])
+                assert consecutive_failures(loaded.breaker) == number + 1
+            assert loaded.breaker.reason == "3 jobs in a row failed (threshold: 3)"
 
 
 async def test_a_success_between_failures_counts_before_its_event_has_gone_through_the_log(
@@ -320,7 +342,7 @@ async def test_an_answer_that_was_cut_off_is_asked_for_again_though_its_worker_d
     async with start_worker({"sim/m": model()}, agents, providers={"sim": provider}) as plane:
         await fill(plane)
         await plane.run({"agent": "writer", "job_id": "first", "prompt": "x"})
-        await plane.run_until("breakwater.services.worker.attempts.Attempts._after_failure", "second")
+        await plane.run_until("breakwater.services.worker.attempts.Attempts._carry_out", "second")
         plane.begin()
         result = await plane.result("second")
     assert (result["status"], [one["cause"] for one in result["attempts"]]) == ("succeeded", ["first", "output_limit"])

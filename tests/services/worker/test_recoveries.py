@@ -305,7 +305,7 @@ async def test_a_schema_that_a_model_can_not_be_held_to_is_only_checked(start_wo
 async def test_a_repair_is_made_though_the_worker_died_before_it(start_worker: StartWorker) -> None:
     provider = ScriptedProvider(NO_MAX_TOKENS, ANSWER)
     async with start_worker({"sim/m": model()}, {"writer": ONE_TRY}, providers={"sim": provider}) as plane:
-        await plane.run_until("breakwater.services.worker.attempts.Attempts._after_failure", "j1")
+        await plane.run_until("breakwater.services.worker.attempts.Attempts._carry_out", "j1")
         plane.begin()
         result = await plane.result("j1")
     assert (result["status"], causes(result)) == ("succeeded", ["first", "parameter"])

@@ -537,7 +537,7 @@ async def test_jobs_of_a_task_that_crash_their_handlers_to_the_end_hold_nothing_
     async def crash(*_: Any) -> None:
         raise RuntimeError("a fault of ours")
 
-    monkeypatch.setattr(Attempts, "_after_failure", crash)
+    monkeypatch.setattr(Attempts, "_carry_out", crash)
     async with start_worker({"sim/m": model({"requests": [1, 2], "hang_s": 9})}, agents) as plane:
         await plane.publish({"agent": "writer", "job_id": "first", "prompt": "x"})
         await until(calling(plane), what="its call")

@@ -8,6 +8,9 @@ Redis takes the step from open to half-open, when a call asks to be admitted; al
 outcome is identified by its sequence number in the event log and by the version of the breaker that admitted its call,
 never by a caller's clock. So outcomes that are delivered twice, out of order or late need no special care.
 
+A job that fails, tries the model again and fails again is one sign of a broken model, not several. So failures in a
+row and equal errors are counted in jobs, by the last attempt of each on the model, unless the rules count attempts.
+
 When a breaker has several callers, one caller's requests must not cut off the others. So a single caller's failures
 make up at most half of the failures that open the breaker for all, and those of one job count once. A caller's failures
 also count separately: they open the breaker for that caller alone, and calls of others pass.
@@ -23,7 +26,7 @@ from functools import lru_cache
 from hashlib import blake2b
 from itertools import groupby
 
-from breakwater.breakers.contract import BreakerRule, BreakerScope, BreakerState
+from breakwater.breakers.contract import BreakerRule, BreakerScope, BreakerState, CountedUnit
 from breakwater.breakers.settings import MAX_KEPT, BreakerRules
 from breakwater.kernel.formats import quantity
 from breakwater.kernel.nats.subjects import encode_token
@@ -112,6 +115,7 @@ class CountedFailure:
         job: the hash of its job; empty if unknown.
         caller: the caller as `caller_of` names it; empty if unknown.
         task: the hash of its task; empty if unknown.
+        tried_again: True if the job was to call the model again, so that its end there was open.
     """
 
     sequence: int
@@ -120,6 +124,7 @@ class CountedFailure:
     job: str = ""
     caller: str = ""
     task: str = ""
+    tried_again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +150,12 @@ class Breaker:
 
     state: BreakerState = "closed"
     failures: tuple[CountedFailure, ...] = ()
-    """The latest failures, ordered by sequence: those in the window and the consecutive ones; at most `MAX_KEPT`."""
+    """The latest failures, ordered by sequence: those in the window and the consecutive ones.
+
+    At most `MAX_KEPT`, and besides as many that ended their jobs on the model.
+    """
+    count: CountedUnit = "jobs"
+    """The unit that the rules counted in at the latest failure."""
     forgotten: int = 0
     """The highest sequence of the failures that were counted and are no longer kept."""
     last_success: int = 0
@@ -211,6 +221,9 @@ class Observation:
         caller: the caller as `caller_of` names it; empty if unknown.
         names: the caller in words: the key or program, and the tenant.
         task: the hash of the task; empty if unknown.
+        tried_again: True if the job is to call the model again, so that its end there is open.
+        gave_up: True if the job calls the model no more although that was planned: the call was refused, or the job's
+            deadline cut it off. If it has failed before, it has failed.
     """
 
     sequence: int
@@ -224,6 +237,8 @@ class Observation:
     caller: str = ""
     names: tuple[str, str] = ("", "")
     task: str = ""
+    tried_again: bool = False
+    gave_up: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,6 +294,8 @@ def observe(
         )
     if breaker.state == "half_open" and concerns:
         return _after_probe(breaker, observation, rules, now_ms, jitter)
+    if observation.gave_up and observation.failed is None:
+        return _after_giving_up(breaker, observation, rules, now_ms, jitter)
     if observation.failed is None or observation.sequence <= breaker.closed_at:
         return breaker, None
     if observation.failed and (
@@ -295,6 +312,25 @@ def observe(
             limited_since_ms=0,
         ), None
     return _open_if_due(_with_failure(counted, observation, rules, now_ms), observation, rules, now_ms, jitter)
+
+
+def _after_giving_up(
+    breaker: Breaker, observation: Observation, rules: BreakerRules, now_ms: int, jitter: float
+) -> tuple[Breaker, BreakerChange | None]:
+    """Counts the latest failure of a job that was to try again and did not."""
+    open_ends = [
+        failure
+        for failure in breaker.failures
+        if failure.tried_again and failure.job == observation.job and failure.sequence < observation.sequence
+    ]
+    if not open_ends:
+        return breaker, None
+    last = open_ends[-1]
+    failures = tuple(
+        replace(failure, tried_again=False) if failure is last else failure for failure in breaker.failures
+    )
+    observation = replace(observation, error=last.error)
+    return _open_if_due(replace(breaker, failures=failures), observation, rules, now_ms, jitter)
 
 
 def concerns_caller(breaker: Breaker, caller: str) -> bool:
@@ -442,7 +478,8 @@ def _open_if_due(
         rule, reason, failures = fired
         jobs = quantity(len(_of_jobs(failures)), "job")
         callers = quantity(len({failure.caller for failure in failures}), "caller")
-        fired = rule, f"{reason}, of {jobs} of {callers}", failures
+        says_jobs = rule in {"consecutive_failures", "same_error"} and rules.count == "jobs"
+        fired = rule, f"{reason}, of {callers}" if says_jobs else f"{reason}, of {jobs} of {callers}", failures
     if fired is None:
         return breaker, None
     rule, reason, failures = fired
@@ -514,16 +551,17 @@ def _rule_that_fires(
     breaker: Breaker, error: str, several: Sequence[str], rules: BreakerRules, now_ms: int
 ) -> tuple[BreakerRule, str, Sequence[CountedFailure]] | None:
     """Returns the first rule that fires, the reason in words, and the failures that the rule counts."""
-    consecutive = [failure for failure in breaker.failures if failure.sequence > breaker.last_success]
+    window = f"within {rules.within_s:g} s"
+    unit = "job" if rules.count == "jobs" else "call"
+    consecutive = _counted([failure for failure in breaker.failures if failure.sequence > breaker.last_success], rules)
     if _reaches(consecutive, rules.consecutive_failures, several):
-        figure = quantity(len(consecutive), "consecutive failure")
+        figure = f"{quantity(len(consecutive), unit)} {'in a row ' if len(consecutive) > 1 else ''}failed"
         return "consecutive_failures", f"{figure} (threshold: {rules.consecutive_failures})", consecutive
     recent = _within(breaker.failures, rules, now_ms)
-    same = [failure for failure in recent if failure.error == error] if error else []
+    same = _counted([failure for failure in recent if failure.error == error] if error else [], rules)
     if _reaches(same, rules.same_error, several):
-        figure = f"Same error repeated {quantity(len(same), 'time')}"
+        figure = f"Same error in {quantity(len(same), unit)} {window}"
         return "same_error", f"{figure} (threshold: {rules.same_error})", same
-    window = f"within {rules.within_s:g} s"
     if _reaches(recent, rules.errors, several):
         figure = quantity(len(recent), "error")
         return "errors", f"{figure} {window} (threshold: {rules.errors})", recent
@@ -552,6 +590,13 @@ def _name_of_kind(caller: str, kind: str) -> str:
 def _of_jobs(failures: Sequence[CountedFailure]) -> Sequence[CountedFailure]:
     """Returns the last failure of each job."""
     return tuple({failure.job or failure.sequence: failure for failure in failures}.values())
+
+
+def _counted(failures: Sequence[CountedFailure], by: BreakerRules | Breaker) -> Sequence[CountedFailure]:
+    """Returns those of the failures that count as one each: of a job the last, unless it tried the model again."""
+    if by.count == "attempts":
+        return failures
+    return _of_jobs([failure for failure in failures if not failure.tried_again])
 
 
 def _reaches(failures: Sequence[CountedFailure], threshold: int | None, several: Sequence[str]) -> bool:
@@ -679,6 +724,7 @@ def _with_failure(breaker: Breaker, observation: Observation, rules: BreakerRule
         observation.job,
         observation.caller,
         observation.task,
+        observation.tried_again,
     )
     failures = (*breaker.failures[:place], new_failure, *breaker.failures[place:])
     needed = _failures_to_keep(failures, breaker, rules, now_ms)
@@ -690,6 +736,7 @@ def _with_failure(breaker: Breaker, observation: Observation, rules: BreakerRule
     return replace(
         breaker,
         failures=needed,
+        count=rules.count,
         forgotten=max(breaker.forgotten, *dropped, 0),
         total_failures=breaker.total_failures + 1,
         errors_seen=errors,
@@ -720,7 +767,14 @@ def _failures_to_keep(
         if failure.at_ms > now_ms - OWN_RUN_MS
         if any(failure.sequence > successes.get(name, 0) for name in failure.caller.split())
     ]
-    return (*own_runs[-MAX_OWN_RUN:], *failures[first:])[-MAX_KEPT:]
+    needed = (*own_runs[-MAX_OWN_RUN:], *failures[first:])
+    if len(needed) <= MAX_KEPT:
+        return needed
+    # However often jobs try again, as many of those that ended are kept as a rule can need.
+    newest = needed[-MAX_KEPT:]
+    last_of_jobs = [failure for failure in needed if not failure.tried_again][-MAX_KEPT:]
+    older = [failure for failure in last_of_jobs if failure.sequence < newest[0].sequence]
+    return (*older, *newest)
 
 
 def _with_call(breaker: Breaker, observation: Observation, rules: BreakerRules, now_ms: int) -> Breaker:
@@ -771,8 +825,8 @@ def calls_within(breaker: Breaker, rules: BreakerRules, now_ms: int) -> tuple[in
 
 
 def consecutive_failures(breaker: Breaker) -> int:
-    """Counts the failures since the latest success."""
-    return sum(failure.sequence > breaker.last_success for failure in breaker.failures)
+    """Counts the jobs that failed since the latest success, or the calls if the rules count attempts."""
+    return len(_counted([failure for failure in breaker.failures if failure.sequence > breaker.last_success], breaker))
 
 
 def errors_within(breaker: Breaker, rules: BreakerRules, now_ms: int) -> int:

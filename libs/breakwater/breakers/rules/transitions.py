@@ -49,7 +49,8 @@ def half_opened(key: BreakerKey, half_open: Breaker, rules: BreakerRules, now_ms
     before = replace(half_open, state="open", probe=None, probe_until_ms=0, version=half_open.version - 1)
     consecutive = consecutive_failures(before)
     errors = errors_within(before, rules, now_ms)
-    cause = "the failed probe was another caller's" if half_open.probed_by else "the cool-down has ended"
+    of_another = "the probe that failed came from another key or tenant"
+    cause = of_another if half_open.probed_by else "the cool-down has ended"
     change = BreakerChange(before, half_open, None, f"{cause}; one probe is admitted", consecutive, errors)
     event = transition(key, change, rules, now_ms)
     return event.model_copy(update={"transition_id": f"{key.name}#{half_open.version}@{half_open.open_until_ms}"})

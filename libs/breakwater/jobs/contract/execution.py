@@ -131,13 +131,14 @@ class FailureStatistics(Event):
     consecutive_failures: Count
     total_failures: Count
     unique_errors: Count = Field(description="Number of different errors among them.")
-    reason: str = Field(description="Reason for the stop, in words: `3 consecutive failures`.")
+    reason: str = Field(description="Reason for the stop, in words: `3 jobs in a row failed`.")
 
     def in_words(self) -> str:
-        """Returns the reason and the failures: `3 consecutive failures (5 in all, 2 different errors)`."""
+        """Returns the reason and the failures: `3 jobs in a row failed (5 failures in all, 2 different errors)`."""
         if not self.total_failures:
             return f"{self.reason} (no failures)"
-        return f"{self.reason} ({self.total_failures:,} in all, {quantity(self.unique_errors, 'different error')})"
+        failures = quantity(self.total_failures, "failure")
+        return f"{self.reason} ({failures} in all, {quantity(self.unique_errors, 'different error')})"
 
 
 class Attempt(Event):
@@ -217,6 +218,11 @@ class Attempt(Event):
     )
     ends_chain: bool = Field(default=False, description="For a refused call: true if no other model is tried.")
     counts_for_breaker: bool = Field(default=False, description="True if the breaker counts this failure.")
+    tried_again: bool = Field(
+        default=False,
+        description="True if the job is to call the same model again after this failure, which is not its end there. "
+        "Breakers with `count: jobs` wait for the last attempt.",
+    )
     breaker_version: Count | None = Field(
         default=None,
         description="Version of the breaker that admitted the call; the outcome counts for that version only.",

@@ -23,7 +23,7 @@ Rules = BreakerRules | GuardRules | RetryPolicy
 Allowed = Literal["at most", "at least", "among", "only"]
 
 _ALLOWED: Mapping[Allowed, str] = {
-    "at most": "breaker.errors breaker.consecutive_failures breaker.same_error breaker.failure_rate "
+    "at most": "breaker.count breaker.errors breaker.consecutive_failures breaker.same_error breaker.failure_rate "
     "breaker.minimum_calls guard.max_iterations guard.max_tokens guard.max_cost_usd guard.consecutive_failures "
     "guard.same_error retry.max_attempts",
     # Longer waits between calls are easier on a failing provider, and the job's timeout limits them.
@@ -34,6 +34,9 @@ _ALLOWED: Mapping[Allowed, str] = {
 }
 ALLOWED: Mapping[str, Allowed] = {path: allowed for allowed, paths in _ALLOWED.items() for path in paths.split()}
 """The bound that an agent's rule sets for the same rule of a job. A rule that is off is no bound."""
+
+_RANKS: Mapping[object, int] = {"attempts": 0, "jobs": 1}
+"""The values of `breaker.count`, the stricter one first."""
 
 _MODELS: Mapping[str, type[Rules]] = {"breaker": BreakerRules, "guard": GuardRules, "retry": RetryPolicy}
 
@@ -109,6 +112,9 @@ def bound_problem(path: str, value: JsonValue) -> str | None:
 
 def _merge(part: RulesPart, agent_rules: Rules | None, settings: Mapping[str, JsonValue]) -> Rules | FieldError:
     base = _OFF[part] if agent_rules is None else agent_rules.model_dump(exclude={"preset"})
+    if part == "breaker":
+        # A task's own breaker stops a job that keeps failing, however its tries are spread over calls.
+        base = {**base, "count": "attempts"}
     model = _MODELS[part]
     if "preset" in model.model_fields:
         settings = with_preset(settings)
@@ -151,7 +157,7 @@ def _within(value: Any, limit: Any, allowed: Allowed) -> bool:
         return True
     match allowed:
         case "at most":
-            return value is not None and value <= limit
+            return value is not None and _RANKS.get(value, value) <= _RANKS.get(limit, limit)
         case "at least":
             return value is not None and value >= limit
         case "among":
