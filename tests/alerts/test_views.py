@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from breakwater.alerts.contract import Alert, UndeliveredAlert
+from breakwater.alerts.rules.alert_rules import urgency
 from breakwater.alerts.views import FACTS, INCIDENTS, UNDELIVERED, changed_by
 from breakwater.kernel.columns import clock
 from breakwater.kernel.types import format_time
@@ -40,6 +41,29 @@ def test_the_dearest_severity_comes_first() -> None:
     alerts = [alert(severity=name) for name in ("info", "critical", "warning")]
     assert severity.order is not None
     assert [one.severity for one in sorted(alerts, key=severity.order)] == ["critical", "warning", "info"]
+
+
+def test_an_unresolved_incident_shows_its_severity_now():
+    half_open = alert(severity="info", highest_severity="critical", first_event="breaker_open")
+    assert texts(INCIDENTS, half_open)["severity"] == texts(FACTS, half_open)["severity"] == "info"
+
+
+def test_incidents_are_listed_by_severity_then_age():
+    hours = {"old": 9, "older": 12, "new": 1}
+
+    def at(age: str, **fields: Any) -> Alert:
+        return alert(opened_at=format_time(NOW - timedelta(hours=hours[age])), **fields)
+
+    ordered = [
+        at("old", severity="critical"),
+        at("new", severity="critical"),
+        at("older", severity="warning", status="pending"),
+        at("old", severity="warning", status="acknowledged"),
+        at("older", severity="info", highest_severity="critical"),
+        at("new", severity="warning", status="resolved"),
+        at("older", severity="critical", status="resolved"),
+    ]
+    assert sorted(ordered[4:] + ordered[:4], key=urgency) == ordered
 
 
 def test_one_that_is_over_is_shown_as_what_it_was() -> None:

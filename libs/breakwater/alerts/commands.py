@@ -33,7 +33,7 @@ app = typer.Typer(cls=DefaultListGroup, help=_HELP)
 IncidentArgument = Annotated[
     str, typer.Argument(metavar="INCIDENT", help="Incident id, or a unique prefix, such as inc_3f9a1c07.")
 ]
-LimitOption = Annotated[int, typer.Option("--limit", min=1, max=1_000, help="Maximum number of rows, newest first.")]
+LimitOption = Annotated[int, typer.Option("--limit", min=1, max=1_000, help="Maximum number of rows.")]
 
 
 @app.command(name="list")
@@ -50,7 +50,7 @@ def list_(
     agent: Annotated[str | None, typer.Option("--agent", metavar="NAME", help="Filter by agent.")] = None,
     limit: LimitOption = 100,
 ) -> None:
-    """List the unresolved incidents, the newest first.
+    """List the unresolved incidents by severity, then by age: the oldest of the most severe first.
 
     One that is `pending` needs an operator: reminders are sent until an operator acknowledges or resolves it. The
     column `count` shows the number of occurrences.

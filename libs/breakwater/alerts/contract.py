@@ -150,7 +150,7 @@ class AlertRequest(OperatorRequest):
 
 
 class AlertList(Event):
-    """The current state of incidents, the last opened first."""
+    """The current state of incidents, the most urgent first."""
 
     alerts: tuple[Alert, ...]
     more: bool = Field(description="True if there are more results than the limit.")

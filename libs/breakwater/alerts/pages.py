@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from breakwater.alerts.contract import Alert, AlertEvent, AlertList, AlertReplays, IncidentStatus, UndeliveredList
+from breakwater.alerts.rules.alert_rules import severity_now
 from breakwater.alerts.views import INCIDENTS, NO_CHANNEL, UNDELIVERED
 from breakwater.identity.pages.operator_actions import (
     Fields,
@@ -140,6 +141,7 @@ def view_incident(
         # An incident that was resolved long ago is only in ClickHouse, and allows no actions.
         "allows_actions": incident.value is not None,
         "newest": newest,
+        "severity": newest and severity_now(newest),
         "execution_id": _text_of(newest.payload, "execution_id") if newest else None,
         "budget": _budget_of(newest.payload) if newest and newest.event.startswith("budget") else None,
     }

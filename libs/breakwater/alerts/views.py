@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from breakwater.alerts.contract import Alert, UndeliveredAlert
-from breakwater.alerts.rules.alert_rules import began_with, highest_severity
+from breakwater.alerts.rules.alert_rules import SEVERITIES, began_with, severity_now
 from breakwater.kernel.columns import Column, clock
 from breakwater.kernel.formats import quantity
 
@@ -13,16 +13,12 @@ NO_CHANNEL = (
     "Alerts are not sent to anyone: the config has no channel. Add one under `alerts.channels`, such as Slack or a "
     "webhook."
 )
-SEVERITIES = ("critical", "warning", "info")
-
 
 INCIDENTS: tuple[Column[Alert], ...] = (
     Column("title", lambda alert: alert.title, name="incident", below=True),
     Column("incident", lambda alert: alert.incident_id, "id", name="incident_id", page=False),
     Column("status", lambda alert: alert.status, "state", name="state"),
-    Column(
-        "severity", highest_severity, "state", order=lambda alert: SEVERITIES.index(highest_severity(alert)), drop=3
-    ),
+    Column("severity", severity_now, "state", order=lambda alert: -SEVERITIES.index(severity_now(alert)), drop=3),
     Column("event", began_with, "words"),
     Column("agent", lambda alert: alert.agent, "agent", drop=4),  # most titles name it
     Column("count", lambda alert: alert.count, "count", name="happened", drop=2),
@@ -53,7 +49,7 @@ def _occurrences(alert: Alert) -> str:
 
 FACTS: tuple[Column[Alert], ...] = (
     Column("status", lambda alert: alert.status, "state"),
-    Column("severity", highest_severity, "state"),
+    Column("severity", severity_now, "state"),
     Column("event", began_with),
     Column("ended with", lambda alert: alert.event if alert.event != began_with(alert) else None),
     Column("agent", lambda alert: alert.agent),

@@ -1,5 +1,6 @@
 """The pages of alerts, and looking after incidents."""
 
+import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -47,6 +48,17 @@ async def test_what_is_not_over_stands_above_the_history(console: Console):
     assert "It was bad resolved by zoë critical breaker open" in page.words, "what it was, not how it ended"
     assert "ongoing" in page.words
     assert "Undelivered alerts Every alert was delivered" in page.words
+
+
+async def test_open_incidents_keep_their_order_by_severity_and_show_it_in_the_first_line_on_a_phone(console: Console):
+    console.interface.answers["GET alerts"] = listed(
+        incident("a", title="It is down"), incident("b", severity="info", title="It may be up")
+    )
+    console.interface.answers["GET alerts/undelivered"] = NOTHING_LOST
+    page = await console.get("/alerts")
+    assert page.words.index("It is down") < page.words.index("It may be up")
+    assert re.search(r"It may be up.*?firing.*?info", page.words), "what it is now, not what it was"
+    assert re.search(r'<th scope="col" data-brief="2"[^>]*><a [^>]*>Severity', page.text)
 
 
 async def test_the_navigation_counts_incidents_and_dead_letters_once_for_many_pages(console: Console):

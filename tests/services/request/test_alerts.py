@@ -33,7 +33,7 @@ async def some(api: HttpApi) -> dict[str, Alert]:
     return {"tripped": tripped, "failed": failed, "cap": cap, "closed": closed}
 
 
-async def test_incidents_are_listed_the_newest_first_and_those_that_are_over_only_when_asked_for(
+async def test_incidents_are_listed_by_severity_then_age_and_those_that_are_over_only_when_asked_for(
     alerting: HttpApi,
 ) -> None:
     answer = await alerting.ask("GET", "/api/v1/alerts")
@@ -45,15 +45,15 @@ async def test_incidents_are_listed_the_newest_first_and_those_that_are_over_onl
     shown = await some(alerting)
     tripped, failed, cap, closed = (shown[name].key for name in ("tripped", "failed", "cap", "closed"))
     for query, keys in {
-        "": [cap, failed, tripped],
-        "?status=unresolved": [cap, failed, tripped],
-        "?status=all": [closed, cap, failed, tripped],
+        "": [cap, tripped, failed],
+        "?status=unresolved": [cap, tripped, failed],
+        "?status=all": [cap, tripped, failed, closed],
         "?status=firing": [failed],
         "?status=pending": [tripped],
         "?status=acknowledged": [cap],
         "?status=resolved": [closed],
         "?agent=writer": [failed],
-        "?agent=writer&status=all": [closed, failed],
+        "?agent=writer&status=all": [failed, closed],
         "?event=guard_tripped": [tripped],
         "?event=breaker_open&status=all": [closed],
         "?event=breaker_closed&status=all": [closed],

@@ -26,7 +26,7 @@ from breakwater.alerts.contract import (
     UndeliveredList,
     UndeliveredQuery,
 )
-from breakwater.alerts.rules.alert_rules import agents_of, began_with
+from breakwater.alerts.rules.alert_rules import agents_of, began_with, urgency
 from breakwater.alerts.rules.incidents import acknowledge, resolve
 from breakwater.alerts.store.incidents import IncidentLog, Incidents
 from breakwater.identity.operations import NATS_UNAVAILABLE, PERHAPS_DONE, ApiRequest, operation, utc_now
@@ -76,13 +76,14 @@ class IncidentRoutes:
         "/api/v1/alerts",
         tag="alerts",
         summary="Incidents",
-        description="The current state of each incident, the latest first. Resolved incidents are listed for thirty "
-        "days, at most the latest two thousand.",
+        description="The current state of each incident: unresolved ones by severity and then by age, the oldest "
+        "first; then resolved ones, the latest first. Resolved incidents are listed for thirty days, at most the "
+        "latest two thousand.",
         result="The incidents that match.",
         errors={404: "The agent is not known (`unknown_agent`).", 503: NATS_UNAVAILABLE},
     )
     async def list_incidents(self, request: ApiRequest[AlertQuery]) -> AlertList:
-        """Lists the incidents that match, the latest opened first."""
+        """Lists the incidents that match, the most urgent first."""
         query = request.input
         alerts = (await self.log.catch_up()).all()
         if query.agent is not None:
@@ -90,8 +91,8 @@ class IncidentRoutes:
             if query.agent not in agents:
                 message = f"no agent {query.agent!r} is known{suggestion(query.agent, agents)}"
                 raise RequestError(404, "unknown_agent", message, [FieldError(path="agent", message=message)])
-        newest = sorted(alerts, key=lambda alert: alert.opened_at, reverse=True)
-        matching = tuple(islice((alert for alert in newest if _matches(alert, query)), query.limit + 1))
+        by_urgency = sorted(alerts, key=urgency)
+        matching = tuple(islice((alert for alert in by_urgency if _matches(alert, query)), query.limit + 1))
         return AlertList(alerts=matching[: query.limit], more=len(matching) > query.limit, channels=len(self.channels))
 
     @operation(

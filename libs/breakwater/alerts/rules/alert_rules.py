@@ -51,6 +51,22 @@ def highest_severity(alert: Alert) -> Severity:
     return alert.highest_severity or severity_of(alert.key)
 
 
+def severity_now(alert: Alert) -> Severity:
+    """Returns the severity that an incident has while it is unresolved, and the highest that it had once it is over."""
+    return highest_severity(alert) if alert.status == "resolved" else alert.severity
+
+
+def urgency(alert: Alert) -> tuple[bool, int, float]:
+    """Returns the key by which incidents are listed.
+
+    Unresolved ones are first, by severity and then by age, the oldest first. Resolved ones follow, the latest first.
+    """
+    opened_s = alert.opened_at.timestamp()
+    if alert.status == "resolved":
+        return True, 0, -opened_s
+    return False, -SEVERITIES.index(alert.severity), opened_s
+
+
 def agents_of(alert: Alert) -> tuple[str, ...]:
     """Returns the agents that the incident of a deployment has concerned so far, the most affected first."""
     agents = alert.payload.get("agents")
