@@ -10,7 +10,16 @@ from functools import partial
 import structlog
 
 from breakwater.alerts.contract import Alert
-from breakwater.alerts.rules.anomaly import Baseline, Place, signals, turned_off_signals, unwatched_signals
+from breakwater.alerts.rules.anomaly import (
+    FIGURES,
+    TURNED_OFF,
+    Baseline,
+    Place,
+    is_watched,
+    signals,
+    turned_off_signals,
+    unwatched_signals,
+)
 from breakwater.alerts.rules.signals import Signal
 from breakwater.alerts.settings import Alerts
 from breakwater.kernel.clickhouse.client import Analytics
@@ -37,7 +46,8 @@ class AnomalyWatch:
         """Creates it. `analytics` is None if the process has no ClickHouse."""
         self._analytics = analytics
         self._rules = alerts.anomalies
-        self._is_on = alerts.anomalies.deviations is not None and "agent_anomaly" in alerts.on_events
+        is_any_watched = any(is_watched(measure, alerts.anomalies) for measure in FIGURES)
+        self._is_on = is_any_watched and "agent_anomaly" in alerts.on_events
         self._incidents = incidents
         self._now = now
         self._baselines: Mapping[Place, Baseline] = {}
@@ -49,7 +59,7 @@ class AnomalyWatch:
     async def run(self) -> None:
         """Asks every minute until cancelled. If anomalies are not watched, it says so, and ends those that are open."""
         if self._analytics is None or not self._is_on:
-            reason = "the config turns them off" if self._analytics else "BREAKWATER_CLICKHOUSE_URL is not set"
+            reason = TURNED_OFF if self._analytics else "BREAKWATER_CLICKHOUSE_URL is not set"
             structlog.get_logger().warning("anomalies_not_watched", reason=reason)
             await self._record(partial(turned_off_signals, reason, now=self._now()))
             await asyncio.Event().wait()
@@ -62,7 +72,8 @@ class AnomalyWatch:
         """Asks ClickHouse once, and records what has changed."""
         now = self._now()
         try:
-            if self._learn_at is None or self._learn_at <= now:
+            has_baselines = self._rules.deviations is not None
+            if has_baselines and (self._learn_at is None or self._learn_at <= now):
                 self._baselines = await baselines(analytics, self._rules, now)
                 self._learn_at = now + LEARNING_PAUSE * (self._now() - now)
             latest = await latest_minutes(analytics, self._rules, now)

@@ -30,6 +30,7 @@ from breakwater.alerts.rules.signals import Firing, Resolved, Signal
 from breakwater.alerts.settings import AnomalyRules, Reminders
 from breakwater.kernel.types import format_time
 from tests.alerts.test_incidents import AT
+from tests.tables import each_row
 
 MINUTE = timedelta(minutes=1)
 RULES = AnomalyRules()
@@ -142,7 +143,7 @@ def noisy(numbers: random.Random, measure: str) -> Iterator[tuple[float, int]]:
 
 
 def test_a_week_of_noise_alarms_nobody(subtests: pytest.Subtests) -> None:
-    for measure in FIGURES:
+    for measure in (name for name, figure in FIGURES.items() if figure.limit is None):
         with subtests.test(measure):
             series = noisy(random.Random(1), measure)
             week = [next(series) for _ in range(7 * 24 * 60)]
@@ -237,7 +238,91 @@ def test_without_clickhouse_an_incident_says_so_and_nothing_else_ends() -> None:
 def test_what_is_turned_off_leaves_no_incident_open() -> None:
     [over] = turned_off_signals("the config turns them off", [incident_of()], AT)
     assert isinstance(over, Resolved)
-    assert over.text == "Anomalies are not watched any more: the config turns them off. Nothing to do."
+    assert over.text == "Such anomalies are not watched any more: the config turns them off. Nothing to do."
+
+
+# --- Fallbacks, which have limits -------------------------------------------------------------------------------------
+
+SHARE: Place = ("writer", "fallback_share")
+COST: Place = ("writer", "fallback_cost")
+
+
+def test_a_fallback_that_costs_more_than_its_model_by_a_factor_is_an_anomaly(subtests: pytest.Subtests) -> None:
+    cases: dict[str, tuple[Place, Sequence[float], dict[str, Any], list[str]]] = {
+        "three minutes above the limit": (COST, [2.1, 2.1, 2.1], {}, ["opened"]),
+        "at the limit": (COST, [2, 2.1, 2.1], {}, []),
+        "another limit": (COST, [2.1, 2.1, 2.1], {"fallback_cost_factor": 3}, []),
+        "off": (COST, [9, 9, 9], {"fallback_cost_factor": None}, []),
+        "baselines off": (COST, [2.1, 2.1, 2.1], {"deviations": None}, ["opened"]),
+        "most of the traffic": (SHARE, [0.6, 1, 1], {}, ["opened"]),
+        "half of the traffic": (SHARE, [0.5, 1, 1], {}, []),
+        "traffic off": (SHARE, [1, 1, 1], {"fallback_share": None}, []),
+    }
+    for name, (place, values, settings, changes) in cases.items():
+        with subtests.test(name):
+            rules = AnomalyRules(**settings)
+            assert recorded({}, signals({place: minutes_of(*values)}, {}, (), rules, AT)) == changes
+
+
+def test_an_anomaly_of_fallbacks_ends_at_its_limit_and_when_it_is_turned_off() -> None:
+    incidents: dict[str, Alert] = {}
+    recorded(incidents, signals({COST: minutes_of(3, 3, 3)}, {}, (), RULES, AT))
+    later = AT + 5 * MINUTE
+
+    def then(*values: float, **settings: Any) -> list[str]:
+        latest = {COST: minutes_of(*values, until=later)}
+        return recorded(dict(incidents), signals(latest, {}, incidents.values(), AnomalyRules(**settings), later))
+
+    assert then(2, 2, 2.1) == []
+    assert then(2, 2, 2) == ["resolved"]
+    assert then(3, 3, 3, fallback_cost_factor=4) == ["resolved"]
+    [off] = signals({COST: minutes_of(3, 3, 3)}, {}, incidents.values(), AnomalyRules(fallback_cost_factor=None), AT)
+    assert (off.title, isinstance(off, Resolved)) == ("No longer watched: Cost of fallbacks unusual: writer", True)
+    assert recorded(incidents, signals({}, {}, incidents.values(), RULES, later)) == ["resolved"], "no more such calls"
+
+
+@each_row(
+    ("event", "agent", "payload", "resolved_min_ago", "told"),
+    [
+        ("breaker_open", "writer", {}, None, False),
+        ("breaker_open", "other", {}, None, True),
+        ("breaker_open", "*", {}, None, False),
+        ("deployment_failing", "*", {"agents": ["other", "writer"]}, None, False),
+        ("deployment_failing", "*", {"agents": ["other"]}, None, True),
+        ("quota_exhausted", "*", {}, None, False),
+        ("quota_exhausted", "*", {}, 2, False),  # within the minutes that are judged
+        ("quota_exhausted", "*", {}, 4, True),
+        ("retries_exhausted", "writer", {}, None, True),
+    ],
+)
+def test_no_anomaly_says_again_what_the_incident_of_a_breaker_a_deployment_or_a_quota_says(
+    event: str, agent: str, payload: dict[str, Any], resolved_min_ago: int | None, told: bool
+) -> None:
+    over = {} if resolved_min_ago is None else {"status": "resolved", "resolved_at": AT - resolved_min_ago * MINUTE}
+    cause = incident_of().model_copy(
+        update={"key": f"{event}/x", "first_event": event, "agent": agent, "payload": payload, **over}
+    )
+    assert bool(signals({SHARE: minutes_of(1, 1, 1)}, {}, [cause], RULES, AT)) is told
+
+
+def test_an_anomaly_of_fallbacks_is_told_with_its_limit_and_the_setting() -> None:
+    def told(place: Place, value: float) -> Signal:
+        [signal] = signals({place: minutes_of(value, value, value, calls=12)}, {}, (), RULES, AT)
+        return signal
+
+    dear = told(COST, 2.14)
+    assert dear.title == "Cost of fallbacks unusual: writer"
+    assert (
+        "fallback models answered 12 calls of writer at 2.14 times the cost of the requested model; "
+        "the limit is 2 times (`alerts.anomalies.fallback_cost_factor`)." in dear.text
+    )
+    assert {name: dear.payload[name] for name in ("unit", "value", "limit", "calls")} == {
+        "unit": "factor",
+        "value": 2.14,
+        "limit": 2.0,
+        "calls": 12,
+    }
+    assert "fallback models answered 80 % of 12 calls of writer; the limit is 50 %" in told(SHARE, 0.8).text
 
 
 # --- Words -----------------------------------------------------------------------------------------------------------

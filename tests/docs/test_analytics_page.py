@@ -60,6 +60,8 @@ def a_job(identity: str, at: datetime) -> tuple[Execution, list[Attempt]]:
         completed_at=at,
         attempts=attempts,
         attempts_count=4,
+        chosen_model="gpt-4.1-mini",
+        requested_model_cost=500_000,
         total_cost=3_000_003,
         wasted_cost=2_000_002,
         wasted_by_cause={"retry": 1_000_001, "fallback": 1_000_001},
@@ -115,6 +117,11 @@ async def test_what_an_agent_wasted_yesterday_and_on_what_is_one_query(seeded: A
         (cause, "0.001000001", 1) for cause, *_ in sorted(found.rows)
     ]
     assert {cause for cause, *_ in found.rows} == {"retry", "fallback"}
+
+
+async def test_the_share_and_the_cost_of_fallbacks_are_those_of_the_records(seeded: Analytics) -> None:
+    (row,) = (await seeded.query(asked("AS times_the_cost").text)).named_rows()
+    assert row == {"agent": AGENT, "percent_on_fallbacks": 100, "times_the_cost": pytest.approx(2.000002)}
 
 
 async def test_jobs_that_were_cancelled_did_not_fail(seeded: Analytics) -> None:

@@ -55,6 +55,15 @@ def tile(label: str, totals: WindowTotals) -> tuple[str, str]:
             "unknown 1 of 2 executions wasted an unknown amount",
             "",
         ),
+        ("On fallbacks", WindowTotals(), "– no model answered", ""),
+        ("On fallbacks", replace(ENDED, answered=40), "0 % 0 of 40 answers", ""),
+        ("On fallbacks", replace(ENDED, answered=40, fell_back=12), "30 % 12 of 40 answers", ""),
+        (
+            "On fallbacks",
+            replace(ENDED, answered=1, fell_back=1, fallback_cost=21, requested_model_cost=10),
+            "100 % 1 of 1 answer, at 2.1 times the cost",
+            "warn",
+        ),
         ("p95 latency", ENDED, "4.0 s Median 1.0 s", ""),
         ("p95 latency", WindowTotals(), "– nothing ran", ""),
     ],
@@ -64,5 +73,5 @@ def test_a_tile_says_a_figure_and_what_it_is_of(label: str, totals: WindowTotals
 
 
 def test_tiles_are_pending_until_their_figures_are_read_and_none_without_them() -> None:
-    assert [one.value for one in tiles.pending()] == ["…"] * 4
+    assert [one.value for one in tiles.pending()] == ["…"] * 5
     assert tiles.of_history(None, TIME_RANGE) == []

@@ -15,6 +15,7 @@ import psutil
 import pytest
 from testcontainers.core.container import DockerContainer
 
+from breakwater.alerts.rules.anomaly import FIGURES
 from breakwater.alerts.settings import AnomalyRules
 from breakwater.kernel.clickhouse.client import connect
 from breakwater.kernel.clickhouse.errors import QueryError
@@ -497,11 +498,12 @@ async def test_the_alerter_reads_what_anomalies_are_judged_by_and_no_text(tmp_pa
             connect(f"http://{user}:{PASSWORD}@127.0.0.1:{server.port}/breakwater") for user in (PLANE, READER)
         )
         await migrate(plane)
-        await plane.insert(EXECUTIONS, [execution_row(execution(agent="writer"), 1)])
+        fell_back = execution(agent="writer", chosen_model="mini", requested_model_cost=10)
+        await plane.insert(EXECUTIONS, [execution_row(fell_back, 1)])
         await plane.insert(ATTEMPTS, [attempt_row(attempt(agent="writer", first_token_ms=200), 1)])
         now, rules = NOON + timedelta(minutes=5), AnomalyRules(minimum_calls=1, minimum_minutes=5)
         latest = await latest_minutes(alerter, rules, now)
-        assert sorted(measure for _, measure in latest) == ["error_rate", "first_token", "latency", "spend_rate"]
+        assert {measure for _, measure in latest} == FIGURES.keys()
         assert await baselines(alerter, rules, now) == {}
         for refused in ("SELECT messages FROM executions", "SELECT * FROM alerts", "TRUNCATE TABLE attempts"):
             with pytest.raises(QueryError, match="Not enough privileges"):

@@ -64,6 +64,7 @@ async def test_a_minute_has_what_was_answered_or_failed_and_all_that_was_spent(a
         ("writer", "latency"): (Minute(at, 2000, 3), Minute(before, 3000, 4)),
         ("writer", "spend_rate"): (Minute(at, 1.75, 3), Minute(NOON - 2 * MINUTE, 0.5, 1)),
         ("writer", "first_token"): (Minute(at, 200, 3),),
+        ("writer", "fallback_share"): (Minute(at, 0, 2), Minute(NOON - 4 * MINUTE, 0, 2)),
     }
     assert await latest_minutes(analytics, RULES, NOW - timedelta(seconds=1)) == {
         **{
@@ -72,12 +73,32 @@ async def test_a_minute_has_what_was_answered_or_failed_and_all_that_was_spent(a
                 "error_rate": (Minute(before, 0.75, 4), Minute(NOON - 4 * MINUTE, 0.0, 2)),
                 "latency": (Minute(before, 3000, 4), Minute(NOON - 4 * MINUTE, 1000, 2)),
                 "spend_rate": (Minute(NOON - 2 * MINUTE, 0.5, 1), Minute(before, 1.75, 4)),
+                "fallback_share": (Minute(NOON - 4 * MINUTE, 0, 2),),
             }.items()
         },
         ("gone", "error_rate"): (Minute(NOON - LAPSE - MINUTE, 0.0, 2),),
         ("gone", "latency"): (Minute(NOON - LAPSE - MINUTE, 1000, 2),),
         ("gone", "spend_rate"): (Minute(NOON - LAPSE - MINUTE, 0.5, 2),),
+        ("gone", "fallback_share"): (Minute(NOON - LAPSE - MINUTE, 0, 2),),
     }
+
+
+async def test_a_minute_has_the_share_that_fallbacks_answered_and_how_many_times_as_much_that_cost(
+    analytics: Analytics,
+) -> None:
+    mini = {**OK, "chosen_model": "mini"}
+    dearer = {**mini, "total_cost": "0.4", "wasted_cost": "0.1", "requested_model_cost": "0.1"}
+    unknown = ({**mini, "requested_model_cost": "0"}, {**dearer, "cost_basis": "unknown"}, {**mini, "total_cost": None})
+    unanswered = ({**FAILED, "chosen_model": None}, {**mini, "cache_hit": True}, {**mini, "dry_run": True}, REFUSED)
+    executions = minute_of(1, OK, dearer, {**dearer, "total_cost": "0.2"}, *unknown, *unanswered)
+    await store(analytics, [*executions, *minute_of(1, OK, OK, agent="steady")])
+    latest = await latest_minutes(analytics, RULES, NOW)
+    at = NOON - MINUTE
+    assert latest["writer", "fallback_share"] == (Minute(at, pytest.approx(5 / 6), 6),)  # pyright: ignore[reportArgumentType]
+    assert latest["writer", "fallback_cost"] == (Minute(at, pytest.approx(2), 2),)  # pyright: ignore[reportArgumentType]
+    assert ("steady", "fallback_cost") not in latest
+    learned = await baselines(analytics, AnomalyRules(minimum_calls=1, sustained_minutes=1), NOW + 2 * MINUTE)
+    assert not {measure for _, measure in learned if measure.startswith("fallback")}, "they have limits"
 
 
 async def test_a_baseline_is_of_the_week_before_the_minutes_that_are_judged(analytics: Analytics) -> None:

@@ -162,8 +162,8 @@ async def test_what_somebody_took_away_is_made_again(analytics: Analytics) -> No
     await analytics.execute("DROP VIEW executions_per_minute")
     await analytics.execute("DROP VIEW incidents")
     await analytics.execute("DROP TABLE attempts")
-    await analytics.execute("ALTER TABLE executions DROP COLUMN cache_hit")
-    gone = ("column executions.cache_hit", "table attempts", "view executions_per_minute", "view incidents")
+    await analytics.execute("ALTER TABLE executions DROP COLUMN trace_id")
+    gone = ("column executions.trace_id", "table attempts", "view executions_per_minute", "view incidents")
     assert tuple(one.description for one in await missing(analytics)) == gone
     done = await migrate(analytics)
     assert done == tuple(f"created {what} in ClickHouse: it was missing" for what in gone)

@@ -18,6 +18,7 @@ from breakwater.records import figures, rows, schema, search
 from breakwater.records.figures import History, WindowTotals
 from tests.records.made import END, SOME, Made, connected, filled_database, known, made, quantile
 from tests.records.samples import RATE_LIMITED, attempt, attempt_row, execution
+from tests.records.view_figures import fallback_costs
 from tests.server_sources import RunningServer
 from tests.tables import each_row
 
@@ -56,6 +57,10 @@ def totals_of(executions: list[Execution], attempts: list[Attempt]) -> WindowTot
         fallbacks=sum(one.cause == "fallback" for one in attempts),
         short_circuits=len(attempts) - len(calls),
         cache_hits=sum(one.cache_hit for one in executions),
+        answered=sum(one.is_answered_by_model for one in executions),
+        fell_back=sum(one.fell_back for one in executions),
+        fallback_cost=sum(cost for cost, _ in fallback_costs(executions)),
+        requested_model_cost=sum(cost for _, cost in fallback_costs(executions)),
         p50_ms=quantile(durations, 0.5),
         p95_ms=quantile(durations, 0.95),
         spend=known(one.cost for one in calls),
@@ -82,6 +87,8 @@ async def test_a_window_and_each_of_its_steps_have_the_figures_of_the_records(
     assert found.totals == totals_of(history.ended(SOME, agent), history.called(SOME, agent))
     assert found.totals.short_circuits
     assert found.totals.wasted
+    assert found.totals.fallback_share
+    assert found.totals.fallback_cost_factor
     steps = [TimeWindow(SOME.at(n), SOME.at(n) + timedelta(hours=1), 3_600) for n in range(SOME.buckets)]
     assert found.steps == tuple(totals_of(history.ended(one, agent), history.called(one, agent)) for one in steps)
 

@@ -32,7 +32,15 @@ EXECUTIONS = [
     execution(
         "w1", duration_ms=2_000, total_cost=2_000, attempts_count=2, wasted_cost=500, wasted_by_cause={"retry": 500}
     ),
-    execution("w2", duration_ms=300, total_cost=None, cost_basis="unknown", completed_at=NOON + timedelta(seconds=61)),
+    execution(
+        "w2",
+        duration_ms=300,
+        total_cost=None,
+        cost_basis="unknown",
+        chosen_model="mini",
+        requested_model_cost=5,
+        completed_at=NOON + timedelta(seconds=61),
+    ),
     execution(
         "w3",
         duration_ms=9_000,
@@ -84,9 +92,12 @@ async def test_agents_are_summed_up(filled: Analytics) -> None:
         unknown_costs=1,
         spend=2_007,
         wasted=507,
+        answered=2,
+        fell_back=1,
     )
+    assert (writer.fallback_share, writer.fallback_cost_factor) == (0.5, None)
     assert writer.success_rate == pytest.approx(2 / 3)
-    assert tagger == AgentSummary("tagger", 1, 1, 50, 50, 1, 0, 0, 0, 0, 10, 0)
+    assert tagger == AgentSummary("tagger", 1, 1, 50, 50, 1, 0, 0, 0, 0, 10, 0, answered=1)
     # Failed calls of unknown cost: neither the spend nor the waste is zero.
     assert new == AgentSummary("new", 0, 0, None, None, 1, 0, 0, 0, 1, None, None)
     assert new.success_rate is None

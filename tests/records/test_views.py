@@ -83,6 +83,8 @@ class Messages:
             attempts=attempts,
             attempts_count=len(attempts),
             status=picked.choice(("succeeded", "succeeded", "dead_lettered", "cancelled")),
+            chosen_model=picked.choice(("gpt-4.1", "mini", None)),
+            requested_model_cost=picked.choice((None, 0, picked.randrange(10**6))),
             total_cost=self._money(),
             wasted_cost=self._money(),
             wasted_by_cause={cause: self._money() or 0 for cause in causes},

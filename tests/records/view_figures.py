@@ -58,6 +58,10 @@ def called(attempts: Iterable[Attempt]) -> list[Attempt]:
     return [one for one in attempts if not one.short_circuited]
 
 
+def fallback_costs(executions: Iterable[Execution]) -> list[tuple[int, int]]:
+    return [costs for one in executions if (costs := one.fallback_costs) is not None]
+
+
 def executions_per_minute(executions: Iterable[Execution]) -> Figures:
     found = groups(counted(executions), lambda one: (one.agent, minute(one.completed_at)))
     return {
@@ -74,6 +78,10 @@ def executions_per_minute(executions: Iterable[Execution]) -> Figures:
             "p50_ms": quantile(0.5, [one.duration_ms for one in all_]),
             "p95_ms": quantile(0.95, [one.duration_ms for one in all_]),
             "cache_hits": sum(one.cache_hit for one in all_),
+            "answered": sum(one.is_answered_by_model for one in all_),
+            "fell_back": sum(one.fell_back for one in all_),
+            "fallback_cost": known(cost for cost, _ in fallback_costs(all_)),
+            "requested_model_cost": known(cost for _, cost in fallback_costs(all_)),
         }
         for key, all_ in found.items()
     }

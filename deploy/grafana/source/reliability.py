@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from deploy.grafana.source.dashboard import Dashboard
 from deploy.grafana.source.panels import BAD, GOOD, SO_SO, Chart, Listing, chart, figure
-from deploy.grafana.source.shared import BREAKERS_OPEN_NOW, CALL_DURATIONS, ERRORS, MODEL_CALLS, OPENINGS
+from deploy.grafana.source.shared import (
+    BREAKERS_OPEN_NOW,
+    CALL_DURATIONS,
+    ERRORS,
+    EXECUTIONS_ENDED,
+    MODEL_CALLS,
+    OPENINGS,
+)
 from deploy.grafana.source.variables import AGENTS, MODELS
 
 AVAILABILITY = ((0.95, SO_SO), (0.99, GOOD))
@@ -101,6 +108,27 @@ DASHBOARD = Dashboard(
                 most=1,
             ),
             CALL_DURATIONS,
+        ),
+        (
+            chart(
+                EXECUTIONS_ENDED,
+                "sum(executions_per_minute.fell_back) / nullIf(sum(answered), 0) AS share",
+                title="Traffic on fallbacks",
+                description="Answers of another model than the requested one, as a share of all that models gave. "
+                "All models.",
+                unit="percentunit",
+                by="agent",
+                most=1,
+            ),
+            chart(
+                EXECUTIONS_ENDED,
+                "toFloat64(sum(executions_per_minute.fallback_cost)) "
+                "/ nullIf(toFloat64(sum(executions_per_minute.requested_model_cost)), 0) AS times",
+                title="Cost of fallbacks",
+                description="Cost of the answers of fallbacks, as a multiple of what they would have cost on the "
+                "requested model, where both are known. All models.",
+                by="agent",
+            ),
         ),
         (
             Chart(

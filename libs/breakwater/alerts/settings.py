@@ -43,6 +43,15 @@ class AnomalyRules(Message):
     sustained_minutes: int = Field(
         default=3, ge=1, le=60, description="Consecutive minutes that must deviate, or be back at the baseline."
     )
+    fallback_share: Annotated[Annotated[float, Field(gt=0, lt=1)] | None, Off] = Field(
+        default=0.5,
+        description="Highest share of an agent's answers from fallback models that is no anomaly, or `off`.",
+    )
+    fallback_cost_factor: Annotated[Annotated[float, Field(gt=0, le=10_000)] | None, Off] = Field(
+        default=2.0,
+        description="Highest normal cost of answers of fallback models, as a multiple of that on the requested "
+        "model, or `off`.",
+    )
     execution_cost_usd: UsdAmount | None = Field(
         default=None, description="An execution that costs more is an anomaly."
     )

@@ -24,7 +24,7 @@ from breakwater.kernel.commands import connect, formats, output
 from breakwater.kernel.commands.connect import run
 from breakwater.kernel.commands.errors import CliError, ExitCode, as_cli_error, replacing_file, usage_error
 from breakwater.kernel.commands.formats import breakwater_command, usd
-from breakwater.kernel.formats import money
+from breakwater.kernel.formats import money, percent
 from breakwater.local.plane import (
     DEFAULT_DATA,
     EDITED_CONFIG_HELP,
@@ -234,6 +234,7 @@ def _show_figures(agents: Sequence[str], figures: AgentFigures) -> None:
             align_right=True,
             drop=8,
         ),
+        Column("on fallbacks", from_summary(lambda summary: percent(summary.fallback_share)), align_right=True, drop=9),
         Column(
             "cost",
             from_summary(lambda summary: formats.at_least(summary.spend, summary.unknown_costs)),
@@ -254,6 +255,10 @@ def _figures_json(agent: str, figures: AgentFigures) -> dict[str, Any]:
     if summary is not None:
         figures_json = asdict(summary) | {
             "success_rate": summary.success_rate,
+            "fallback_share": summary.fallback_share,
+            "fallback_cost_factor": summary.fallback_cost_factor,
+            "fallback_cost": formats.exact(summary.fallback_cost),
+            "requested_model_cost": formats.exact(summary.requested_model_cost),
             "spend": formats.exact(summary.spend),
             "wasted": formats.exact(summary.wasted),
         }

@@ -58,6 +58,12 @@ class WorkerMetrics:
         help_text = "Cost of calls that did not produce the answer."
         self._wasted_cost = counter(registry, "wasted_cost_usd_total", help_text, "agent", "cause")
         self._retries = counter(registry, "retries_total", "Retries, by the error of the failed attempt.", *by_call)
+        help_text = "Jobs that a fallback model answered, by that model."
+        self._fallback_answers = counter(registry, "fallback_answers_total", help_text, "agent", "model")
+        help_text = "Cost of answers of fallback models; of those whose cost on the requested model is known."
+        self._fallback_cost = counter(registry, "fallback_cost_usd_total", help_text, "agent")
+        help_text = "Cost that the same answers would have had on the requested model."
+        self._requested_model_cost = counter(registry, "requested_model_cost_usd_total", help_text, "agent")
         help_text = "Jobs in progress in this process."
         self._in_progress = gauge(registry, "jobs_in_progress", help_text, "agent")
         self._parked = counter(
@@ -102,6 +108,12 @@ class WorkerMetrics:
         self._job_seconds[(agent,)].observe(result.duration_ms / 1000, _exemplar(trace_id))
         if result.cache_hit:
             self._cache_hits[(agent,)].inc()
+        if result.fell_back:
+            model = result.chosen_model if result.chosen_model in self._models else OTHER
+            self._fallback_answers[agent, model].inc()
+            if (costs := result.fallback_costs) is not None:
+                self._fallback_cost[(agent,)].inc(costs[0] / NANO_PER_USD)
+                self._requested_model_cost[(agent,)].inc(costs[1] / NANO_PER_USD)
         for cause, nano in result.wasted_by_cause.items():
             self._wasted_cost[agent, cause].inc(nano / NANO_PER_USD)
         # The error that caused a retry is that of the attempt before it, which only the whole job has.

@@ -27,8 +27,32 @@ SPARKS = 24
 """Points of an agent's small chart."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FallbackFigures:
+    """The answers of fallback models among those that models gave."""
+
+    answered: int = 0
+    """Executions that a model answered: neither failed, nor answered from the cache."""
+    fell_back: int = 0
+    """Those of them that another model than the requested one answered."""
+    fallback_cost: int = 0
+    """The cost of the answers of fallbacks whose `requested_model_cost` is known."""
+    requested_model_cost: int = 0
+    """The cost that the same answers would have had on the requested model."""
+
+    @property
+    def fallback_share(self) -> float | None:
+        """The share of `answered` that fallbacks answered, from 0 to 1; None without any."""
+        return self.fell_back / self.answered if self.answered else None
+
+    @property
+    def fallback_cost_factor(self) -> float | None:
+        """The cost of the answers of fallbacks as a multiple of that on the requested model; None if unknown."""
+        return self.fallback_cost / self.requested_model_cost if self.requested_model_cost else None
+
+
 @dataclass(frozen=True, slots=True)
-class WindowTotals:
+class WindowTotals(FallbackFigures):
     """Totals of a window, or of a step of it."""
 
     executions: int = 0
@@ -306,7 +330,7 @@ async def first_begun(analytics: Analytics, *, since: datetime) -> datetime | No
 
 
 @dataclass(frozen=True, slots=True)
-class AgentSummary:
+class AgentSummary(FallbackFigures):
     """An agent's figures, for `breakwater agents`. Attempts count by when they began, executions by when they ended."""
 
     agent: str

@@ -44,6 +44,9 @@ class Migration:
     statements: tuple[str, ...]
 
 
+_FALLBACK_VIEWS = ("executions_per_minute", "figures_per_minute")
+
+
 def migrations(layout: Layout) -> tuple[Migration, ...]:
     """All steps, in order, for a layout.
 
@@ -53,12 +56,23 @@ def migrations(layout: Layout) -> tuple[Migration, ...]:
     that come with that step.
     """
     tables = (table.ddl(layout) for table in TABLES)
-    views = (create_view(name, layout) for name in VIEWS if name != "plans")
+    changed_later = {"plans", *_FALLBACK_VIEWS}
+    views = (create_view(name, layout) for name in VIEWS if name not in changed_later)
     # The first release's. Those of development versions have lower numbers; from 16 on they lack what `missing` finds.
     return (
         Migration(20, "tables and views", (*tables, *views)),
         Migration(21, "opaque ids, and the callers' own", tuple(_opaque_ids(layout))),
-        Migration(22, "costs of fallbacks", (EXECUTIONS.add_column("requested_model_cost", layout),)),
+        Migration(
+            22,
+            "shares and costs of fallbacks",
+            (
+                *(
+                    EXECUTIONS.add_column(column, layout)
+                    for column in ("requested_model_cost", "is_answered_by_model", "fell_back", "fallback_cost")
+                ),
+                *(create_view(name, layout) for name in _FALLBACK_VIEWS),
+            ),
+        ),
     )
 
 

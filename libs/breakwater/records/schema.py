@@ -103,7 +103,20 @@ EXECUTIONS = Table(
         "parent_job_id": "parent_execution_id",
         "plan_key": "plan_id",
     },
-    computed={"encryption_key": (WORD_OR_NULL, "substring(encrypted, 6, 8)")},
+    computed={
+        "encryption_key": (WORD_OR_NULL, "substring(encrypted, 6, 8)"),
+        # As in `Execution`.
+        "is_answered_by_model": (
+            "Bool",
+            "status = 'succeeded' AND chosen_model IS NOT NULL AND NOT cache_hit AND NOT dry_run",
+        ),
+        "fell_back": ("Bool", "is_answered_by_model AND ifNull(chosen_model != requested_model, true)"),
+        "fallback_cost": (
+            MONEY_OR_NULL,
+            "if(fell_back AND cost_basis != 'unknown' AND requested_model_cost > 0, "
+            "total_cost - ifNull(wasted_cost, 0), NULL)",
+        ),
+    },
     order_by=("toStartOfHour(completed_at)", "agent", "completed_at", "execution_id"),
     time="completed_at",
     monthly=True,

@@ -215,6 +215,22 @@ def test_waste_is_counted_by_its_cause_and_a_hit_of_the_cache_as_one() -> None:
     assert samples["cache_hits_total", "writer"] == 1
 
 
+def test_an_answer_of_a_fallback_is_counted_with_its_cost_and_that_of_the_requested_model() -> None:
+    counted = Counted("m", "mini")
+    fell_back = {"requested_model": "m", "chosen_model": "mini", "requested_model_cost": 10**9}
+    paid = {"total_cost": 3 * 10**9, "wasted_cost": 10**9, "cost_basis": "billed"}
+    for job in (
+        {**fell_back, **paid},
+        {**fell_back, **paid, "requested_model_cost": None},
+        {**fell_back, "chosen_model": "m"},
+    ):
+        counted.metrics.count_job(result(**job))
+    samples = counted.samples()
+    assert samples["fallback_answers_total", "writer", "mini"] == 2
+    assert samples["fallback_cost_usd_total", "writer"] == 2
+    assert samples["requested_model_cost_usd_total", "writer"] == 1
+
+
 def test_a_retry_is_counted_by_the_error_that_it_was_made_for() -> None:
     counted = Counted("m")
     attempts = (
@@ -401,6 +417,9 @@ def test_the_documented_metrics_are_those_that_are_served() -> None:
     retried = (attempt("error", "server"), attempt(cause="retry"))
     metrics.count_attempt(attempt(first_token_ms=250, chunks=40, output_tokens=9))
     metrics.count_job(result(cache_hit=True, wasted_by_cause={"retry": 1}, attempts=retried))
+    metrics.count_job(
+        result(requested_model="m", chosen_model="n", requested_model_cost=1, total_cost=1, cost_basis="billed")
+    )
     HttpMetrics(registry).request("/api/v1/jobs", "POST", 202, 0.01)
     StreamMetrics(registry).set_used_share("EVENTS", 0.5)
     metrics.count_parked_job("writer")

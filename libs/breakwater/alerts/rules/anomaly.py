@@ -11,6 +11,9 @@ baseline, and above the agent's habits. Only upwards: fewer errors, less spendin
 | open for `NEW_NORMAL` | none is far | `accepted` |
 | open | there is none within `LAPSE` | `lapsed` |
 
+The figures of fallback models are judged by limits of the config instead, and while no incident of a breaker, a
+deployment or a quota says why they answer.
+
 Only minutes with enough calls count, so an agent that is idle at night neither learns a baseline of zero nor raises an
 alert in the morning. The incidents are the only state.
 """
@@ -25,6 +28,7 @@ from typing import Literal, NamedTuple
 from pydantic import JsonValue
 
 from breakwater.alerts.contract import Alert
+from breakwater.alerts.rules.alert_rules import agents_of, began_with
 from breakwater.alerts.rules.signals import Firing, Resolved, Signal, key_of
 from breakwater.alerts.settings import AnomalyRules
 from breakwater.calls.rules.refusals import command
@@ -54,6 +58,8 @@ class Figure(NamedTuple):
     floor: float
     """The least expected deviation: less is not worth a person's time."""
     words: str
+    limit: str | None = None
+    """The setting of `AnomalyRules` with the highest normal value; None if the agent's baseline says what is normal."""
 
 
 FIGURES: Mapping[str, Figure] = {
@@ -62,6 +68,16 @@ FIGURES: Mapping[str, Figure] = {
     "latency": Figure("Latency", "ms", 50, "{agent} took {value} for the median of {calls}"),
     "first_token": Figure(
         "Time to first token", "ms", 50, "{agent} took {value} to the first token, the median of {calls}"
+    ),
+    "fallback_share": Figure(
+        "Traffic on fallbacks", "share", 0, "fallback models answered {value} of {calls} of {agent}", "fallback_share"
+    ),
+    "fallback_cost": Figure(
+        "Cost of fallbacks",
+        "factor",
+        0,
+        "fallback models answered {calls} of {agent} at {value} the cost of the requested model",
+        "fallback_cost_factor",
     ),
 }
 
@@ -94,7 +110,9 @@ class Baseline(NamedTuple):
         return max(self.spread, RELATIVE_FLOOR * self.value, FIGURES[measure].floor, chance)
 
     def is_far(self, minute: Minute, measure: str, deviations: float) -> bool:
-        """Returns True if a minute is more than so many deviations above the baseline, and no habit."""
+        """Returns True if a minute is above its limit, or so many deviations above the baseline, and no habit."""
+        if FIGURES[measure].limit is not None:
+            return minute.value > self.value
         limit = self.value + deviations * self.deviation(measure, minute.calls)
         return minute.value > max(limit, HABIT_MARGIN * (self.peak or 0.0))
 
@@ -102,6 +120,7 @@ class Baseline(NamedTuple):
 Place = tuple[str, str]
 """An agent and the name of one of its `FIGURES`."""
 Change = Literal["began", "recovered", "accepted", "lapsed"]
+TURNED_OFF = "the config turns them off"
 _TITLES: Mapping[Change, str] = {
     "began": "{} unusual: {}",
     "recovered": "{} back to normal: {}",
@@ -121,23 +140,30 @@ def signals(
 
     Args:
         latest: the last minutes of each figure within `LAPSE`, the newest first, at most `sustained_minutes`.
-        baselines: of the figures that have been seen for long enough.
+        baselines: of the figures that have been seen for long enough, but for those with limits.
         incidents: the newest alert of each, in the order in which they were opened.
         rules: of the config.
         now: the time of the question.
     """
-    is_open = open_anomalies(incidents)
+    known = list(incidents)
+    is_open = open_anomalies(known)
     changes: list[Signal] = []
     if is_open.pop(UNWATCHED, None) is not None:
         changes.append(_watching("ClickHouse answers again. Nothing to do.", now, ended=True))
     for place in sorted({*latest, *is_open}):
+        agent, measure = place
         minutes = latest.get(place, ())
         incident = is_open.get(place)
-        present = baselines.get(place)
-        change = judge(place[1], minutes, present, incident, rules, now)
-        if change is None:
+        if not is_watched(measure, rules):
+            if incident is not None:
+                changes.append(_turned_off(incident, TURNED_OFF, now))
             continue
-        baseline = present if incident is None or change == "accepted" else _baseline_of(incident)
+        has_limit = FIGURES[measure].limit is not None
+        present = _limit_of(measure, rules) if has_limit else baselines.get(place)
+        change = judge(measure, minutes, present, incident, rules, now)
+        if change is None or (has_limit and change == "began" and _is_explained(agent, minutes[-1].at, known)):
+            continue
+        baseline = present if incident is None or has_limit or change == "accepted" else _baseline_of(incident)
         assert baseline is not None
         since = minutes[-1].at if incident is None else datetime.fromisoformat(str(incident.payload["since"]))
         changes.append(_signal(place, change, minutes, baseline, since, now))
@@ -162,10 +188,30 @@ def judge(
         return "lapsed"
     if not enough or any(far):
         return None
-    before = _baseline_of(incident)
+    before = baseline if FIGURES[measure].limit is not None and baseline is not None else _baseline_of(incident)
     if not any(before.is_far(minute, measure, deviations / 2) for minute in minutes):
         return "recovered"
     return "accepted" if baseline is not None and now - incident.opened_at >= NEW_NORMAL else None
+
+
+def is_watched(measure: str, rules: AnomalyRules) -> bool:
+    """Returns True if the config has the rule that judges a figure."""
+    limit = FIGURES[measure].limit
+    return (rules.deviations if limit is None else getattr(rules, limit)) is not None
+
+
+def _limit_of(measure: str, rules: AnomalyRules) -> Baseline:
+    return Baseline(getattr(rules, str(FIGURES[measure].limit)), 0.0)
+
+
+def _is_explained(agent: str, since: datetime, incidents: Iterable[Alert]) -> bool:
+    """Returns True if an incident since a time says why fallbacks answer an agent's jobs: two would be one problem."""
+    return any(
+        began_with(alert) in {"breaker_open", "deployment_failing", "quota_exhausted"}
+        and (alert.resolved_at is None or alert.resolved_at > since)
+        and (agent in agents_of(alert) or alert.agent == agent or (alert.agent == "*" and not agents_of(alert)))
+        for alert in incidents
+    )
 
 
 def unwatched_signals(error: str, incidents: Iterable[Alert], now: datetime) -> list[Signal]:
@@ -178,19 +224,20 @@ def unwatched_signals(error: str, incidents: Iterable[Alert], now: datetime) -> 
 
 def turned_off_signals(reason: str, incidents: Iterable[Alert], now: datetime) -> list[Signal]:
     """Returns the signals that end all open incidents once anomalies are no longer watched."""
-    return [
-        Resolved(
-            key=alert.key,
-            event="agent_anomaly",
-            title=f"No longer watched: {alert.title}",
-            text=f"Anomalies are not watched any more: {reason}. Nothing to do.",
-            source_id=f"{alert.alert_id}/off",
-            at=now,
-            payload=alert.payload,
-            reason=reason,
-        )
-        for alert in open_anomalies(incidents).values()
-    ]
+    return [_turned_off(alert, reason, now) for alert in open_anomalies(incidents).values()]
+
+
+def _turned_off(alert: Alert, reason: str, now: datetime) -> Resolved:
+    return Resolved(
+        key=alert.key,
+        event="agent_anomaly",
+        title=f"No longer watched: {alert.title}",
+        text=f"Such anomalies are not watched any more: {reason}. Nothing to do.",
+        source_id=f"{alert.alert_id}/off",
+        at=now,
+        payload=alert.payload,
+        reason=reason,
+    )
 
 
 def open_anomalies(incidents: Iterable[Alert]) -> dict[Place, Alert]:
@@ -223,21 +270,26 @@ def _signal(
     figure = FIGURES[measure]
     newest = minutes[0] if minutes else None
     at = now if newest is None else newest.at + timedelta(minutes=1)
-    deviation = baseline.deviation(measure, 0 if newest is None else newest.calls)
     payload: dict[str, JsonValue] = {
         "agent": agent,
         "measure": measure,
         "change": change,
         "unit": figure.unit,
         "value": None if newest is None else _rounded_figure(newest.value, figure.unit),
-        "baseline": _rounded_figure(baseline.value, figure.unit),
-        "deviation": _rounded_figure(deviation, figure.unit),
-        "deviations": None if newest is None else round((newest.value - baseline.value) / deviation, 1),
         "calls": 0 if newest is None else newest.calls,
         "since": format_time(since),
         "timestamp": format_time(at),
     }
-    normal = f"the baseline is {_amount(baseline.value, figure.unit)}, give or take {_amount(deviation, figure.unit)}"
+    if figure.limit is None:
+        deviation = baseline.deviation(measure, 0 if newest is None else newest.calls)
+        deviations = None if newest is None else round((newest.value - baseline.value) / deviation, 1)
+        payload["baseline"] = _rounded_figure(baseline.value, figure.unit)
+        payload |= {"deviation": _rounded_figure(deviation, figure.unit), "deviations": deviations}
+        spread = _amount(deviation, figure.unit)
+        normal = f"the baseline is {_amount(baseline.value, figure.unit)}, give or take {spread}"
+    else:
+        payload["limit"] = _rounded_figure(baseline.value, figure.unit)
+        normal = f"the limit is {_amount(baseline.value, figure.unit)} (`alerts.anomalies.{figure.limit}`)"
     if newest is None:
         text = f"For {LAPSE // timedelta(minutes=1)} minutes {agent} made too few calls for a judgement; {normal}. "
     else:
@@ -262,12 +314,14 @@ def _signal(
 def _amount(value: float, unit: str) -> str:
     if unit == "share":
         return f"{value * 100:.3g} %"
+    if unit == "factor":
+        return f"{value:.3g} times"
     if unit == "usd_per_minute":
         return money(round(value * 1e9))
     return f"{value:,.0f} ms" if value < 1000 else f"{value / 1000:,.1f} s"
 
 
 def _rounded_figure(value: float, unit: str) -> JsonValue:
-    if unit == "share":
+    if unit in {"share", "factor"}:
         return round(value, 4)
     return usd_from_nano(round(value * 1e9)) if unit == "usd_per_minute" else round(value)

@@ -15,6 +15,9 @@ from breakwater.kernel.pages.time_range import TimeRange
 from breakwater.limits.contract import BudgetStatus
 from breakwater.records.figures import WindowTotals
 
+MUCH_ON_FALLBACKS = 0.5
+"""The share of answers of fallbacks from which on their tile has a colour."""
+
 Colour = Literal["", "warn", "bad"]
 
 
@@ -32,7 +35,7 @@ class Tile:
     """A tooltip."""
 
 
-HISTORY = ("Success rate", "Spend", "Wasted", "p95 latency")
+HISTORY = ("Success rate", "Spend", "Wasted", "On fallbacks", "p95 latency")
 """The labels of `of_history`."""
 
 
@@ -42,7 +45,7 @@ def pending(labels: Iterable[str] = HISTORY) -> list[Tile]:
 
 
 def of_history(totals: WindowTotals | None, time_range: TimeRange, agent: str | None = None) -> list[Tile]:
-    """Makes tiles of success rate, spend, waste and latency in a time range; none if they are unknown."""
+    """Makes tiles of success rate, spend, waste, fallbacks and latency in a time range; none if they are unknown."""
     if totals is None:
         return []
     failed, wasted = shares(totals)
@@ -64,6 +67,14 @@ def of_history(totals: WindowTotals | None, time_range: TimeRange, agent: str | 
             _waste(totals, wasted),
             "#waste",
             "warn" if wasted is not None and wasted >= MUCH_WASTED else "",
+        ),
+        Tile(
+            "On fallbacks",
+            words.percent(totals.fallback_share),
+            _fallbacks(totals),
+            "#providers" if agent is None else "#retries",
+            "warn" if (totals.fallback_share or 0) >= MUCH_ON_FALLBACKS else "",
+            "Share of the answers that fallback models gave, and their cost compared with that on the requested model.",
         ),
         Tile(
             "p95 latency",
@@ -106,6 +117,14 @@ def spent_budgets(budgets: Iterable[BudgetStatus], href: str, no_cap_note: str) 
     refuses = any(budget.enforcement == "hard" for budget in reached)
     note = f"of {len(capped_budgets):,}" if capped_budgets else no_cap_note
     return Tile("Exhausted budgets", f"{len(reached):,}", note, href, "bad" if refuses else "warn" if reached else "")
+
+
+def _fallbacks(totals: WindowTotals) -> str:
+    if not totals.answered:
+        return "no model answered"
+    factor = totals.fallback_cost_factor
+    cost = "" if factor is None else f", at {factor:.2g} times the cost"
+    return f"{totals.fell_back:,} of {quantity(totals.answered, 'answer')}{cost}"
 
 
 def _jobs(live_state: LiveState) -> Tile:

@@ -369,9 +369,11 @@ class Execution(Event):
 
         None if no fallback model answered, or if one of the costs is unknown.
         """
-        if not self.fell_back or self.cost_basis == "unknown" or not self.requested_model_cost:
+        if not self.fell_back or not self.requested_model_cost:
             return None
-        return (self.total_cost or 0) - (self.wasted_cost or 0), self.requested_model_cost
+        if self.total_cost is None or self.cost_basis == "unknown":
+            return None
+        return self.total_cost - (self.wasted_cost or 0), self.requested_model_cost
 
     @property
     def cost_usd(self) -> Decimal | None:

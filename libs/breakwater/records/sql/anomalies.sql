@@ -6,7 +6,7 @@ WHERE minute >= {since:DateTime('UTC')} AND minute < {until:DateTime('UTC')}
 GROUP BY agent, measure
 
 -- name: baselines
--- Failing every night is no habit.
+-- Failing every night is no habit. The figures of fallbacks have limits instead.
 SELECT
     agent,
     measure,
@@ -15,6 +15,6 @@ SELECT
     quantileOrNullIf(0.99)(value, minute < {settled:DateTime('UTC')} AND measure != 'error_rate') AS peak
 FROM figures_per_minute
 WHERE minute >= {since:DateTime('UTC')} AND minute < {until:DateTime('UTC')}
-    AND (calls >= {minimum_calls:UInt32} OR measure = 'spend_rate')
+    AND (calls >= {minimum_calls:UInt32} OR measure = 'spend_rate') AND NOT startsWith(measure, 'fallback_')
 GROUP BY agent, measure
 HAVING count() >= {minimum_minutes:UInt32}

@@ -18,6 +18,10 @@ SELECT
     countIf(status = 'succeeded') AS succeeded,
     countIf(status = 'dead_lettered') AS dead_lettered,
     countIf(cache_hit) AS cache_hits,
+    countIf(is_answered_by_model) AS answered,
+    countIf(executions.fell_back) AS fell_back,
+    ifNull(sum(executions.fallback_cost), 0) AS fallback_cost,
+    ifNull(sumIf(executions.requested_model_cost, executions.fallback_cost IS NOT NULL), 0) AS requested_model_cost,
     accurateCastOrNull(round(times[1]), 'UInt64') AS p50_ms,
     accurateCastOrNull(round(times[2]), 'UInt64') AS p95_ms,
     countIf(unclear) AS unknown_waste,
@@ -189,6 +193,10 @@ SELECT
     agent,
     count() AS executions,
     countIf(status = 'succeeded') AS succeeded,
+    countIf(is_answered_by_model) AS answered,
+    countIf(executions.fell_back) AS fell_back,
+    ifNull(sum(executions.fallback_cost), 0) AS fallback_cost,
+    ifNull(sumIf(executions.requested_model_cost, executions.fallback_cost IS NOT NULL), 0) AS requested_model_cost,
     quantileExact(0.5)(duration_ms) AS p50_ms,
     quantileExact(0.95)(duration_ms) AS p95_ms
 FROM executions FINAL
