@@ -33,6 +33,13 @@ async def test_a_month_by_tenant_with_its_forecast_and_the_total(stub: Stub, run
     assert "2026-11 in Europe/Berlin" in ran.err
 
 
+async def test_a_raised_cap_is_that_of_the_budget(stub: Stub, run: Run) -> None:
+    daily = {**COSTS["lines"][0], "cap": None, "daily_cap": "9.000000000", "raised_from": "2.000000000"}
+    stub.answers["GET costs"] = (200, {**COSTS, "lines": [daily]})
+    ran = await in_thread(run, "costs", "--by", "tenant")
+    assert "$9.00 today, raised from $2.00" in ran.out
+
+
 async def test_a_month_that_is_over_has_no_forecast_and_an_empty_one_no_table(stub: Stub, run: Run) -> None:
     over = {**COSTS["total"], "forecast": None}
     stub.answers["GET costs"] = (200, {**COSTS, "total": over, "by": "tag", "tag": "team"})

@@ -25,7 +25,7 @@ CAPS = parse_config(
     """
 providers: {local: {base_url: "http://127.0.0.1:9/v1"}}
 budgets: {global: {monthly_usd: 100}, tenants: {acme: {monthly_usd: 20, enforcement: hard}, "*": {monthly_usd: 1}}}
-agents: {writer: {model: m, budget: {monthly_usd: 10, daily_usd: 1}}, reader: {model: m}}
+agents: {writer: {model: m, budget: {monthly_usd: 10, daily_usd: 1}}, reader: {model: m, budget: {daily_usd: 2}}}
 """
 ).caps
 
@@ -48,9 +48,11 @@ def test_a_month_is_one_of_the_budgets_time_zone(
     assert month == period("monthly", datetime.fromisoformat(starts), zone)
 
 
-def note(kind: str, limit: int | None, configured: int | None, scope: str = "tenant", **of: Any) -> Any:
+def note(
+    kind: str, limit: int | None, configured: int | None, scope: str = "tenant", window: str = "monthly", **of: Any
+) -> Any:
     whose = of or {"tenant": "acme"}
-    given = {"tenant": None, "agent": None, **whose, "scope": scope, "window": "monthly", "kind": kind}
+    given = {"tenant": None, "agent": None, **whose, "scope": scope, "window": window, "kind": kind}
     return budget_event(**given, limit=limit, configured=configured)
 
 
@@ -63,15 +65,30 @@ RAISED = note("raised", 50 * USD, 20 * USD)
         (None, (), Cap()),
         ("global", (), Cap(100 * USD)),
         ("agent:writer", (), Cap(10 * USD, daily=USD)),
-        ("agent:reader", (), Cap()),
+        ("agent:reader", (), Cap(daily=2 * USD)),
         ("tenant:acme", (), Cap(20 * USD, hard=True)),
         ("tenant:any other", (), Cap(USD)),
-        ("tenant:acme", (RAISED,), Cap(50 * USD, hard=True)),
+        ("tenant:acme", (RAISED,), Cap(50 * USD, hard=True, raised_from=20 * USD)),
         ("tenant:rival", (RAISED,), Cap(USD)),
-        ("tenant:acme", (RAISED, note("soft_cap", 50 * USD, None)), Cap(50 * USD, hard=True)),
+        ("tenant:acme", (RAISED, note("soft_cap", 50 * USD, None)), Cap(50 * USD, hard=True, raised_from=20 * USD)),
         ("tenant:acme", (RAISED, note("raise_ended", 20 * USD, 20 * USD)), Cap(20 * USD, hard=True)),
         ("tenant:acme", (note("raised", 50 * USD, 10 * USD),), Cap(20 * USD, hard=True)),
-        ("agent:writer", (note("raised", 30 * USD, 10 * USD, "agent", agent="writer"),), Cap(30 * USD, daily=USD)),
+        (
+            "agent:writer",
+            (note("raised", 30 * USD, 10 * USD, "agent", agent="writer"),),
+            Cap(30 * USD, daily=USD, raised_from=10 * USD),
+        ),
+        # A day's raise is that of another budget.
+        (
+            "agent:writer",
+            (note("raised", 5 * USD, USD, "agent", "daily", agent="writer"),),
+            Cap(10 * USD, daily=5 * USD),
+        ),
+        (
+            "agent:reader",
+            (note("raised", 5 * USD, 2 * USD, "agent", "daily", agent="reader"),),
+            Cap(daily=5 * USD, raised_from=2 * USD),
+        ),
     ],
 )
 def test_the_cap_of_a_line(key: str | None, notes: tuple[Any, ...], expected: Cap) -> None:

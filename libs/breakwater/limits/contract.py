@@ -144,7 +144,15 @@ class CostLine(Event):
         description="Monthly cap for agents, tenants and the total: the config's current one, or the one "
         "it was raised to in that month. Null without a cap."
     )
-    daily_cap: Money | None = Field(default=None, description="The config's current daily cap of the same.")
+    daily_cap: Money | None = Field(
+        default=None,
+        description="Daily cap of the same: the config's current one or, in the present month, the one it was raised "
+        "to for today.",
+    )
+    raised_from: Money | None = Field(
+        default=None,
+        description="The config's cap, if it was raised: of `cap`, or of `daily_cap` if there is no monthly cap.",
+    )
     forecast: Money | None = Field(
         description="Forecast for the end of the month at the current rate. Null for a month that is "
         "over or has just begun."

@@ -235,7 +235,7 @@ async def test_what_stands_beside_the_spend(surfaces: Surfaces) -> None:
     assert costs.cost_tags == ("team", "project")
 
     page = await surfaces.console.get("/costs?month=2026-10&by=tenant&whole=1")
-    assert "61.7 % spent" in page.words
+    assert "$200.00, raised from $50.00 61.7 % spent" in page.words
     assert 'title="1 call of unknown cost">at least' in page.text
     assert "at least: 1 of 6 calls of unknown cost" in page.words
     assert "+2369.1 %" in page.words
@@ -306,6 +306,28 @@ async def test_a_line_without_a_monthly_cap_has_its_daily_one(surfaces: Surfaces
     page = await surfaces.console.get("/costs?month=2026-10&whole=1")
     assert "$0.00475 a day" in page.words
     assert "no cap" not in page.words
+
+
+async def test_the_costs_of_a_month_agree_with_the_budget_page_on_a_raised_daily_cap(surfaces: Surfaces) -> None:
+    today = period("daily", datetime.now(UTC), ZONE)
+    raised = samples.budget_event(
+        scope="agent",
+        agent="reader",
+        window="daily",
+        period=today.name,
+        kind="raised",
+        limit=2 * 10**9,
+        configured=4_752_000,
+    )
+    await store(surfaces.console, call(1, time_from_ms(today.start_ms), 5, agent="reader"))
+    await surfaces.console.analytics.insert(schema.BUDGET_EVENTS, [budget_row(raised, 1)])
+    costs = await surfaces.api.read(Costs, "costs")
+    assert [(line.daily_cap, line.raised_from) for line in costs.lines] == [(2 * 10**9, 4_752_000)]
+    assert "$2.00 today, raised from $0.00475" in (await surfaces.console.get("/costs?whole=1")).words
+    # It held for today, which is in no other month.
+    before = month_before(period("monthly", datetime.now(UTC), ZONE), ZONE)
+    await store(surfaces.console, call(2, time_from_ms(before.start_ms), 5, agent="reader"))
+    assert "$0.00475 a day" in (await surfaces.console.get(f"/costs?month={before.name}&whole=1")).words
 
 
 async def test_this_month_is_forecast_and_an_empty_one_says_so(surfaces: Surfaces) -> None:

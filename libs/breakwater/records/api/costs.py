@@ -83,7 +83,9 @@ class CostRoutes:
         before = month_before(month, self.zone)
         now_ms = ms_from_time(now.replace(second=0, microsecond=0))
         sums = await ask_clickhouse(month_costs(self.analytics, month, before, query.by, tag=query.tag, now_ms=now_ms))
-        raises = raises_of(await ask_clickhouse(budget_notes(self.analytics, [month])))
+        # A daily cap is raised for one day, so that only the present month has one.
+        today = [period("daily", now, self.zone)] if month.holds(ms_from_time(now)) else []
+        raises = raises_of(await ask_clickhouse(budget_notes(self.analytics, [month, *today])))
         caps = self.caps()
 
         def line(name: str | None, sums: CostSums, key: str | None) -> CostLine:

@@ -160,6 +160,7 @@ def view(visit: Visit, costs: PagePart[tuple[Costs, SpendHistory | None]]) -> di
         "month": month,
         "download": f"/costs.csv?{urlencode(selection.parameters)}",
         "tone": tone,
+        "cap_text": cap_text,
     }
 
 

@@ -12,7 +12,7 @@ from datetime import datetime
 from zoneinfo import ZoneInfo
 
 from breakwater.kernel.types import time_from_ms
-from breakwater.limits.contract import BudgetEvent, CostLine, CostsBy
+from breakwater.limits.contract import BudgetEvent, CostLine, CostsBy, Window
 from breakwater.limits.rules.budget import CapTable, Period, effective_limit, forecast, period, scope_key
 
 
@@ -54,6 +54,10 @@ class CostSums:
         return CostSums(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
 
+Raises = Mapping[tuple[Window, str], tuple[int, int]]
+"""Raised caps by window and scope's key: the raised cap, and the config's at that time, in nano-dollars."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cap:
     """The caps of a line, in nano-dollars.
@@ -62,11 +66,13 @@ class Cap:
         limit: the monthly cap; None if there is none.
         hard: True if the monthly cap refuses calls.
         daily: the daily cap; None if there is none.
+        raised_from: the config's cap, if an operator raised it: of `limit`, or of `daily` without a monthly cap.
     """
 
     limit: int | None = None
     hard: bool = False
     daily: int | None = None
+    raised_from: int | None = None
 
 
 def month_of(name: str, zone: ZoneInfo) -> Period:
@@ -79,21 +85,21 @@ def month_before(month: Period, zone: ZoneInfo) -> Period:
     return period("monthly", time_from_ms(month.start_ms - 1), zone)
 
 
-def raises_of(events: Iterable[BudgetEvent]) -> dict[str, tuple[int, int]]:
-    """Returns the monthly caps that operators raised, by the scope's key: the raised cap and the config's at that time.
+def raises_of(events: Iterable[BudgetEvent]) -> Raises:
+    """Returns the caps that operators raised.
 
     Args:
-        events: the events of one month's budgets, in chronological order.
+        events: the events of one month's budgets, and of at most one day's, in chronological order.
     """
-    raises: dict[str, tuple[int, int]] = {}
+    raises: dict[tuple[Window, str], tuple[int, int]] = {}
     for event in events:
         if event.kind in ("raised", "raise_ended") and event.limit is not None and event.configured is not None:
-            raises[scope_key(event)] = event.limit, event.configured
+            raises[event.window, scope_key(event)] = event.limit, event.configured
     return raises
 
 
-def cap_of(key: str | None, caps: CapTable, raises: Mapping[str, tuple[int, int]]) -> Cap:
-    """Returns the caps of a scope: the config's current ones, with the monthly cap as it was raised in the month.
+def cap_of(key: str | None, caps: CapTable, raises: Raises) -> Cap:
+    """Returns the caps of a scope: the config's current ones, as operators raised them.
 
     Args:
         key: the scope's key: `global`, `agent:<name>` or `tenant:<name>`; None for a line without a budget.
@@ -103,7 +109,13 @@ def cap_of(key: str | None, caps: CapTable, raises: Mapping[str, tuple[int, int]
     if key is None:
         return Cap()
     daily, monthly = caps.counters_of(key)
-    return Cap(effective_limit(monthly.limit, raises.get(key)), monthly.hard_limit is not None, daily.limit)
+    limits = {
+        counter.window: effective_limit(counter.limit, raises.get((counter.window, key)))
+        for counter in (daily, monthly)
+    }
+    shown = daily if monthly.limit is None else monthly
+    raised_from = shown.limit if limits[shown.window] != shown.limit else None
+    return Cap(limits["monthly"], monthly.hard_limit is not None, limits["daily"], raised_from)
 
 
 def scope_of(by: CostsBy, name: str | None) -> str | None:
@@ -130,6 +142,7 @@ def cost_line(name: str | None, sums: CostSums, cap: Cap, month: Period, now_ms:
         previous=_known_sum(sums.previous, sums.unknown_previous),
         cap=cap.limit,
         daily_cap=cap.daily,
+        raised_from=cap.raised_from,
         forecast=None if expected is None else expected.total,
         calls=sums.calls,
         failed_calls=sums.failed,

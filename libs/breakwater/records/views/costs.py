@@ -28,10 +28,16 @@ def tone(line: CostLine) -> Literal["", "warn", "bad"]:
 
 
 def cap_text(line: CostLine) -> str:
-    """The cap of a line: `$300.00`, or `$5.00 a day` if only days are capped; empty without a cap."""
+    """The cap of a line: `$300.00`, or `$5.00 a day` if only days are capped; empty without a cap.
+
+    A cap that an operator raised says so: `$300.00, raised from $50.00`, `$10.00 today, raised from $5.00`.
+    """
+    raised = "" if line.raised_from is None else f", raised from {money(line.raised_from)}"
     if line.cap is not None:
-        return money(line.cap)
-    return "" if line.daily_cap is None else f"{money(line.daily_cap)} a day"
+        return f"{money(line.cap)}{raised}"
+    if line.daily_cap is None:
+        return ""
+    return f"{money(line.daily_cap)} {f'today{raised}' if raised else 'a day'}"
 
 
 def columns(costs: Costs) -> Sequence[Column[CostLine]]:
