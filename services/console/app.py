@@ -29,7 +29,7 @@ from breakwater.identity.pages.operator_actions import FormError
 from breakwater.identity.pages.rendering import HEADERS, PageContext, PageRenderer
 from breakwater.identity.pages.sessions import SessionCache
 from breakwater.identity.pages.sign_in import LINK, OPENID, RequireSignIn, SignIn, to_sign_in
-from breakwater.jobs.pages import dead_letters, plans
+from breakwater.jobs.pages import dead_letters, now, plans
 from breakwater.kernel.clickhouse.client import connect
 from breakwater.kernel.http.server import HttpServer, PortTakenError, listen
 from breakwater.kernel.pages.charts import LIBRARY_FOLDER, LIBRARY_PACKAGE
@@ -39,7 +39,7 @@ from breakwater.kernel.telemetry.metrics import HttpMetrics
 from breakwater.limits import pages as budgets
 from breakwater.records.pages import audit, costs, execution, executions
 
-PAGES = (overview, agents, executions, execution, plans, breakers, budgets, costs, alerts, dead_letters, audit)
+PAGES = (overview, now, agents, executions, execution, plans, breakers, budgets, costs, alerts, dead_letters, audit)
 """All modules of pages, in the order of the navigation. Each has its routes, and its link in the navigation or None."""
 ANSWER_TIMEOUT_S = 20.0
 """The longest time in seconds that a query may take."""

@@ -10,6 +10,7 @@ from tests.browser.talk import TALK
 
 PAGES = {
     "overview": "/",
+    "now": "/now",
     "agents": "/agents",
     "agent": "/agents/content-writer?window=7d",
     "executions": "/executions",

@@ -110,6 +110,52 @@ def test_a_job_is_followed_live_from_queued_to_done(visitor: Visitor, plane: Run
     visitor.shoot("live-done")
 
 
+def test_now_refreshes_without_losing_the_selection_and_cancels_all_of_it(visitor: Visitor, plane: RunningPlane):
+    page = visitor.page
+    prefix = uuid.uuid4().hex[:8]
+    slow = {"faults": [], "latency_ms": 120_000}
+
+    def submit(number: int) -> None:
+        job = {"agent": "content-writer", "job_id": f"{prefix}-{number}", "prompt": f"Say {number} things about tides."}
+        plane.ask("POST", "/api/v1/jobs", job)
+
+    with plane.behaving(**{"gpt-4o": slow, "gpt-4o-mini": slow}):
+        for number in range(3):
+            submit(number)
+        visitor.open("/now?agent=content-writer")
+        box = [page.get_by_label(f"Select job {prefix}-{number}") for number in range(4)]
+        box[0].check()
+        box[2].check()
+        age = page.locator("[data-age-s]").first
+        submit(3)
+        # Nobody touches anything: the list is renewed with the new job in it, and the ages go on.
+        expect(box[3]).to_be_visible()
+        assert [one.is_checked() for one in box] == [True, False, True, False]
+        expect(page.locator(".live")).to_have_text("live")
+        expect(box[2]).to_be_focused()
+        expect(age).not_to_have_text(age.text_content() or "")
+        check_markup(page)
+        check_with_axe(page)
+        visitor.shoot("now-selected")
+        show_as(page, **PHONE_AT_NIGHT)
+        visitor.shoot("now-selected-phone")
+        page.get_by_text("Cancel 2 selected…").click()
+        page.get_by_label("Reason").fill("they say too much")
+        page.get_by_role("button", name="Yes, cancel 2 jobs").click()
+        expect(page.get_by_text("2 jobs are being cancelled, and will make no further call.")).to_be_visible()
+        expect(box[0]).to_have_count(0)
+        expect(box[2]).to_have_count(0)
+        show_as(page, **LAPTOP)
+        row = page.get_by_role("row").filter(has=box[1])
+        row.get_by_text("Cancel…").click()
+        row.get_by_role("button", name="Yes, cancel this job").click()
+        expect(page.get_by_text("1 job is being cancelled, and will make no further call.")).to_be_visible()
+        expect(box[1]).to_have_count(0)
+        plane.ask("POST", f"/api/v1/jobs/{prefix}-3/cancel", {})
+    status = {number: plane.ask("GET", f"/api/v1/jobs/{prefix}-{number}?wait_s=60")["status"] for number in range(4)}
+    assert set(status.values()) == {"cancelled"}
+
+
 def test_what_an_agent_wasted_is_two_clicks_away_in_the_colours_that_were_chosen(newcomer: Visitor):
     page = newcomer.page
     newcomer.open("/")

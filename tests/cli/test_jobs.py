@@ -36,9 +36,9 @@ async def test_the_list_says_what_runs_what_waits_and_for_what(run: Run, stub: S
     ran = await in_thread(run, "jobs")
     lines = ran.out.splitlines()
     heading = re.sub(" {2,}", "|", lines[0])
-    assert heading == "state|job|agent|key|tenant|age|attempt|model|waits for|prompt"
-    assert re.sub(" {2,}", "|", lines[1]) == "running|order-1|writer|batch|acme|2 min|2|gpt-4o|Write a haiku"
-    assert re.sub(" {2,}", "|", lines[2]).split("|")[:2] == ["cancelling", "order-2"]
+    assert heading == "job|state|agent|key|tenant|age|attempt|model|waits for|prompt"
+    assert re.sub(" {2,}", "|", lines[1]) == "order-1|running|writer|batch|acme|2 min 00 s|2|gpt-4o|Write a haiku"
+    assert re.sub(" {2,}", "|", lines[2]).split("|")[:2] == ["order-2", "cancelling"]
     assert "hold: m is held until its rate limit is over" in lines[2]
     assert ran.err == "(1 running, 1 waiting, 0 parked, 10,000 queued)\n"
     stub.answers["GET jobs"] = (200, page(RUNNING, counts=COUNTS | {"running": None, "waiting": None}))
@@ -86,7 +86,7 @@ async def test_a_narrow_terminal_shows_what_a_job_waits_for_below_it(run: Run, s
     terminal(60)
     stub.answers["GET jobs"] = (200, page(WAITING))
     lines = [line.rstrip() for line in (await in_thread(run, "jobs")).out.splitlines()]
-    assert lines[0].split()[:3] == ["state", "job", "agent"]
+    assert lines[0].split()[:3] == ["job", "state", "agent"]
     assert "    waits for  hold: m is held until its rate limit is over" in lines
     assert "    prompt     Write a haiku" in lines
 

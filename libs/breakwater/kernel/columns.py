@@ -131,6 +131,17 @@ def rough_duration(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
+def elapsed(seconds: float) -> str:
+    """Writes a duration that goes on, with two units: `45 s`, `12 min 05 s`, `3 h 12 min`, `2 d 3 h`."""
+    whole = max(0, int(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3_600:
+        return f"{whole // 60} min {whole % 60:02} s"
+    hours = whole // 3_600
+    return f"{hours} h {whole // 60 % 60:02} min" if hours < 24 else f"{hours // 24} d {hours % 24} h"
+
+
 def time_until(moment: datetime) -> str:
     """Says how far a future time is away: `in 3 h`; for a past one `in 0 s`."""
     return f"in {rough_duration(max(0.0, (moment - datetime.now(UTC)).total_seconds()))}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from functools import partial
 from typing import Any, TypeVar
+from urllib.parse import urlencode
 
 from starlette.routing import Route
 
@@ -107,7 +108,7 @@ def view(
     own_budgets = (
         [budget for budget in all_budgets.value.budgets if budget.agent == name] if all_budgets.value else None
     )
-    present_tiles = [_jobs(queue_of(queues.value, name)), tiles.incidents(incidents.value)]
+    present_tiles = [_jobs(name, queue_of(queues.value, name)), tiles.incidents(incidents.value)]
     if own_budgets is not None:
         present_tiles.append(tiles.spent_budgets(own_budgets, "#budgets", "it has none of its own"))
     if totals is not None:
@@ -176,9 +177,9 @@ def _outcome(saved: int, tried: int, action: str, rate: float | None) -> str:
     return f"{saved:,} of {tried:,} executions that {action} succeeded ({words.percent(rate)})"
 
 
-def _jobs(queue: AgentQueue | None) -> Tile:
+def _jobs(name: str, queue: AgentQueue | None) -> Tile:
     label = "Jobs waiting now"
-    href = "/agents?sort=waiting"
+    href = f"/now?{urlencode({'agent': name})}"
     if queue is None:
         return tiles.unknown(label, href)
     if queue.waiting is None:

@@ -129,7 +129,7 @@ def _fallbacks(totals: WindowTotals) -> str:
 
 def _jobs(live_state: LiveState) -> Tile:
     queues = live_state.queues.value
-    href = "/agents?sort=waiting"
+    href = "/now"
     if queues is None:
         return unknown("Jobs now", href)
     waiting = sum(agent.waiting or 0 for agent in queues.agents)

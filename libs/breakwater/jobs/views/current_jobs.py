@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from breakwater.jobs.contract.current_jobs import CurrentJob, CurrentJobCounts
-from breakwater.kernel.columns import Cell, Column, humanize, rough_duration, time_until, tone_of
+from breakwater.kernel.columns import Cell, Column, elapsed, humanize, time_until, tone_of
 
 
 def wait_text(job: CurrentJob) -> str:
@@ -20,22 +20,22 @@ def _state(job: CurrentJob) -> Cell:
 
 
 COLUMNS: tuple[Column[CurrentJob], ...] = (
-    Column("state", lambda job: job.state, "state", display=_state, sortable=False),
     Column("job", lambda job: job.execution_id, "execution", display=lambda job: job.job_id, sortable=False),
+    Column("state", lambda job: job.state, "state", display=_state, sortable=False),
     Column("agent", lambda job: job.agent, "agent", sortable=False),
     Column("key", lambda job: job.submitted_by, name="submitted_by", drop=3, sortable=False),
-    Column("tenant", lambda job: job.tenant, drop=4, sortable=False),
+    Column("tenant", lambda job: job.tenant, drop=4, page=False),
     Column(
         "age",
         lambda job: job.age_ms,
         "duration",
-        display=lambda job: rough_duration(job.age_ms / 1000),
+        display=lambda job: elapsed(job.age_ms / 1000),
         name="age_ms",
         sortable=False,
     ),
-    Column("attempt", lambda job: job.attempt, "number", drop=2, sortable=False),
+    Column("attempt", lambda job: job.attempt, "number", drop=2, page=False),
     Column("model", lambda job: job.model, drop=1, sortable=False),
-    Column("waits for", lambda job: job.wait and job.wait.kind, display=wait_text, name="wait", below=True),
+    Column("waits for", lambda job: job.wait and job.wait.kind, display=wait_text, name="wait", below=True, page=False),
     Column("prompt", lambda job: job.prompt, below=True, sortable=False),
 )
 

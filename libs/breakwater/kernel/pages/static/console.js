@@ -17,6 +17,8 @@ document.addEventListener("DOMContentLoaded", () => {
   addEventListener("renewed", (event) => labelling(event.target));
   watching();
   replaying();
+  choosing();
+  ageing();
 });
 
 function themeButton() {
@@ -96,7 +98,7 @@ function refreshing() {
   const served = new Map([...document.querySelectorAll("[data-live][id]")].map((part) => [part.id, part.outerHTML]));
   const atWork = (part) =>
     part.querySelector("canvas:hover, canvas:focus") !== null ||
-    part.contains(document.activeElement) && document.activeElement.matches("input, select, textarea") ||
+    part.contains(document.activeElement) && document.activeElement.matches("input:not([type=checkbox]), select, textarea") ||
     part.querySelector("details[open]") !== null ||
     !getSelection().isCollapsed && part.contains(getSelection().anchorNode);
   let since = new Date();
@@ -125,12 +127,14 @@ function refreshing() {
         const newer = page.getElementById(part.id);
         if (!newer || newer.outerHTML === served.get(part.id)) continue;
         if (atWork(part)) { paused = true; continue; }
-        const focused = part.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
+        const focused = part.contains(document.activeElement) ? selectorOf(document.activeElement) : null;
+        const ticked = new Set([...part.querySelectorAll("input[type=checkbox]:checked")].map((box) => box.value));
         served.set(part.id, newer.outerHTML);
         if (part.matches("details")) newer.open = part.open;
         part.replaceWith(document.adoptNode(newer));
+        for (const box of newer.querySelectorAll("input[type=checkbox]:enabled")) box.checked = ticked.has(box.value);
         newer.dispatchEvent(new Event("renewed", { bubbles: true }));
-        if (focused) document.querySelector(`#${CSS.escape(newer.id)} [href="${CSS.escape(focused)}"]`)?.focus();
+        if (focused) newer.querySelector(focused)?.focus();
       }
       since = new Date();
       show(paused);
@@ -146,6 +150,12 @@ function refreshing() {
   if (!everyMs) return;
   setInterval(refresh, everyMs);
   document.addEventListener("visibilitychange", refresh);
+}
+
+// Finds an element again in a newer version of its part: a link by its address, a checkbox by its value.
+function selectorOf(element) {
+  if (element.matches("input[type=checkbox]")) return `input[value="${CSS.escape(element.value)}"]`;
+  return element.hasAttribute("href") ? `[href="${CSS.escape(element.getAttribute("href"))}"]` : null;
 }
 
 // Adds the steps of a running job to the page as they arrive, and reloads the page once the job is recorded.
@@ -216,4 +226,49 @@ function replaying() {
       for (const other of form.querySelectorAll("button")) other.disabled = false;
     }
   });
+}
+
+// Says how many rows of a form are selected, in texts such as `Cancel # jobs|Cancel 1 job`. A refresh keeps the selection.
+function choosing() {
+  const form = document.querySelector("form[data-chooses]");
+  const all = form?.querySelector("[data-all]");
+  if (!all) return;
+  const texts = [...form.querySelectorAll("[data-chosen]")].map((part) => [part, part.textContent]);
+  const boxes = () => [...form.querySelectorAll("td input[type=checkbox]:enabled")];
+  const show = () => {
+    const listed = boxes(), chosen = listed.filter((box) => box.checked).length;
+    for (const [part, unscripted] of texts) {
+      const [many, one] = part.dataset.chosen.split("|");
+      part.textContent = chosen ? (chosen === 1 && one || many).replace("#", chosen) : unscripted;
+      if (part.matches("button")) part.disabled = chosen === 0;
+    }
+    all.checked = chosen > 0 && chosen === listed.length;
+    all.indeterminate = chosen > 0 && chosen < listed.length;
+    all.closest("[data-all-label]").hidden = listed.length === 0;
+  };
+  all.addEventListener("change", () => { for (const box of boxes()) box.checked = all.checked; show(); });
+  form.addEventListener("change", show);
+  addEventListener("renewed", show);
+  show();
+}
+
+// Counts up the ages of what goes on.
+function ageing() {
+  const since = new WeakMap();
+  const pad = (number) => String(number).padStart(2, "0");
+  const elapsed = (seconds) => {
+    const minutes = Math.floor(seconds / 60), hours = Math.floor(seconds / 3600);
+    if (minutes < 1) return `${seconds} s`;
+    if (hours < 1) return `${minutes} min ${pad(seconds % 60)} s`;
+    return hours < 24 ? `${hours} h ${pad(minutes % 60)} min` : `${Math.floor(hours / 24)} d ${hours % 24} h`;
+  };
+  const show = () => {
+    for (const part of document.querySelectorAll("[data-age-s]")) {
+      if (!since.has(part)) since.set(part, performance.now());
+      part.textContent = elapsed(Number(part.dataset.ageS) + Math.floor((performance.now() - since.get(part)) / 1000));
+    }
+  };
+  if (!document.querySelector("form[data-chooses]")) return;
+  show();
+  setInterval(show, 1000);
 }
