@@ -42,6 +42,7 @@ from breakwater.jobs.api.results import JobLookup, ResultReader, Waiters
 from breakwater.jobs.store.accepted import AcceptedJobs
 from breakwater.jobs.store.executions import Executions
 from breakwater.kernel.clickhouse.client import connect
+from breakwater.kernel.http.bodies import HoldBodies
 from breakwater.kernel.http.problems import RequestError, unavailable
 from breakwater.kernel.http.server import HttpServer, PortTakenError, Shares, listen
 from breakwater.kernel.nats.broker import Broker, make_broker, publisher_of, subscribed
@@ -49,6 +50,7 @@ from breakwater.kernel.nats.errors import BusUnavailableError
 from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.subjects import AGENTS, AGENTS_BY_USER, CANCELS_BY_USER
 from breakwater.kernel.process import background
+from breakwater.kernel.process.byte_budget import ByteBudget
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.security.encryption import DecryptionError
@@ -98,6 +100,7 @@ class RequestService:
         self._callable_agents = CallableAgentTable(config)
         self._fill = StreamFill(Lookup(self._connection), StreamMetrics())
         self._request_shares = Shares()
+        self._body_budget = ByteBudget(config.limits.bodies_in_memory_bytes)
         self._needs = ApiDependencies(
             config=config,
             redactor=redactor,
@@ -116,6 +119,7 @@ class RequestService:
             # The same limit as for chat completions: following a stored response needs no more memory than one of them.
             followed_responses=OpenStreams(MAX_FOLLOWED),
             event_log=EventLog(self._connection),
+            body_budget=self._body_budget,
         )
         app, self._gauges = self._build_app(self._needs)
         self._app = _LiveApp(app)
@@ -166,6 +170,7 @@ class RequestService:
         needs.incidents.redactor = needs.redactor
         needs.quota.set_share(config.limits.jobs_max_bytes_per_agent)
         needs.live.reload(config)
+        self._body_budget.resize(config.limits.bodies_in_memory_bytes)
         self._cancel_requests.reload(config, needs.redactor)
         self._callable_agents = CallableAgentTable(config)
         self._needs = needs
@@ -196,6 +201,7 @@ class RequestService:
                     shares=self._request_shares,
                     error_response=error_response,
                 ),
+                Middleware(HoldBodies, budget=self._body_budget),
             ],
             exception_handlers=_ERROR_RESPONSES,
             lifespan=self._lifespan,

@@ -38,7 +38,7 @@ from breakwater.kernel.telemetry.metrics import (
 )
 
 CHECK_EVERY_S = 30.0
-WATCHED = (Stream.JOBS, Stream.EVENTS, Stream.RESULTS, Stream.RESPONSES, Stream.DLQ, Stream.ALERTS)
+WATCHED = (Stream.JOBS, Stream.EVENTS, Stream.RESULTS, Stream.RESPONSES, Stream.DLQ, Stream.ALERTS, Stream.BODIES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,7 @@ from breakwater.jobs.store.plans import Plans
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.nats.lookup import ClientGetter, Lookup
 from breakwater.kernel.nats.publisher import Publisher
+from breakwater.kernel.process.byte_budget import ByteBudget
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.security.encryption import Cipher
 from breakwater.limits.api.budgets import BudgetRoutes
@@ -91,6 +92,8 @@ class ApiDependencies:
     streams: OpenStreams
     followed_responses: OpenStreams
     event_log: EventLog
+    body_budget: ByteBudget
+    """Of the memory for large bodies."""
 
     @property
     def max_body_bytes(self) -> int:
@@ -238,7 +241,15 @@ HANDLERS: Mapping[type, Callable[[ApiDependencies], object]] = MappingProxyType(
         DeadLetterRoutes: lambda needs: DeadLetterRoutes(
             needs.config,
             needs.bus,
-            Replays(needs.config, needs.bus, needs.queue, needs.publisher, needs.redactor, needs.cipher),
+            Replays(
+                needs.config,
+                needs.bus,
+                needs.queue,
+                needs.publisher,
+                needs.redactor,
+                needs.body_budget,
+                needs.cipher,
+            ),
             needs.redactor,
         ),
         QueueRoutes: lambda needs: needs.queues,

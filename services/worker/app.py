@@ -147,6 +147,7 @@ class BackgroundWork:
             worker.leases.run,
             partial(receive_cancel_requests, connection, worker.leases.cancel),
             self._dead_workers.run,
+            partial(worker.bodies.remove_leftovers, worker.now),
             ConsumerWatch(connection, worker.publisher, config_versions).run,
         )
         self._tasks: list[asyncio.Task[None]] = []

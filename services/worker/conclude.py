@@ -120,7 +120,7 @@ async def answer(
 ) -> None:
     """Stores the record, answers waiting callers, releases the claim, and acknowledges the delivery.
 
-    A crash repeats all of it.
+    A crash repeats all of it, except that a large body may be gone then: nothing that comes before needs it again.
     """
     is_recorded_now = await _record(worker, job, result)
     if result.plan_id is not None:
@@ -141,6 +141,8 @@ async def answer(
     if ended.task_key is not None and not counted:
         key = TaskKey(ended.tenant or result.tenant, ended.task_key)
         await worker.outages.retry_while_unavailable(partial(worker.guards.count_ended, key, result, job.agent.guard))
+    if job.delivery.body is not None:
+        await worker.bodies.remove(job.delivery.body, result)
     if not await worker.publisher.acknowledge(job.delivery.ack_subject):
         structlog.get_logger().info("ack_unconfirmed", execution_id=result.execution_id)
 

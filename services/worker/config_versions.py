@@ -120,6 +120,7 @@ class ConfigVersions:
         removed = {name: version for name, version in self._serving.items() if name not in self.newest.handlers}
         self._serving = removed | dict.fromkeys(self.newest.handlers, self.newest)
         self._live.reload(config)
+        self.newest.worker.bodies.budget.resize(config.limits.bodies_in_memory_bytes)
         await self.save()
         await self._evict()
 

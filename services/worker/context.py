@@ -42,6 +42,7 @@ from breakwater.limits.task_guards import TaskGuards
 from breakwater.redaction.rules.redact import Redactor
 from breakwater.redaction.rules.scanner import holds_key
 from breakwater.services.worker import process
+from breakwater.services.worker.bodies import Bodies
 from breakwater.services.worker.leases import Leases
 from breakwater.services.worker.outcomes import Outcomes
 from breakwater.services.worker.slots import Slots
@@ -77,6 +78,7 @@ class WorkerContext:
     guards: TaskGuards
     plans: PlanLog
     room: ResponseRoom
+    bodies: Bodies
     cipher: Cipher
     """The cipher of stored texts."""
     rate_limits: RateLimits
@@ -154,6 +156,7 @@ def context_for(
         guards=TaskGuards(redis, executions, publisher, lookup, outages),
         plans=PlanLog(Plans(redis), publisher),
         room=ResponseRoom(redis),
+        bodies=Bodies(publisher, lookup, config.limits.bodies_in_memory_bytes),
         rate_limits=RateLimits(),
         caps=caps,
     )

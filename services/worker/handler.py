@@ -36,6 +36,7 @@ from breakwater.services.worker.crashes import CrashedEachTimeError, Crashes
 from breakwater.services.worker.dependencies import Dependencies
 from breakwater.services.worker.dry_run import dry_run
 from breakwater.services.worker.held_jobs import EarlierMessages
+from breakwater.services.worker.large_jobs import LargeJobs
 from breakwater.services.worker.parsing import JobReader
 from breakwater.services.worker.plans import reach_stage
 from breakwater.services.worker.progress import ProgressReporter
@@ -54,6 +55,7 @@ class JobHandler:
         self._agent_name = agent_name
         self._agent = agent
         self._reader = JobReader(worker, agent_name, agent)
+        self._large_jobs = LargeJobs(worker, self._reader)
         self._crashes = Crashes(worker, agent_name, agent, self._reader)
         self.earlier_messages = EarlierMessages(worker, agent_name)
         self._gates = gates_of(worker)
@@ -70,11 +72,17 @@ class JobHandler:
             try:
                 if suspect and await self._crashes.count(delivery) > crashes.MAX_CRASHES:
                     raise CrashedEachTimeError
-                # The job is plain text from here on; its events are encrypted again.
-                if may_be_encrypted(delivery.data):
-                    delivery.data = worker.cipher.decrypt_document(delivery.data)
-                job = self._reader.read(delivery)
-                await self._answer_or_run(job)
+                if delivery.body is None:
+                    # The job is plain text from here on; its events are encrypted again.
+                    if may_be_encrypted(delivery.data):
+                        delivery.data = worker.cipher.decrypt_document(delivery.data)
+                    job = self._reader.read(delivery)
+                    await self._answer_or_run(job)
+                else:
+                    async with worker.bodies.budget.taking(delivery.body.size):
+                        job = await self._large_jobs.read(delivery, delivery.body)
+                        if job is not None:
+                            await self._answer_or_run(job)
             finally:
                 worker.leases.deliveries.discard(delivery)
             if suspect:

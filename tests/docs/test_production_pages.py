@@ -73,7 +73,7 @@ def test_the_table_of_services_has_the_variables_and_limits_of_compose() -> None
         given = set(OURS[name]["environment"]) - {"BREAKWATER_METRICS_HOST", "BREAKWATER_METRICS_PORT"}
         assert named | ({"BREAKWATER_NATS_URL"} - {"console": {"BREAKWATER_NATS_URL"}}.get(name, set())) == given, name
         own = re.search(r"(\d+)Mi", differs)
-        assert size(SERVICES[name]["mem_limit"]) == size(f"{own[1] if own else 512}m"), name
+        assert size(SERVICES[name]["mem_limit"]) == size(f"{own[1] if own else 1024}m"), name
 
 
 def test_the_versions_of_servers_are_those_of_compose() -> None:

@@ -388,7 +388,7 @@ async def test_errors_have_openais_shape(
 
 
 async def test_a_body_over_the_limit_is_413(plane: ResponsesPlane) -> None:
-    status, found, _ = await plane.post({"model": "translated", "input": "x" * 20_000_000})
+    status, found, _ = await plane.post({"model": "translated", "input": "x" * 40_000_000})
 
     assert (status, found["error"]["type"]) == (413, "invalid_request_error")
 

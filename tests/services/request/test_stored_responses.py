@@ -71,7 +71,12 @@ async def plane(
 ) -> AsyncGenerator[Replicas]:
     directory = tmp_path_factory.mktemp("responses")
     started = running_worker(
-        directory, nats_url=module_nats_server.url, redis_url=redis_server.url, script={"models": MODELS}, agents=AGENTS
+        directory,
+        nats_url=module_nats_server.url,
+        redis_url=redis_server.url,
+        script={"models": MODELS},
+        agents=AGENTS,
+        limits={"max_body_bytes": 4_000_000},
     )
     async with started as worker, AsyncExitStack() as stack:
         config = load_config(directory / "breakwater.yaml")

@@ -72,6 +72,7 @@ async def test_no_job_that_is_too_large_for_a_dead_letter_holds_a_slot(
 ) -> None:
     monkeypatch.setenv("KEY", new_key())
     more: dict[str, Any] = {"encryption": {"keys": [{"env": "KEY"}]}} if keys else {}
+    more["limits"] = {"max_body_bytes": 4_000_000}
     async with plane_with_users(tmp_path, worker_redis.url, begin=False, **more) as (plane, server):
         attacker = await nats.connect(f"nats://{user}:{user}@{server}", inbox_prefix=inbox_prefix(user))
         answers: list[dict[str, Any]] = []

@@ -82,6 +82,7 @@ class ModelRequestHandler:
                 parsed = await parse(request, body)
             except ValidationError as error:
                 raise invalid_job(problems(error)) from None
+            del body  # it may have megabytes, and the answer may take minutes
             pending = await self._begin(self._pending_request(request, parsed))
             trace.set_job(pending.sent.job.agent, pending.sent.execution_id)
             if parsed.detached is not None:

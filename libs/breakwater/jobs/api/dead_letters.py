@@ -13,7 +13,7 @@ import dataclasses
 import hashlib
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
@@ -47,11 +47,13 @@ from breakwater.jobs.rules.ownership import longest_job
 from breakwater.kernel.http.parsing import read_job, suggestion
 from breakwater.kernel.http.problems import RequestError, not_done, unavailable, unknown
 from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.bodies import BodyLostError, BodyReader, BodyReference, BodyWriter
 from breakwater.kernel.nats.contract import DeadLetter
 from breakwater.kernel.nats.errors import AlreadyDecidedError, BusError
 from breakwater.kernel.nats.lookup import Lookup, StoredMessage
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.subjects import Header, Stream, decode_token, encode_token
+from breakwater.kernel.process.byte_budget import ByteBudget
 from breakwater.kernel.security.encryption import LEFT_OUT, OFF, Cipher, DecryptionError
 from breakwater.kernel.surrogates import read_whole
 from breakwater.kernel.types import Event, Identifier, Message, format_time
@@ -89,10 +91,17 @@ class StoredDeadLetter:
     number: int
     dead_letter: DeadLetter
     payload: bytes
-    """The original, with all its secrets."""
+    """The original, with all its secrets; empty for a large body that is not read yet."""
     ce_id: str
-    undecryptable: str | None = None
-    """The reason why the original can't be decrypted; None if it can."""
+    unreadable: str | None = None
+    """The reason why the original can't be read; None if it can."""
+    body: BodyReference | None = None
+    """The reference to the body of a large job."""
+
+    @property
+    def size(self) -> int:
+        """The size of the original, in bytes; of a large body, as it is stored."""
+        return self.body.size if self.body is not None and not self.payload else len(self.payload)
 
     @property
     def kind(self) -> DeadLetterKind:
@@ -114,26 +123,27 @@ class StoredDeadLetter:
 
 def read_dead_letter(message: StoredMessage, cipher: Cipher = OFF) -> StoredDeadLetter | None:
     """Parses a stored message; logs and returns None if it is not a dead letter."""
-    undecryptable: str | None = None
+    unreadable: str | None = None
     data = message.data
     try:
         try:
             data = cipher.decrypt_document(data)
         except DecryptionError as error:
-            undecryptable = str(error)
+            unreadable = str(error)
         dead_letter = DeadLetter.model_validate_json(data)
         payload = base64.b64decode(dead_letter.payload_base64, validate=True)
     except (ValidationError, ValueError):
         structlog.get_logger().error("dead_letter_unreadable", sequence=message.sequence)
         return None
     if dead_letter.encrypted == LEFT_OUT:
-        undecryptable = f"its text was {LEFT_OUT}"
+        unreadable = f"its text was {LEFT_OUT}"
     try:
         payload = cipher.decrypt_document(payload)  # still encrypted if the worker lacked the key
     except DecryptionError as error:
-        undecryptable = str(error)
+        unreadable = str(error)
     ce_id = message.headers.get(Header.CE_ID.value, "")
-    return StoredDeadLetter(message.sequence, dead_letter, payload, ce_id, undecryptable)
+    body = BodyReference.parse(dead_letter.headers.get(Header.BODY.value))
+    return StoredDeadLetter(message.sequence, dead_letter, payload, ce_id, unreadable, body)
 
 
 def filter_for(reason: str | None, agent: str | None) -> str:
@@ -172,29 +182,55 @@ class Replays:
     queue: JobQueue
     publisher: Publisher
     redactor: Redactor
+    budget: ByteBudget
+    """Of the memory for large bodies."""
     cipher: Cipher = OFF
 
-    def job_of(self, stored: StoredDeadLetter) -> Job | str:
-        """Returns the job of a dead letter, or the redacted reason why it can't run with the current config."""
+    def job_of(self, stored: StoredDeadLetter) -> Job | str | None:
+        """Returns the job of a dead letter, or the redacted reason why it can't run with the current config.
+
+        None for a large job whose body is not read yet, and that can run as far as is known without it.
+        """
         try:
             return self._job_of(stored)
         except ValueError as why_not:
             return self.redactor.text(str(why_not))
 
-    def _job_of(self, stored: StoredDeadLetter) -> Job:
+    @asynccontextmanager
+    async def with_body(self, stored: StoredDeadLetter) -> AsyncGenerator[StoredDeadLetter]:
+        """Has the large body of a dead letter in memory while the block runs. Raises BusUnavailableError."""
+        if stored.body is None or stored.payload:
+            yield stored
+            return
+        async with self.budget.taking(stored.body.size):
+            try:
+                payload = await BodyReader(self.lookup).read(stored.body)
+                if stored.body.encrypted:
+                    payload = await asyncio.to_thread(self.cipher.decrypt_document, payload)
+            except (BodyLostError, DecryptionError) as error:
+                yield dataclasses.replace(stored, unreadable=str(error))
+            else:
+                yield dataclasses.replace(stored, payload=payload)
+
+    def _job_of(self, stored: StoredDeadLetter) -> Job | None:
         if stored.kind != "job":
             raise ValueError(_why_no_job(self.config, stored))
-        if stored.undecryptable is not None:
-            raise ValueError(stored.undecryptable)
+        if stored.unreadable is not None:
+            raise ValueError(stored.unreadable)
         if (size := stored.dead_letter.omitted_bytes) is not None:
             raise ValueError(
                 f"its {size:,} bytes were too large to be kept in a dead letter: submit the job again, and smaller"
             )
         limit = self.config.limits.max_body_bytes
-        if len(stored.payload) > longest_job(limit):
+        if stored.body is None and stored.size > longest_job(limit):
             raise ValueError(
-                f"the job has {len(stored.payload):,} bytes; at most {limit:,} are accepted (limits.max_body_bytes)"
+                f"the job has {stored.size:,} bytes; at most {limit:,} are accepted (limits.max_body_bytes)"
             )
+        if stored.body is not None and not stored.payload:
+            agent = stored.dead_letter.agent or ""
+            if agent not in self.config.agents:
+                raise ValueError(f"agent {agent!r} is not configured{suggestion(agent, self.config.agents)}")
+            return None
         try:
             job = read_job(stored.payload, Job, "job")
         except RequestError as problem:
@@ -261,7 +297,7 @@ class Replays:
             RequestError: 503, not all were accepted; `tally` has those that were.
         """
         notes = await self.notes([stored.number for stored in dead_letters])
-        runnable: list[tuple[StoredDeadLetter, Job]] = []
+        runnable: list[tuple[StoredDeadLetter, Job | None]] = []
         for stored in dead_letters:
             if stored.number in notes:
                 tally.already += 1
@@ -270,13 +306,24 @@ class Replays:
             else:
                 runnable.append((stored, job))
         ended = await self.statuses_of(
-            {stored.dead_letter.execution_id: job.agent for stored, job in runnable if stored.dead_letter.execution_id}
+            {
+                stored.dead_letter.execution_id: job.agent if job is not None else stored.dead_letter.agent or ""
+                for stored, job in runnable
+                if stored.dead_letter.execution_id
+            }
         )
 
-        async def put(stored: StoredDeadLetter, job: Job) -> None:
+        async def put(stored: StoredDeadLetter, job: Job | None) -> None:
             # Two workers may have run the job: one gave up, and the other succeeded.
             if ended.get(stored.dead_letter.execution_id or "") == "succeeded":
                 tally.skip(stored.number, SUCCEEDED_ANYWAY)
+            elif job is None:
+                async with self.with_body(stored) as whole:
+                    read_job = self.job_of(whole)
+                    if isinstance(read_job, Job):
+                        await put(whole, read_job)
+                    else:
+                        tally.skip(stored.number, read_job or "its body could not be read")
             elif await self._put(stored, job, by, why, at):
                 tally.replayed.append(ReplayedDeadLetter(dead_letter_id=stored.number, execution_id=stored.replay_id))
             else:
@@ -289,7 +336,8 @@ class Replays:
 
     async def _put(self, stored: StoredDeadLetter, job: Job, by: str, why: str, at: datetime) -> bool:
         """Queues a job again. Returns False if another request has done so."""
-        replay = replay_of(stored, job)
+        private = not self.config.agents[job.agent].keeps_error_texts
+        replay = dataclasses.replace(replay_of(stored, job), private=private)
         duplicate = await self.queue.put(replay, None)
         self.queue.mark(replay)
         note = ReplayNote(
@@ -300,6 +348,9 @@ class Replays:
             await self.publisher.event(subjects.replay(stored.number), note, id=stored.replay_id, at=at, once=True)
         except AlreadyDecidedError:
             return False
+        if stored.body is not None:
+            # The replay has a body of its own.
+            await BodyWriter(self.publisher).remove_if_possible(stored.body.name)
         return not duplicate
 
 
@@ -415,7 +466,12 @@ class DeadLetterRoutes:
         if stored is None:
             hint = "`breakwater dlq list` lists them; each is kept for 30 days"
             raise unknown("dead_letter", f"there is no dead letter {number[:40]!r}", "dead_letter_id", hint)
-        job = self.replays.job_of(stored)
+        async with self.replays.with_body(stored) as whole:
+            return await self._details(whole)
+
+    async def _details(self, stored: StoredDeadLetter) -> DeadLetterDetails:
+        # In threads, as a large body takes seconds to redact.
+        job = await asyncio.to_thread(self.replays.job_of, stored)
         [listed], notes = await self._list([(stored, job if isinstance(job, str) else None)])
         note = notes.get(stored.number)
         dead_letter = stored.dead_letter
@@ -424,9 +480,10 @@ class DeadLetterRoutes:
             # The agent kept no prompts then, or keeps none by the current config.
             agent = self.config.agents.get(dead_letter.agent or "")
             withheld = agent is None or not agent.persist_prompts
-        hidden = withheld or stored.undecryptable is not None
+        hidden = withheld or stored.unreadable is not None
         omitted = dead_letter.omitted_bytes
-        payload, cut = (None, False) if hidden or omitted is not None else self._visible(stored.payload)
+        visible = None if hidden or omitted is not None else await asyncio.to_thread(self._visible, stored.payload)
+        payload, cut = visible or (None, False)
         return DeadLetterDetails.model_validate(
             {
                 **listed.model_dump(),
@@ -438,7 +495,7 @@ class DeadLetterRoutes:
                 "payload_withheld": withheld,
                 "payload_omitted": omitted is not None,
                 "payload_sha256": dead_letter.omitted_sha256,
-                "payload_bytes": len(stored.payload) if omitted is None else omitted,
+                "payload_bytes": stored.size if omitted is None else omitted,
                 "payload_cut": cut,
                 "replayed_by": None if note is None else note.by,
                 "replayed_at": None if note is None else note.at,

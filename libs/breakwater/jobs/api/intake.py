@@ -122,7 +122,8 @@ class JobIntake:
             scope=scope_of(caller, job.tenant),
             redaction=self.config.redaction,
         )
-        return replace(sent, submitted_by=caller.name, by_operator=by_operator)
+        private = not self.config.agents[job.agent].keeps_error_texts
+        return replace(sent, submitted_by=caller.name, by_operator=by_operator, private=private)
 
     async def compare(self, sent: Submission, *, required: bool = False) -> Submission:
         """Looks up whether a job was sent before, and returns it with the status of the earlier job.

@@ -12,13 +12,16 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, suppress
 
+import orjson
 import structlog
 
 from breakwater.jobs.api.submission import Submission
+from breakwater.jobs.rules.current_jobs import prompt_in
 from breakwater.jobs.store.accepted import AcceptedJobs
 from breakwater.kernel.http.problems import unavailable
 from breakwater.kernel.nats import subjects
-from breakwater.kernel.nats.errors import BusError, BusUnavailableError, PublishRefusedError
+from breakwater.kernel.nats.bodies import IN_MESSAGE_BYTES, BodyReader, BodyReference, BodyWriter
+from breakwater.kernel.nats.errors import BusError, BusUnavailableError, PublishRefusedError, StreamFullError
 from breakwater.kernel.nats.lookup import Facts, Lookup
 from breakwater.kernel.nats.publisher import PUBLISH_TIMEOUT_S, PublishAck, Publisher
 from breakwater.kernel.nats.subjects import Header, Stream
@@ -36,6 +39,9 @@ IDLE_FACTOR = 5
 """Factor by which checks are rarer while JOBS seems empty."""
 
 SAMPLES = 8
+OUTLINE_CHARACTERS = 20_000
+"""The characters of a large job's prompt in its message: lists show fewer, but redaction looks beyond these."""
+
 MAX_MESSAGE_BYTES = 8 * 1024**2
 """The size limit of a message. An agent with few jobs is within its share, whatever their sizes."""
 
@@ -45,6 +51,7 @@ class JobQueue:
 
     def __init__(self, publisher: Publisher, quota: QueueQuota, accepted: AcceptedJobs) -> None:
         self._publisher = publisher
+        self._bodies = BodyWriter(publisher)
         self._quota = quota
         self._accepted = accepted
         self._outage = Outage("accepting jobs")
@@ -139,16 +146,43 @@ class JobQueue:
             headers[Header.SUBMITTED_BY.value] = subjects.encode_token(sent.submitted_by)
         if sent.by_operator and sent.job.dry_run:
             headers[Header.OPERATOR.value] = "1"
+        payload = sent.payload
+        body: BodyReference | None = None
         try:
-            stored = await self._publish(subjects.job(sent.job.agent), sent.payload, headers)
+            if len(payload) > IN_MESSAGE_BYTES:
+                body = await self._store_body(sent)
+                headers[Header.BODY.value] = str(body)
+                # The worker must know both ids even if it can't read the body.
+                headers[Header.JOB_ID.value] = subjects.encode_token(sent.job_id)
+                payload = _outline(sent)
+            stored = await self._publish(subjects.job(sent.job.agent), payload, headers)
         except BusUnavailableError as error:
+            # The job may be stored nevertheless, so its body stays; the workers remove it if no job has it.
             self._outage.note_failure(error)
             raise unavailable("unavailable", f"the job was not accepted: {error}") from error
         except PublishRefusedError as error:
+            if body is not None:
+                await self._bodies.remove_if_possible(body.name)
             raise unavailable("refused", f"the job was not accepted: {error}") from error
         self._outage.note_success()
         self._quota.add(sent.job.agent, len(sent.payload))
         return stored
+
+    async def _store_body(self, sent: Submission) -> BodyReference:
+        """Stores a large body, encrypted as jobs are. Raises BusUnavailableError, PublishRefusedError."""
+        stored, encrypted = await self._publisher.encrypted_body(sent.payload, private=sent.private)
+        reference = BodyReference.of(stored, encrypted=encrypted)
+        try:
+            await self._bodies.put(reference, stored, sent.job.agent, sent.execution_id)
+        except BusError as error:
+            await self._bodies.remove_if_possible(reference.name)
+            if isinstance(error, StreamFullError):
+                reason = (
+                    "the store for large bodies is full (limits.bodies_max_bytes); send it again when some are done"
+                )
+                raise StreamFullError(reason) from error
+            raise
+        return reference
 
     async def _publish(self, subject: str, payload: bytes, headers: dict[str, str]) -> PublishAck:
         begun = time.monotonic()
@@ -160,6 +194,22 @@ class JobQueue:
             second_headers = {name: value for name, value in headers.items() if name != Header.UNIQUE_ID.value}
             left_s = begun + ACCEPT_TIMEOUT_S - time.monotonic()
             return await self._publisher.job(subject, payload, second_headers, timeout_s=max(left_s, 0.1))
+
+
+def _outline(sent: Submission) -> bytes:
+    """Returns the payload of a job's message whose body is in the object store: what lists show of the job."""
+    job = sent.job
+    outline: dict[str, object] = {
+        "body_is_stored": True,  # no field of a job, so that nobody runs the outline in place of the job
+        "agent": job.agent,
+        "job_id": job.job_id,
+        "tenant": job.tenant,
+        "model": job.model,
+        "reply_to": job.reply_to,
+    }
+    if not sent.private and (prompt := prompt_in(job.model_dump(mode="json", exclude_unset=True))) is not None:
+        outline["prompt"] = prompt[:OUTLINE_CHARACTERS]
+    return orjson.dumps({name: value for name, value in outline.items() if value is not None})
 
 
 class QueueQuota:
@@ -219,11 +269,12 @@ class QueueQuota:
         self._over = over
 
     async def _estimate_sizes(self) -> dict[str, float]:
-        """Returns the estimated bytes by agent; none while JOBS has at most half of one agent's share."""
+        """Returns the estimated bytes by agent; none while all jobs have at most half of one agent's share."""
         facts = await self.lookup.facts(Stream.JOBS)
         if self._configured is None and facts.max_bytes > 0:
             self._share = facts.max_bytes / 4
-        if facts.bytes <= self._share / 2:
+        bodies = await self.lookup.facts(Stream.BODIES)
+        if facts.bytes + bodies.bytes <= self._share / 2:
             return {}
         counts = await self.lookup.counts(Stream.JOBS, "bw.jobs.>")
         mean = facts.bytes / max(sum(counts.values()), 1)
@@ -238,6 +289,9 @@ class QueueQuota:
         for subject, estimate in estimates.items():
             agent = subjects.agent_of_job(subject)
             sizes[agent] = sizes.get(agent, 0.0) + estimate * scale
+        for body in await BodyReader(self.lookup).all() if bodies.bytes else ():
+            if body.kept_until is None:  # else its job has ended
+                sizes[body.agent] = sizes.get(body.agent, 0.0) + body.size
         return sizes
 
     async def _mean_size(self, subject: str, facts: Facts, default: float) -> float:

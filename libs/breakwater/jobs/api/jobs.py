@@ -77,6 +77,7 @@ class JobRoutes:
             body = await read_body(request, self.max_body_bytes)
             idempotency_key = request.headers.get("idempotency-key")
             sent = self.intake.authorize(caller, read_job(body, Job, "job"), body, idempotency_key, new_id())
+            del body  # it may have megabytes, and the result may take minutes
             sent = await self.intake.compare(sent)
             trace.set_job(sent.job.agent, sent.execution_id)
             await self.intake.admit(sent)

@@ -39,6 +39,8 @@ class Submission:
     """True if the sender may operate the plane."""
     scope: str | None = None
     """The scope of the job's ids."""
+    private: bool = False
+    """True if its agent keeps no texts. A large body, which a dead letter may keep, is then stored encrypted."""
     earlier: JobStatus | None = None
     """The status of an earlier job with this execution id."""
     received_at: datetime = field(default_factory=lambda: datetime.now(UTC))

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import sys
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
 from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from breakwater.kernel.http.problems import RequestError
 from breakwater.kernel.http.server import OPEN_BODY_BYTES, OPEN_BODY_S
+from breakwater.kernel.process.byte_budget import ByteBudget
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -19,6 +21,15 @@ else:
     from backports import zstd
 
 READ_TIMEOUT_S = 30.0
+WAIT_TIMEOUT_S = 30.0
+"""The longest wait of a large body until other large bodies have left memory."""
+
+BUDGETED_FROM = 4_000_000
+"""The size from which a body counts towards the process's budget for large bodies."""
+
+HOLD = "breakwater.hold_bytes"
+"""The entry of a request's scope through which its body takes a part of that budget."""
+
 MAX_BYTES = 16_384
 """The size limit of a body that is not a job."""
 
@@ -117,7 +128,8 @@ async def read_open_body(request: Request) -> bytes:
 async def read_body(request: Request, limit: int, too_large: str = _A_JOB, within_s: float = READ_TIMEOUT_S) -> bytes:
     """Reads and decompresses a body of at most `limit` bytes.
 
-    A larger body is not read to its end: the server discards the rest while it sends the error.
+    A larger body is not read to its end: the server discards the rest while it sends the error. A large one first waits
+    for room in memory, which it takes until its request has been answered.
 
     Args:
         request: the request.
@@ -127,18 +139,21 @@ async def read_body(request: Request, limit: int, too_large: str = _A_JOB, withi
 
     Raises:
         RequestError: 413, the body is too large, by its Content-Length or while it is read or decompressed; 408, it did
-            not arrive in time; 415 or 400, it can't be decompressed.
+            not arrive in time; 415 or 400, it can't be decompressed; 503, no room in memory became free.
         ClientDisconnect: the client is gone.
     """
     codings = _codings_of(request)
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limit:
         raise RequestError(413, "body_too_large", too_large.format(limit=limit))
+    room = _Room(request, limit)
+    if declared.isdecimal() and int(declared) > BUDGETED_FROM:
+        await room.take(limit if codings else int(declared))
     try:
-        async with asyncio.timeout(within_s):
-            body = await _read(request, limit, too_large)
+        async with asyncio.timeout(within_s) as room.reading:
+            body = await _read(request, limit, too_large, room)
             for coding in codings:
-                body = await _decode(body, coding, limit, too_large.format(limit=limit))
+                body = await _decode(body, coding, limit, too_large.format(limit=limit), room)
             return body
     except TimeoutError:
         raise RequestError(
@@ -146,7 +161,73 @@ async def read_body(request: Request, limit: int, too_large: str = _A_JOB, withi
         ) from None
 
 
-async def _read(request: Request, limit: int, too_large: str) -> bytes:
+class HoldBodies:
+    """ASGI middleware that holds the room of a request's large body in memory until the request has been answered."""
+
+    def __init__(self, app: ASGIApp, budget: ByteBudget) -> None:
+        self._app = app
+        self._budget = budget
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes the request on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        taken = 0
+
+        async def hold(size: int) -> None:
+            nonlocal taken
+            taken += await self._budget.take(size)
+
+        try:
+            scope[HOLD] = hold
+            await self._app(scope, receive, send)
+        finally:
+            if taken:
+                self._budget.give_back(taken)
+
+
+class _Room:
+    """The room in memory that one body takes."""
+
+    def __init__(self, request: Request, limit: int) -> None:
+        self._hold: Callable[[int], Awaitable[None]] | None = request.scope.get(HOLD)
+        self.reading: asyncio.Timeout | None = None
+        """The time limit of the client, while the body is read."""
+        self._taken = limit <= BUDGETED_FROM
+
+    def lacks(self, size: int) -> bool:
+        """Returns True if a body of `size` bytes has to take room first."""
+        return not self._taken and size > BUDGETED_FROM
+
+    async def take(self, size: int) -> None:
+        """Takes room for `size` bytes. The time of waiting is not the client's.
+
+        Raises RequestError: 503, none became free.
+        """
+        self._taken = True
+        if self._hold is None:
+            return
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        deadline = None if self.reading is None else self.reading.when()
+        if self.reading is not None:
+            self.reading.reschedule(None)
+        try:
+            async with asyncio.timeout(WAIT_TIMEOUT_S):
+                await self._hold(size)
+        except TimeoutError:
+            message = (
+                f"other large bodies take all the room in memory (limits.bodies_in_memory_bytes), and none became "
+                f"free within {WAIT_TIMEOUT_S:g} s; send it again"
+            )
+            headers = {"Retry-After": "5", "Connection": "close"}
+            raise RequestError(503, "busy", message, headers=headers) from None
+        if self.reading is not None and deadline is not None:
+            self.reading.reschedule(deadline + loop.time() - begun)
+
+
+async def _read(request: Request, limit: int, too_large: str, room: _Room) -> bytes:
     chunks: list[bytes] = []
     size = 0
     while True:
@@ -157,6 +238,8 @@ async def _read(request: Request, limit: int, too_large: str) -> bytes:
         size += len(chunk)
         if size > limit:
             raise RequestError(413, "body_too_large", too_large.format(limit=limit))
+        if room.lacks(size):
+            await room.take(limit)
         chunks.append(chunk)
         if not message.get("more_body", False):
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)
@@ -181,7 +264,7 @@ def _codings_of(request: Request) -> list[str]:
     return codings[::-1]
 
 
-async def _decode(body: bytes, coding: str, limit: int, too_large: str) -> bytes:
+async def _decode(body: bytes, coding: str, limit: int, too_large: str, room: _Room) -> bytes:
     """Undoes one coding of a body.
 
     Args:
@@ -189,6 +272,7 @@ async def _decode(body: bytes, coding: str, limit: int, too_large: str) -> bytes
         coding: a name from `_codings_of`.
         limit: the size limit of the result, in bytes. Nothing is decompressed beyond it.
         too_large: the message for a larger result.
+        room: the room in memory that the body takes.
 
     Raises:
         RequestError: 400, the body is damaged, incomplete, or of another coding; 413, the result is too large.
@@ -215,6 +299,8 @@ async def _decode(body: bytes, coding: str, limit: int, too_large: str) -> bytes
             size += len(pieces[-1])
             if size > limit:
                 raise RequestError(413, "body_too_large", too_large)
+            if room.lacks(size):
+                await room.take(limit)
             if remaining or not decoder.needs_input:
                 await asyncio.sleep(0)
         remaining = memoryview(body)[len(body) - len(remaining) - len(decoder.unused_data) :]

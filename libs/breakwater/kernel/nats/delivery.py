@@ -14,6 +14,7 @@ import hashlib
 import re
 from collections.abc import AsyncGenerator, Callable, Collection, Container, Iterable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Generic
 
@@ -25,12 +26,13 @@ from pydantic_core import CoreSchema, core_schema
 from typing_extensions import TypeVar
 
 from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.bodies import IN_MESSAGE_BYTES, BodyReference, BodyWriter
 from breakwater.kernel.nats.contract import DeadLetter
 from breakwater.kernel.nats.errors import BusUnavailableError, MessageTooLargeError, NoStreamError, PublishRefusedError
 from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.subjects import OURS, PROGRAM, Header, Stream, decode_token, encode_token
-from breakwater.kernel.nats.topology import ACK_WAIT_S
+from breakwater.kernel.nats.topology import ACK_WAIT_S, DEAD_LETTERS_S
 from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage
 from breakwater.kernel.types import format_time, is_identifier, ms_from_time
@@ -59,6 +61,10 @@ class Delivery(Generic[MessageT_co]):
         self.subject: str = message.subject
         self.data: bytes = message.data
         self.headers: Mapping[str, str] = trusted_headers(message.subject, message.headers or {})
+        self.body: BodyReference | None = BodyReference.parse(self.headers.get(Header.BODY.value))
+        """The reference to a job's body, where `data` is not the job's own; None once a dead letter has the body."""
+        self.body_is_lost: bool = False
+        """True once the object store proved not to have the body."""
         self.stream: str = metadata.stream
         self.sequence: int = metadata.sequence.stream
         self.deliveries: int = metadata.num_delivered or 1
@@ -76,6 +82,11 @@ class Delivery(Generic[MessageT_co]):
             self.queued_at = queued_at(self.headers, self.published_at)
         self.waiting: int = metadata.num_pending or 0
         """The number of messages that the consumer still had to deliver when it sent this one."""
+
+    @property
+    def stored_data(self) -> bytes:
+        """The bytes that another message of the same job contains: a large body is not copied."""
+        return self.data if self.body is None else self._message.data
 
     async def ack(self) -> None:
         """Acknowledges without waiting for confirmation: for work that may be done twice."""
@@ -181,19 +192,30 @@ async def dead_letter(
     withheld: bool = False,
     private: bool = False,
 ) -> None:
-    """Stores a message on DLQ, without its payload if that is too large.
+    """Stores a message on DLQ. A large body stays in the object store, and the dead letter refers to it.
 
     The dead letter's id is derived from the original, so that a repeated call stores it once.
 
     `consumer` is for streams with several consumers that may give up for their own reasons: each of them then has its
     own dead letter. `withheld` means that the original must not be shown, and only a replay reads it. `private` means
-    that it must not be stored in plain.
+    that it must not be stored in plain; a large body that is stored in plain is then left out.
 
     After that, the caller may end the message, even if DLQ refused it: otherwise it would be redelivered for ever.
 
     Raises:
         BusUnavailableError: it may not be stored; the original must not be acknowledged.
     """
+    headers = {name: value for name, value in delivery.headers.items() if name != Header.BODY.value}
+    owner = agent or "", execution_id
+    kept_body = delivery.body
+    omitted: BodyReference | None = None
+    if kept_body is None and len(delivery.data) > IN_MESSAGE_BYTES and reason != "invalid":
+        kept_body = await _store_body(publisher, delivery, *owner, private=private)
+    elif kept_body is not None and (delivery.body_is_lost or (private and not kept_body.encrypted)):
+        kept_body, omitted = None, kept_body
+    if kept_body is not None:
+        headers[Header.BODY.value] = str(kept_body)
+        await BodyWriter(publisher).keep(kept_body, *owner, until=at + timedelta(seconds=DEAD_LETTERS_S))
     dead_letter = DeadLetter(
         reason=reason,
         agent=agent,
@@ -201,8 +223,10 @@ async def dead_letter(
         stream=delivery.stream,
         subject=delivery.subject,
         sequence=delivery.sequence,
-        headers=dict(delivery.headers),
-        payload_base64=base64.b64encode(delivery.data).decode(),
+        headers=headers,
+        payload_base64=base64.b64encode(delivery.data).decode() if kept_body is None and omitted is None else "",
+        omitted_bytes=None if omitted is None else omitted.size,
+        omitted_sha256=None if omitted is None else omitted.sha256,
         withheld=withheld,
         execution_id=execution_id,
         job_id=job_id,
@@ -210,6 +234,29 @@ async def dead_letter(
     )
     original = f"dlq/{delivery.stream}/{delivery.sequence}"
     await keep(publisher, dead_letter, id=f"{original}/{consumer}" if consumer else original, private=private)
+    if kept_body is not None:
+        delivery.body = None
+
+
+async def _store_body(
+    publisher: Publisher, delivery: Delivery, agent: str, execution_id: str | None, *, private: bool
+) -> BodyReference | None:
+    """Stores the body of a message that is too large for a dead letter. Returns None if that is not possible."""
+    if delivery.stream not in _JOBS or (private and not publisher.has_key):
+        return None
+    try:
+        body, encrypted = await publisher.encrypted_body(delivery.data, private=private)
+        # The same name when this is repeated, so that nothing is left behind.
+        name = f"{delivery.stream}-{delivery.sequence}-{int(delivery.published_at.timestamp())}".lower()
+        reference = replace(BodyReference.of(body, encrypted=encrypted), name=name)
+        await BodyWriter(publisher).put(reference, body, agent, execution_id)
+    except (ValueError, PublishRefusedError) as error:
+        structlog.get_logger().warning("dead_letter_without_body", sequence=delivery.sequence, error=str(error))
+        return None
+    return reference
+
+
+_JOBS = frozenset({Stream.JOBS.value, Stream.PARKED.value})
 
 
 MAX_ERROR = 10_000
@@ -252,17 +299,19 @@ async def keep(
 def _without_original(dead_letter: DeadLetter) -> DeadLetter:
     original = base64.b64decode(dead_letter.payload_base64)
     ours = {header.value for header in Header} - {Header.MSG_ID.value}
-    return dead_letter.model_copy(
+    shorter = dead_letter.model_copy(
         update={
             "error": dead_letter.error[:MAX_ERROR],
             "headers": {
                 name: value for name, value in dead_letter.headers.items() if name in ours and len(value) <= MAX_HEADER
             },
             "payload_base64": "",
-            "omitted_bytes": len(original),
-            "omitted_sha256": hashlib.sha256(original).hexdigest(),
         }
     )
+    if not original:
+        return shorter  # the original is in the object store, or omitted already
+    digest = hashlib.sha256(original).hexdigest()
+    return shorter.model_copy(update={"omitted_bytes": len(original), "omitted_sha256": digest})
 
 
 LONGEST_WAIT = timedelta(days=30)
@@ -311,7 +360,7 @@ async def park(
     if Header.EXECUTION_ID.value not in delivery.headers:
         headers[Header.JOB_ID.value] = encode_token(job_id)  # it may come from the message, whose id changes
     try:
-        await publisher.job(subjects.parked(agent, execution_id), delivery.data, headers)
+        await publisher.job(subjects.parked(agent, execution_id), delivery.stored_data, headers)
     except NoStreamError as error:
         # PARKED always exists: a cluster is electing its new leader.
         raise BusUnavailableError(str(error)) from error
@@ -355,7 +404,7 @@ class DelayedQueue:
     async def _wake(self, delivery: Delivery, agent: str, execution_id: str, due: datetime) -> None:
         headers = _requeue_headers(delivery.headers, execution_id, delivery.sequence, due)
         try:
-            await self._publisher.job(subjects.job(agent), delivery.data, headers)
+            await self._publisher.job(subjects.job(agent), delivery.stored_data, headers)
         except (NoStreamError, MessageTooLargeError) as error:
             is_removed = isinstance(error, NoStreamError)
             # A cluster that is electing the leader of JOBS responds the same; the config distinguishes the two.
@@ -371,8 +420,9 @@ class DelayedQueue:
                 at=self._now(),
                 execution_id=execution_id,
                 job_id=name_in(delivery.headers, Header.JOB_ID),
-                # Whether its agent kept texts is no longer known: encrypt them if possible.
-                private=self._publisher.has_key,
+                # Whether its agent kept texts is no longer known: encrypt them if possible. `request` has done that
+                # for a large body.
+                private=self._publisher.has_key and delivery.body is None,
             )
 
 

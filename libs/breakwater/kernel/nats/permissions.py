@@ -164,6 +164,9 @@ _below = _all("bw.{}.>")
 _PARKED = f"$JS.API.DIRECT.GET.{Stream.PARKED}.>"
 """A job that sleeps, by its id."""
 
+_BODIES = f"{subjects.BODIES}.>"
+"""The chunks and descriptions of large bodies of jobs, also to remove them."""
+
 _EVENTS_END = f"$JS.API.STREAM.MSG.GET.{Stream.EVENTS}"
 """The last event of a kind, as the leader knows it: the replica that answers a direct get may lag."""
 
@@ -181,12 +184,15 @@ GRANTS = (
             "bw.jobs.*",
             *_below("breakers", "guards", "budgets", "plans"),
             *reads(Stream.EVENTS, Stream.RESULTS, Stream.DLQ),
+            # Large bodies of jobs, and of dead letters that are shown or replayed.
+            _BODIES,
+            *reads(Stream.BODIES),
             # Stored responses, and the notes that they were deleted.
             *_below("responses"),
             *reads(Stream.RESPONSES),
             _RESPONSES_END,
             # Their fill levels; the bytes of JOBS that each agent's jobs take.
-            *_facts(Stream.JOBS, Stream.RESULTS, Stream.RESPONSES),
+            *_facts(Stream.JOBS, Stream.RESULTS, Stream.RESPONSES, Stream.BODIES),
             *reads(Stream.JOBS),
             # Parked jobs are listed, and put back into their queues when they are cancelled.
             *reads(Stream.PARKED),
@@ -216,6 +222,10 @@ GRANTS = (
         publish=(
             # Breakers: from open to half-open, when it takes the probe.
             *_below("attempts", "executions", "breakers", "guards", "plans", "results", "dlq"),
+            # Bodies of jobs, which it removes when the jobs have ended, and keeps for dead letters.
+            _BODIES,
+            *reads(Stream.BODIES),
+            f"$JS.API.STREAM.MSG.GET.{Stream.BODIES}",
             # Chunks that are kept, and the last of them, as the leader knows.
             "bw.responses.*.chunks",
             *reads(Stream.RESPONSES),

@@ -154,6 +154,20 @@ class Publisher:
             raise MessageTooLargeError(f"{subject}: the headers exceed {HEADERS_BYTES} bytes")
         return await self.raw(subject, self._cipher.encrypt_document(payload), headers, timeout_s=timeout_s)
 
+    async def encrypted_body(self, body: bytes, *, private: bool = False) -> tuple[bytes, bool]:
+        """Returns a large body as it may be stored outside its message, and True if its texts are encrypted.
+
+        Args:
+            body: a job.
+            private: its texts must not be stored in plain, even if the cipher is off.
+
+        Raises ValueError if it must be encrypted and is no JSON object.
+        """
+        if not (self._cipher.on or (private and self.has_key)):
+            return body, False
+        # In a thread: it compresses and encrypts for a second, mostly without Python's global lock.
+        return await asyncio.to_thread(self._cipher.encrypt_document, body, private=private), True
+
     async def raw(
         self, subject: str, payload: bytes, headers: Mapping[str, str], *, timeout_s: float = PUBLISH_TIMEOUT_S
     ) -> PublishAck:

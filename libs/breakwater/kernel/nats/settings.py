@@ -14,9 +14,30 @@ _GIB = 1024**3
 class Limits(Message):
     """The size and time limits of the plane itself."""
 
-    # Dead letters hold a job as base64, and the NATS servers take messages of up to 8 MB.
     max_body_bytes: int = Field(
-        default=4_000_000, ge=1_000, le=5_000_000, description="Maximum size of a job in bytes."
+        default=32_000_000,
+        ge=1_000,
+        le=100_000_000,
+        description=(
+            "Maximum size of a job in bytes over HTTP. Bodies over 4,000,000 bytes are in an object store of NATS "
+            "while the job runs. A job that a program publishes on NATS must fit into a message of the server (8 MB)."
+        ),
+    )
+    bodies_max_bytes: int = Field(
+        default=2 * _GIB,
+        ge=_MIB,
+        description=(
+            "Maximum bytes of bodies over 4,000,000 bytes, of jobs that wait or run and of dead letters. Beyond it, "
+            "jobs with such bodies are refused."
+        ),
+    )
+    bodies_in_memory_bytes: int = Field(
+        default=128_000_000,
+        ge=_MIB,
+        description=(
+            "Maximum bytes of bodies over 4,000,000 bytes that one process of `request` or `worker` has in memory; "
+            "the next one waits. They take up to five times as much memory."
+        ),
     )
     # Redis remembers for six days which events were applied.
     events_max_age_h: float = Field(

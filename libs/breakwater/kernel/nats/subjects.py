@@ -7,6 +7,7 @@ A token must not hold dots, spaces or wildcards, while agent names, model ids an
 from __future__ import annotations
 
 import re
+from base64 import urlsafe_b64encode
 from collections.abc import Callable
 from enum import StrEnum
 from functools import lru_cache, partial
@@ -39,6 +40,8 @@ class Stream(StrEnum):
     ADVISORIES = "ADVISORIES"
     ALERTER = "ALERTER"
     AUDIT = "AUDIT"
+    BODIES = "OBJ_bodies"
+    """The stream of the object store `bodies`."""
 
 
 class Header(StrEnum):
@@ -49,6 +52,8 @@ class Header(StrEnum):
     EXPECTED_LAST_SEQUENCE = "Nats-Expected-Last-Sequence"
     ROLLUP = "Nats-Rollup"
     """`sub`: the message replaces all that are on its subject."""
+    TTL = "Nats-TTL"
+    """The server removes the message after this time."""
     CE_ID = "ce-id"
     CE_TYPE = "ce-type"
     CE_SOURCE = "ce-source"
@@ -75,6 +80,8 @@ class Header(StrEnum):
     """The execution id of a job, encoded as a token; set by `request`, and where a job is parked."""
     JOB_ID = "Breakwater-Job-Id"
     """The job's own id if that is not in its body, encoded as a token; set where the execution id is."""
+    BODY = "Breakwater-Body"
+    """The reference to a job's body in the object store, in place of its message's own; set by `request`."""
     QUEUED_AT = "Breakwater-Queued-At"
     """When a parked job was first accepted: RFC 3339, UTC, milliseconds. No other job has it."""
 
@@ -205,6 +212,23 @@ def kept_request(execution_id: str) -> str:
 def kept_chunks(execution_id: str) -> str:
     """The subject of the stored chunks of an answer, in order (RESPONSES). Internal."""
     return f"{_subject('responses', execution_id)}.chunks"
+
+
+BODIES = "$O.bodies"
+"""The prefix of the object store for large bodies of jobs (OBJ_bodies), in the server's own format. Internal."""
+
+STORED_BODIES = f"{BODIES}.M.>"
+"""The descriptions of all stored bodies."""
+
+
+def stored_body(name: str) -> str:
+    """The subject of the description of a stored body (OBJ_bodies)."""
+    return f"{BODIES}.M.{urlsafe_b64encode(name.encode()).decode()}"
+
+
+def body_chunks(name: str) -> str:
+    """The subject of the chunks of a stored body, in order (OBJ_bodies)."""
+    return f"{BODIES}.C.{name}"
 
 
 def dead_letter(reason: str, agent: str) -> str:

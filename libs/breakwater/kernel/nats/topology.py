@@ -34,6 +34,9 @@ ADVISORIES_MAX_BYTES = 64 * MIB
 LONGEST_JOB_S = 25 * HOUR_S
 """Longer than any job may take, so that its request and its chunks are kept until its result expires."""
 
+DEAD_LETTERS_S = 30 * DAY_S
+"""The time for which DLQ keeps dead letters."""
+
 AUDIT_MAX_BYTES = 64 * MIB
 """Room for some 40,000 actions until ClickHouse has stored them."""
 
@@ -60,6 +63,7 @@ WHEN_FULL = {
     Stream.ALERTS: "the oldest alerts are dropped",
     Stream.ADVISORIES: "the oldest advisories are dropped",
     Stream.AUDIT: "the oldest actions are dropped",
+    Stream.BODIES: "new jobs with large bodies are refused",
 }
 """The effect of a full stream, for streams with a limit in bytes."""
 
@@ -161,7 +165,7 @@ def streams(plan: Plan, *, replicas: int = 1) -> tuple[StreamConfig, ...]:
             allow_rollup_hdrs=True,
         ),
         # Replays are recorded in the stream of the dead letters, to be kept for as long as those.
-        stream(Stream.DLQ, ["bw.dlq.>", "bw.replayed.*"], 30 * DAY_S, duplicate_window=DAY_S, **keeps),
+        stream(Stream.DLQ, ["bw.dlq.>", "bw.replayed.*"], DEAD_LETTERS_S, duplicate_window=DAY_S, **keeps),
         # A separate stream, so that operators can act while EVENTS is full. The oldest actions are dropped: they are in
         # ClickHouse, and an operator who acts a lot must not prevent others from acting.
         stream(
@@ -171,6 +175,16 @@ def streams(plan: Plan, *, replicas: int = 1) -> tuple[StreamConfig, ...]:
             discard=DiscardPolicy.OLD,
             max_bytes=AUDIT_MAX_BYTES,
             duplicate_window=DUPLICATE_WINDOW_S,
+        ),
+        # No age limit: a job may wait for long. `Leftovers` removes what no job and no dead letter has.
+        stream(
+            Stream.BODIES,
+            [f"{subjects.BODIES}.C.>", subjects.STORED_BODIES],
+            0,
+            duplicate_window=DUPLICATE_WINDOW_S,
+            allow_rollup_hdrs=True,
+            allow_msg_ttl=True,
+            **keeps,
         ),
         stream(
             Stream.ADVISORIES,

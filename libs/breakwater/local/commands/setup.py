@@ -121,5 +121,6 @@ def bus_plan(config: Config) -> Plan:
             Stream.RESPONSES: config.limits.responses_max_bytes,
             Stream.ALERTS: config.limits.alerts_max_bytes,
             Stream.DLQ: config.limits.dead_letters_max_bytes,
+            Stream.BODIES: config.limits.bodies_max_bytes,
         },
     )

@@ -1,0 +1,298 @@
+"""Large bodies of jobs, in a JetStream object store. The job's message refers to its body.
+
+A body has a description and numbered chunks, in the format of NATS' object stores, so that `nats object` reads them,
+too. The description comes first and goes last: whatever a crash leaves behind is listed, and `Leftovers` removes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+from base64 import urlsafe_b64encode
+from contextlib import aclosing
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import Any, Self
+
+import orjson
+import structlog
+
+from breakwater.kernel.ids import new_id
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.errors import BusError, BusUnavailableError, NoStreamError
+from breakwater.kernel.nats.lookup import Lookup, StoredMessage
+from breakwater.kernel.nats.publisher import Publisher
+from breakwater.kernel.nats.subjects import Header, Stream
+from breakwater.kernel.types import format_time
+
+IN_MESSAGE_BYTES = 4_000_000
+"""The most bytes of a body that its job's message contains. Encrypted or in a dead letter, it is a third larger, and
+the NATS servers take messages of up to 8 MB."""
+
+CHUNK_BYTES = 512 * 1024
+CHUNKS_AT_ONCE = 8
+"""The most chunks that are sent before the server has acknowledged them."""
+
+_REPLACED = {Header.ROLLUP.value: "sub"}
+"""Headers of a message that replaces all others on its subject."""
+
+_REMOVED = {**_REPLACED, Header.TTL.value: "1s"}
+"""Headers of a message that removes all others from its subject, and then itself."""
+
+LEFT_FOR = timedelta(hours=1)
+"""The age from which a body without a job is a leftover: far more than the time from storing it to publishing its job,
+and from its dead letter's expiry to its own."""
+
+
+class BodyLostError(BusError):
+    """The object store does not have a body, or not the one that was stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class BodyReference:
+    """The reference to a stored body."""
+
+    name: str
+    size: int
+    """In bytes, as stored."""
+    sha256: str
+    """In hex, of the stored bytes."""
+    encrypted: bool
+
+    @classmethod
+    def of(cls, body: bytes, *, encrypted: bool) -> Self:
+        """Makes a reference with a name of its own."""
+        return cls(new_id(), len(body), hashlib.sha256(body).hexdigest(), encrypted)
+
+    @classmethod
+    def parse(cls, header: str | None) -> Self | None:
+        """Reads the reference of a message; None if the message contains its body."""
+        match = _REFERENCE.fullmatch(header or "")
+        if match is None:
+            return None
+        return cls(match["name"], int(match["size"]), match["sha256"], match["form"] == "encrypted")
+
+    def __str__(self) -> str:
+        """Writes the reference as a header."""
+        return f"{self.name} {self.size} {self.sha256} {'encrypted' if self.encrypted else 'plain'}"
+
+
+_REFERENCE = re.compile(
+    r"(?P<name>[0-9a-z-]{1,64}) (?P<size>[0-9]{1,12}) (?P<sha256>[0-9a-f]{64}) (?P<form>encrypted|plain)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBody:
+    """The description of a stored body."""
+
+    name: str
+    size: int
+    agent: str
+    execution_id: str | None
+    stored_at: datetime
+    kept_until: datetime | None = None
+    """When it expires with its dead letter; None for the body of a job that is not a dead letter."""
+
+    @classmethod
+    def read(cls, message: StoredMessage) -> Self | None:
+        """Reads a description; returns None for one that was removed, or was not written here."""
+        try:
+            described = orjson.loads(message.data)
+            facts = described["metadata"]
+            until = facts.get("kept_until")
+            return cls(
+                described["name"],
+                described["size"],
+                facts["agent"],
+                facts.get("execution_id"),
+                message.stored_at,
+                None if until is None else datetime.fromisoformat(until),
+            )
+        except (ValueError, KeyError, TypeError):
+            return None
+
+
+class BodyWriter:
+    """Stores and removes bodies, for a user that may publish to `$O.bodies.>`."""
+
+    def __init__(self, publisher: Publisher) -> None:
+        self._publisher = publisher
+
+    async def put(self, reference: BodyReference, body: bytes, agent: str, execution_id: str | None) -> None:
+        """Stores a body, before the message that refers to it. Repeating it replaces what was stored.
+
+        Raises:
+            BusUnavailableError: not all of it was acknowledged.
+            PublishRefusedError: the object store is full.
+        """
+        await self._describe(reference, agent, execution_id, None)
+        subject = subjects.body_chunks(reference.name)
+        view = memoryview(body)
+        step = CHUNK_BYTES * CHUNKS_AT_ONCE
+        sequences = list[int]()
+        for start in range(0, len(body), step):
+            acks = await asyncio.gather(
+                *(
+                    self._publish(subject, bytes(view[begin : begin + CHUNK_BYTES]), {} if begin else _REPLACED)
+                    for begin in range(start, min(start + step, len(body)), CHUNK_BYTES)
+                )
+            )
+            sequences += acks
+        if any(later <= earlier for earlier, later in pairwise(sequences)):
+            raise BusUnavailableError(f"{subject}: the chunks were stored in another order")
+
+    async def keep(self, reference: BodyReference, agent: str, execution_id: str | None, *, until: datetime) -> None:
+        """Keeps a body for a dead letter that expires at a time. Raises BusUnavailableError, PublishRefusedError."""
+        await self._describe(reference, agent, execution_id, until + LEFT_FOR)
+
+    async def remove(self, name: str) -> None:
+        """Removes a body. Raises BusUnavailableError, PublishRefusedError."""
+        for subject in (subjects.body_chunks(name), subjects.stored_body(name)):
+            await self._publish(subject, b"", _REMOVED)
+
+    async def remove_if_possible(self, name: str) -> None:
+        """Removes a body, or leaves it to `Leftovers`."""
+        try:
+            await self.remove(name)
+        except BusError as error:
+            structlog.get_logger().info("body_left", body=name, error=str(error))
+
+    async def _describe(
+        self, reference: BodyReference, agent: str, execution_id: str | None, until: datetime | None
+    ) -> None:
+        digest = urlsafe_b64encode(bytes.fromhex(reference.sha256)).decode()
+        facts: dict[str, Any] = {"agent": agent}
+        if execution_id is not None:
+            facts["execution_id"] = execution_id
+        if until is not None:
+            facts["kept_until"] = format_time(until)
+        description = {
+            "name": reference.name,
+            "bucket": subjects.BODIES.removeprefix("$O."),
+            "nuid": reference.name,
+            "size": reference.size,
+            "chunks": -(-reference.size // CHUNK_BYTES),
+            "digest": f"SHA-256={digest}",
+            "mtime": format_time(datetime.now(UTC)),
+            "metadata": facts,
+            "options": {"max_chunk_size": CHUNK_BYTES},
+        }
+        subject = subjects.stored_body(reference.name)
+        await self._publish(subject, orjson.dumps(description), _REPLACED)
+
+    async def _publish(self, subject: str, payload: bytes, headers: dict[str, str]) -> int:
+        try:
+            return (await self._publisher.raw(subject, payload, headers)).sequence
+        except NoStreamError as error:
+            # The object store always exists: a cluster is electing its new leader.
+            raise BusUnavailableError(str(error)) from error
+
+
+class BodyReader:
+    """Reads stored bodies."""
+
+    def __init__(self, lookup: Lookup) -> None:
+        """Takes a reader of the streams, which need not decrypt."""
+        self._lookup = lookup
+
+    async def read(self, reference: BodyReference) -> bytes:
+        """Reads a body as it was stored.
+
+        Raises:
+            BusUnavailableError: NATS does not respond.
+            BodyLostError: it is gone, or a replica that lags does not have it yet.
+        """
+        chunks = list[bytes]()
+        size = 0
+        digest = hashlib.sha256()
+        async with aclosing(self._lookup.scan(Stream.BODIES, subjects.body_chunks(reference.name))) as stored:
+            async for message in stored:
+                size += len(message.data)
+                if size > reference.size:
+                    break
+                digest.update(message.data)
+                chunks.append(message.data)
+        if size != reference.size or digest.hexdigest() != reference.sha256:
+            found = "is not in the object store" if not size else f"has {size:,} other bytes in the object store"
+            raise BodyLostError(f"the job's body of {reference.size:,} bytes {found}")
+        return b"".join(chunks)
+
+    async def is_kept(self, reference: BodyReference) -> bool:
+        """Returns True if a dead letter has a body. Raises BusUnavailableError."""
+        message = await self._lookup.newest_on(Stream.BODIES, subjects.stored_body(reference.name))
+        body = None if message is None else StoredBody.read(message)
+        return body is not None and body.kept_until is not None
+
+    async def all(self) -> list[StoredBody]:
+        """Returns the descriptions of all bodies. Raises BusUnavailableError."""
+        bodies = list[StoredBody]()
+        async with aclosing(self._lookup.scan(Stream.BODIES, subjects.STORED_BODIES)) as stored:
+            async for message in stored:
+                if (body := StoredBody.read(message)) is not None:
+                    bodies.append(body)
+        return bodies
+
+
+class Leftovers:
+    """Removes bodies that no job and no dead letter has, such as those that a crash has left.
+
+    A job may move between JOBS and PARKED while it is looked for. So a body is removed only if two looks in a row have
+    not found its job.
+    """
+
+    def __init__(self, lookup: Lookup, writer: BodyWriter) -> None:
+        """Takes a reader of JOBS, PARKED and the object store, and a writer of the latter."""
+        self._lookup = lookup
+        self._reader = BodyReader(lookup)
+        self._writer = writer
+        self._suspects: frozenset[str] = frozenset()
+
+    async def remove(self, now: datetime) -> int:
+        """Looks for leftovers, and removes those that the last look found, too. Returns how many were removed.
+
+        Raises:
+            BusUnavailableError: NATS does not respond.
+            PublishRefusedError: NATS refuses the removal.
+        """
+        bodies = await self._reader.all()
+        expired = [body.name for body in bodies if body.kept_until is not None and body.kept_until < now]
+        old = {body.name: body for body in bodies if body.kept_until is None and body.stored_at < now - LEFT_FOR}
+        for place in ("PARKED", "JOBS", "PARKED") if old else ():
+            for name in await (self._parked(old) if place == "PARKED" else self._queued(old)):
+                old.pop(name, None)
+        left = [*expired, *(name for name in old if name in self._suspects)]
+        for name in left:
+            await self._writer.remove(name)
+        self._suspects = frozenset(old).difference(left)
+        if left:
+            structlog.get_logger().info("leftover_bodies_removed", bodies=len(left))
+        return len(left)
+
+    async def _parked(self, bodies: dict[str, StoredBody]) -> set[str]:
+        """Returns the names of bodies of executions that have a parked job."""
+        names = set[str]()
+        for body in bodies.values():
+            parked = subjects.parked_anywhere(body.execution_id or "unknown")
+            if await self._lookup.as_stored().last(Stream.PARKED, parked) is not None:
+                names.add(body.name)
+        return names
+
+    async def _queued(self, bodies: dict[str, StoredBody]) -> set[str]:
+        """Returns the names of bodies that jobs in JOBS have. Stops reading when it has seen all of these."""
+        names = set[str]()
+        oldest = min((body.stored_at for body in bodies.values()), default=datetime.now(UTC))
+        async with aclosing(self._lookup.scan(Stream.JOBS, "bw.jobs.*", start=oldest)) as stored:
+            async for message in stored:
+                if (name := _name_in(message)) is not None:
+                    names.add(name)
+                    if names.issuperset(bodies):
+                        break
+        return names
+
+
+def _name_in(message: StoredMessage) -> str | None:
+    reference = BodyReference.parse(message.headers.get(Header.BODY.value))
+    return None if reference is None else reference.name
