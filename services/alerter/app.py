@@ -23,7 +23,7 @@ from breakwater.alerts.channels.channel import AlertSender
 from breakwater.alerts.channels.configured_channels import ChannelTester, channels_of
 from breakwater.alerts.contract import Alert, AlertDigest, IncidentStatus
 from breakwater.alerts.metrics import AlerterMetrics
-from breakwater.alerts.rules.alert_rules import SEVERITY_OF, began_with, highest_severity
+from breakwater.alerts.rules.alert_rules import SEVERITY_OF, began_with
 from breakwater.alerts.rules.incidents import IncidentRules
 from breakwater.alerts.rules.outbox import ChannelRules
 from breakwater.alerts.settings import Alerts
@@ -262,6 +262,4 @@ def counted_incidents(incidents: Iterable[Alert]) -> dict[tuple[str, ...], float
         for status in get_args(IncidentStatus)
         if status != "resolved"
     }
-    return counts | Counter(
-        (began_with(incident), highest_severity(incident), incident.status) for incident in incidents
-    )
+    return counts | Counter((began_with(incident), incident.severity, incident.status) for incident in incidents)

@@ -12,9 +12,10 @@ import structlog
 
 from breakwater.breakers.contract import BreakerState
 from breakwater.breakers.metrics import BreakerMetrics
-from breakwater.breakers.rules.breaker import ALL, BreakerKey
+from breakwater.breakers.rules.breaker import ALL, BreakerKey, rules_of_unconfigured, state_at, wait_for_call
+from breakwater.breakers.rules.transitions import transition
 from breakwater.breakers.store import Breakers
-from breakwater.breakers.transitions import ObservedOutcome, decide, observation_of, publish_saved
+from breakwater.breakers.transitions import ObservedOutcome, decide, observation_of, publish_saved, saving
 from breakwater.config import Config, breakers_of
 from breakwater.health.rules import out_of_budget, speaks_against_health
 from breakwater.health.store import EndedCall, Healths
@@ -125,20 +126,30 @@ class BreakerHandler:
         """The state of each breaker, for Prometheus. Raises StateUnavailableError."""
         states: dict[tuple[str, ...], float] = {}
         states_by_key: dict[BreakerKey, BreakerState] = {
-            key: loaded.breaker.state for key, loaded in await self._breakers.all()
+            key: state_at(loaded.breaker, loaded.now_ms) for key, loaded in await self._breakers.all()
         }
         for labels, state in states_by_labels(self.config, states_by_key).items():
             states |= one_of(state, get_args(BreakerState), *labels)
         return {BREAKER_STATE: states}
 
-    async def publish_pending(self) -> None:
-        """Publishes transitions that were saved by a process that crashed before it published them.
+    async def advance(self) -> None:
+        """Makes breakers half-open whose cool-down is over, and publishes what crashed processes have saved.
 
         Raises StateUnavailableError, BusUnavailableError; may be repeated.
         """
+        rules_by_key = breakers_of(self.config, of_allowed=True)
         for key, loaded in await self._breakers.all():
             if loaded.unpublished is not None:
                 await self._publish(key, loaded.unpublished)
+                continue
+            rules = rules_by_key.get(key) or rules_of_unconfigured(key)
+            after, change = wait_for_call(loaded.breaker, rules, loaded.now_ms)
+            if change is None:
+                continue
+            change_to_save = saving(key, loaded, after, [transition(key, change, rules, loaded.now_ms)])
+            [is_saved] = await self._breakers.save([change_to_save])
+            if is_saved and change_to_save.unpublished is not None:
+                await self._publish(key, change_to_save.unpublished)
 
     async def _publish(self, key: BreakerKey, text: str) -> None:
         for event in await publish_saved(self._publisher, self._breakers, key, text):

@@ -46,7 +46,7 @@ BEAT_EVERY = 3
 filling."""
 
 LONG_LOOK_EVERY = 10
-"""The number of checks after which it publishes pending transitions and compares the breakers with the log."""
+"""The number of checks after which it advances the breakers and compares them with the log."""
 
 BATCH = 500
 
@@ -242,7 +242,7 @@ class Heartbeat:
         while True:
             await self._try(self._filling, self.look)
             if looks % LONG_LOOK_EVERY == 0:
-                await self._try(self._publishing, self._handler.publish_pending)
+                await self._try(self._publishing, self._handler.advance)
                 # Redis may have restarted with data from a moment before it died.
                 await self._try(self._filling, self._rebuild.recall_breakers)
                 with suppress(BusUnavailableError):  # logged by the caller that waits for it

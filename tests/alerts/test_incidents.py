@@ -105,6 +105,41 @@ def test_the_opposite_event_resolves_it_once() -> None:
     assert decide(over("e9", at=after(minutes=2)), alert, RULES) is None
 
 
+def waiting(source: str = "w1", at: datetime = AT) -> Firing:
+    lowered: dict[str, Any] = {"severity": "info", "ends_at": at + timedelta(hours=1), "times": 0}
+    return raised(source, at, continues="unresolved", payload={"waits": True}, **lowered)
+
+
+def test_the_incident_of_a_breaker_that_waits_for_a_call_falls_to_info_and_ends_by_itself_after_an_hour() -> None:
+    waits = then(decide(waiting(at=after(minutes=1)), opened(), RULES))
+    assert (waits.status, waits.severity, waits.highest_severity, waits.count) == ("firing", "info", "critical", 1)
+    assert due(waits, after(minutes=60), RULES) is None
+    ended = then(due(waits, after(minutes=61), RULES))
+    assert (ended.status, ended.resolved_by, ended.reason) == ("resolved", None, "no call came to try the breaker")
+    assert ended.text.endswith("It stays half-open, and the next call tries it. Nothing to do.")
+    # It opens nothing, and undoes nobody's decision.
+    assert decide(waiting(), None, RULES) is None
+    assert decide(waiting("w2", after(minutes=2)), then(resolve(opened(), "ann", None, AT)), RULES) is None
+
+
+def test_a_call_that_fails_then_makes_it_critical_again_or_is_a_new_incident() -> None:
+    def failed(minutes: int) -> Firing:
+        return raised("f1", after(minutes=minutes), continues="waiting")
+
+    waits = then(decide(waiting(at=after(minutes=1)), opened(), RULES))
+    again = then(decide(failed(5), waits, RULES))
+    assert (again.change, again.severity, again.ends_at, again.incident_id) == (
+        "repeated", "critical", None, waits.incident_id,
+    )  # fmt: skip
+    ended = then(due(waits, after(minutes=61), RULES))
+    another = then(decide(failed(90), ended, RULES))
+    assert (another.change, another.severity) == ("opened", "critical")
+    assert another.incident_id != waits.incident_id
+    # A probe that fails while traffic comes changes nothing, and neither does one after somebody has resolved it.
+    assert decide(failed(5), opened(), RULES) is None
+    assert decide(failed(5), then(resolve(waits, "ann", None, after(minutes=2))), RULES) is None
+
+
 def test_what_comes_back_soon_is_the_same_incident_and_what_comes_back_later_is_another() -> None:
     resolved = then(decide(over(at=after(minutes=1)), opened(), RULES))
     soon = then(decide(raised("e3", after(minutes=11)), resolved, RULES))

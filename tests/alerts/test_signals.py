@@ -111,13 +111,13 @@ def crossing(**fields: Any) -> BudgetEvent:
     [
         ("closed", "open", ("breaker_open", Firing)),
         ("open", "half_open", None),
-        ("half_open", "open", None),
+        ("half_open", "open", ("breaker_open", Firing)),
         ("half_open", "closed", ("breaker_closed", Resolved)),
         ("open", "closed", ("breaker_closed", Resolved)),
         ("closed", "closed", None),
         ("closed", "isolated", ("breaker_open", Firing)),
         ("open", "isolated", None),
-        ("half_open", "isolated", None),
+        ("half_open", "isolated", ("breaker_open", Firing)),
         ("isolated", "closed", ("breaker_closed", Resolved)),
     ],
 )
@@ -172,6 +172,7 @@ def test_a_breaker_alert_carries_the_figures() -> None:
         "total_failures": 9,
         "unique_errors": 2,
         "open_until": "2026-11-21T10:01:00.000Z",
+        "waits": False,
         "scope": "agent_model",
         "by": None,
     }
@@ -238,6 +239,21 @@ def test_a_raised_cap_ends_the_incidents_of_what_is_above_the_spend_now() -> Non
     assert not soft.ends(f"budget_soft_cap/{place.replace('21', '22')}/80")
     assert not soft.ends(f"budget_hard_cap/{place}/100")
     assert hard.text == "Raised by ops: launch day. $5.00 of $8.00 is spent. Nothing to do."
+
+
+def test_a_breaker_that_waits_for_a_call_is_an_information_in_words_until_an_hour_is_over() -> None:
+    reason = "the cool-down has ended; it waits for a call to try it"
+    waits = signal_of(transition("open", "half_open", waits=True, reason=reason, open_until=None))
+    assert isinstance(waits, Firing)
+    assert (waits.severity, waits.ends_at, waits.times, waits.continues) == (
+        "info", AT + timedelta(hours=1), 0, "unresolved",
+    )  # fmt: skip
+    assert waits.title == "Breaker half-open: writer on gpt-4.1:mini"
+    assert waits.text == (
+        "The cool-down has ended; it waits for a call to try it. If a call of writer to gpt-4.1:mini succeeds, the "
+        "breaker closes; if it fails, it opens again. Nothing to do; `breakwater breakers reset writer gpt-4.1:mini` "
+        "admits all calls now. The incident ends at 2026-11-21 11:00:00 UTC if none comes."
+    )
 
 
 def test_an_open_breaker_is_reported_with_what_where_since_when_and_what_to_do() -> None:

@@ -25,6 +25,7 @@ from breakwater.breakers.rules.breaker import (
     isolate,
     observe,
     reset,
+    wait_for_call,
 )
 from breakwater.breakers.settings import BreakerRules
 from breakwater.breakers.store import BreakerAdmitted, BreakerRefused, Breakers, LoadedBreaker, Saving
@@ -63,6 +64,7 @@ class Model:
     open_until_ms: int = 0
     probe: str | None = None
     probe_until_ms: int = 0
+    waits: bool = False
     over: int = 0
     """Events up to here count no more."""
     outcomes: dict[int, str | None] = field(default_factory=dict[int, "str | None"])
@@ -400,6 +402,24 @@ class Fleet(RedisMachine):
             stored: int = getattr(self.last.breaker, name)
             if stored:
                 self.run(self.redis.client.hset(HASH, name, str(max(0, stored - by_ms))))
+
+    @rule()
+    def no_call_comes_and_a_service_looks(self) -> None:
+        before, model = self.last, self.model
+        now = before.now_ms
+        after, change = wait_for_call(before.breaker, RULES, now)
+        cooled = model.state == "open" and model.open_until_ms <= now
+        has_no_probe = model.state == "half_open" and (model.probe is None or model.probe_until_ms <= now)
+        assert (change is not None) == ((cooled or has_no_probe) and not model.waits)
+        if change is None:
+            return
+        assert self.save(before, after)
+        self.changes += 1
+        self.probing.clear()
+        self.may = {(model.state, "half_open")}
+        self.model = replace(
+            model, state="half_open", version=model.version + 1, probe=None, probe_until_ms=0, waits=True
+        )
 
     # What always holds
 

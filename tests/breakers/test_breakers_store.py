@@ -52,6 +52,7 @@ FULL = Breaker(
         for number in range(1, 1001)
     ),
     count="attempts",
+    waits=True,
     forgotten=3,
     last_success=1,
     open_until_ms=1_795_000_000_000,

@@ -19,25 +19,29 @@ IN_65_S = f"{clock(LATER, NOW)}, 1 min 05 s"
 
 
 @each_row(
-    ("state", "until", "held_until", "text"),
+    ("state", "until", "held_until", "probe_until", "text"),
     [
-        ("closed", None, None, ""),
-        (None, None, None, ""),
-        ("isolated", None, None, "until reset"),
-        ("half_open", LATER, None, "a call probes it"),
-        ("open", NOW, None, "next call probes it"),
-        ("open", None, None, "next call probes it"),
-        ("open", LATER, None, IN_65_S),
-        ("open", LATER, LATER + timedelta(hours=1), IN_65_S),
-        ("closed", None, LATER, f"held until {IN_65_S}"),
-        (None, None, LATER, f"held until {IN_65_S}"),
-        ("closed", None, NOW, ""),
+        ("closed", None, None, None, ""),
+        (None, None, None, None, ""),
+        ("isolated", None, None, None, "until reset"),
+        ("half_open", None, None, LATER, "a call tries it"),
+        ("half_open", None, None, None, "waits for a call to try it"),
+        ("open", NOW, None, None, "waits for a call to try it"),
+        ("open", LATER, None, None, IN_65_S),
+        ("open", LATER, LATER + timedelta(hours=1), None, IN_65_S),
+        ("closed", None, LATER, None, f"held until {IN_65_S}"),
+        (None, None, LATER, None, f"held until {IN_65_S}"),
+        ("closed", None, NOW, None, ""),
     ],
 )
 def test_when_a_call_may_pass_again_is_said_in_words(
-    state: BreakerState | None, until: datetime | None, held_until: datetime | None, text: str
+    state: BreakerState | None,
+    until: datetime | None,
+    held_until: datetime | None,
+    probe_until: datetime | None,
+    text: str,
 ) -> None:
-    assert open_until(state, until, NOW, held_until) == text
+    assert open_until(state, until, NOW, held_until, probe_until) == text
 
 
 def test_an_open_breaker_shows_why_since_when_and_what_it_counted() -> None:
@@ -51,7 +55,7 @@ def test_an_open_breaker_shows_why_since_when_and_what_it_counted() -> None:
         "reason": "3 jobs in a row failed",
         "health": "unhealthy",
         "health reason": "breaker open",
-        "open until": "next call probes it",
+        "open until": "waits for a call to try it",
         "since": clock(SINCE),
         "counted failures": "3",
         "in total": "1,200",

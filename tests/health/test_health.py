@@ -135,8 +135,8 @@ def test_a_models_health_follows_its_last_calls_where_no_breaker_refuses(
     ("breaker", "until_ms", "reason"),
     [
         ("open", 1_795_000_000_000, "breaker open until 11:06:40 UTC"),
-        ("open", None, "breaker open, and the next call probes it"),
-        ("half_open", None, "breaker half-open until a probe succeeds"),
+        ("half_open", 1_795_000_000_000, "breaker half-open until a probe succeeds"),
+        ("half_open", None, "breaker half-open, waits for a call to try it"),
         ("isolated", 0, "breaker isolated until an operator resets it"),
     ],
 )

@@ -30,6 +30,8 @@ from breakwater.breakers.rules.breaker import (
     consecutive_failures,
     isolate,
     reset,
+    rules_of_unconfigured,
+    state_at,
 )
 from breakwater.breakers.rules.health import CallHealth, Verdict, health_of_model, open_for
 from breakwater.breakers.rules.transitions import breaker_after, transition
@@ -233,7 +235,7 @@ class BreakerRoutes:
             request.log("hold_ended", agent=key.agent, model=key.model)
             [loaded] = await self._breakers.load([key])
             [health] = await healths_on(self._config, self._healths, {key: loaded})
-            status = breaker_status(key, loaded.breaker, health).model_dump() | {"reason": "its hold has ended"}
+            status = breaker_status(key, loaded, health).model_dump() | {"reason": "its hold has ended"}
             return UnchangedBreaker.model_validate(status)
         await self._deployments.release(deployment)
         return changed
@@ -247,7 +249,7 @@ class BreakerRoutes:
         request.log(log_event, agent=key.agent, model=key.model, changed=event is not None)
         if event is None:
             [health] = await healths_on(self._config, self._healths, {key: loaded})
-            return UnchangedBreaker.model_validate(breaker_status(key, loaded.breaker, health).model_dump())
+            return UnchangedBreaker.model_validate(breaker_status(key, loaded, health).model_dump())
         try:
             await self._publish(key, dump_transitions([event]))
         except BusError as error:
@@ -271,7 +273,7 @@ class BreakerRoutes:
             before = stored if log is not None else await self._recalled(key, stored)
             if _is_unused(before) and rules is None:
                 raise self._unknown(key)
-            known_rules = rules or _rules_of_unconfigured(key)
+            known_rules = rules or rules_of_unconfigured(key)
             after, change = decide(before, known_rules)
             event = None if change is None else transition(key, change, known_rules, before.now_ms)
             if event is None and before is stored:
@@ -314,13 +316,6 @@ class BreakerRoutes:
 
 def _is_unused(loaded: LoadedBreaker) -> bool:
     return loaded.revision == UNSAVED and not loaded.breaker.version
-
-
-def _rules_of_unconfigured(key: BreakerKey) -> BreakerRules:
-    """Returns rules for a breaker that only Redis knows: its agent, or its model, is not in this config."""
-    if key.agent != ALL:
-        return BreakerRules()
-    return BreakerRules(scope="provider" if key.model.endswith(f"/{ALL}") else "model")
 
 
 async def agents_health(
@@ -400,7 +395,7 @@ async def breaker_statuses(
         healths_on(config, healths, loaded_by_key),
     )
     return [
-        breaker_status(key, loaded.breaker, health, hold_ends.get((key.agent, key.model)))
+        breaker_status(key, loaded, health, hold_ends.get((key.agent, key.model)))
         for (key, loaded), health in zip(loaded_by_key.items(), verdicts, strict=True)
     ]
 
@@ -424,7 +419,7 @@ async def healths_on(config: Config, healths: Healths, loaded: Mapping[BreakerKe
     calls = dict(zip(names, await healths.of(names), strict=True))
     verdicts = list[Verdict]()
     for key, its_users in users.items():
-        state = loaded[key].breaker.state
+        state = state_at(loaded[key].breaker, loaded[key].now_ms)
         until_ms = refused_until(loaded[key])
         only_for = open_for(loaded[key].breaker)
         parts = {
@@ -436,20 +431,23 @@ async def healths_on(config: Config, healths: Healths, loaded: Mapping[BreakerKe
 
 
 def breaker_status(
-    key: BreakerKey, breaker: Breaker, health: Verdict, hold_ends_at: datetime | None = None
+    key: BreakerKey, loaded: LoadedBreaker, health: Verdict, hold_ends_at: datetime | None = None
 ) -> BreakerStatus:
-    """Returns a breaker as the contract has it."""
+    """Returns a breaker as the contract has it, as of when it was read."""
+    breaker = loaded.breaker
+    state = state_at(breaker, loaded.now_ms)
+    is_probed = state == "half_open" and breaker.probe and breaker.probe_until_ms > loaded.now_ms
     return BreakerStatus(
         agent=key.agent,
         model=key.model,
-        state=breaker.state,
+        state=state,
         health=health.health,
         health_reason=health.health_reason,
         reason=breaker.reason or None,
         open_for=open_for(breaker),
         since=_time(breaker.changed_ms),
-        open_until=_time(breaker.open_until_ms) if breaker.state == "open" else None,
-        probe_until=_time(breaker.probe_until_ms) if breaker.state == "half_open" and breaker.probe else None,
+        open_until=_time(breaker.open_until_ms) if state == "open" else None,
+        probe_until=_time(breaker.probe_until_ms) if is_probed else None,
         held_until=hold_ends_at,
         count=breaker.count,
         consecutive_failures=consecutive_failures(breaker),
@@ -503,7 +501,7 @@ def _agent_health(
     waits = list[int | None]()
     for model, loaded in models.items():
         model_calls = calls.get(model, CallHealth())
-        state = None if loaded is None else loaded.breaker.state
+        state = None if loaded is None else state_at(loaded.breaker, loaded.now_ms)
         only_for = None if loaded is None else open_for(loaded.breaker)
         waits.append(None if loaded is None or only_for is not None else refused_until(loaded))
         verdicts[model] = health_of_model(state, model_calls, waits[-1], only_for)

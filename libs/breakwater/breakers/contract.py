@@ -57,7 +57,7 @@ class BreakerStatus(Event):
     agent: Identifier = Field(description="`*` if all agents share it.")
     model: ModelId = Field(description="`<provider>/*` for a provider's breaker.")
     state: BreakerState = Field(
-        description="A breaker whose `open_until` has passed stays open until a call probes it."
+        description="Half-open as soon as its cool-down is over, whether or not a call has come to try it."
     )
     health: Health = Field(description="Health of the agent on this model; of a shared one, of all its agents.")
     health_reason: str = Field(description="The reason for the health, in a few words.")
@@ -68,7 +68,10 @@ class BreakerStatus(Event):
     )
     since: Timestamp | None = None
     open_until: Timestamp | None = None
-    probe_until: Timestamp | None = Field(default=None, description="When the lease of the probe in flight ends.")
+    probe_until: Timestamp | None = Field(
+        default=None,
+        description="When the lease of the probe in flight ends. Null for a half-open breaker that waits for a call.",
+    )
     held_until: Timestamp | None = Field(
         default=None,
         description="End of a pause that the provider's rate limit asked for. Does not count as a failure.",
@@ -122,6 +125,7 @@ class BreakerTransition(Event):
     model: ModelId = Field(description="`<provider>/*` if the breaker covers all models of a provider.")
     from_state: BreakerState
     to_state: BreakerState
+    waits: bool = Field(default=False, description="True if it is half-open and waits for a call to try it.")
     rule: BreakerRule | None = Field(default=None, description="The rule that opened it.")
     reason: str = Field(description="Reason in words: `3 jobs in a row failed (threshold: 3)`.")
     by: str | None = Field(default=None, description="Who isolated or reset it.")

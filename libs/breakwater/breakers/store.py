@@ -283,6 +283,7 @@ def _fields(breaker: Breaker) -> dict[str, str | int]:
     return numbers | {
         "state": breaker.state,
         "count": breaker.count,
+        "waits": int(breaker.waits),
         "probe": breaker.probe or "",
         "reason": breaker.reason,
         "failures": json.dumps([_failure_fields(failure) for failure in breaker.failures]),
@@ -335,6 +336,7 @@ def _read_loaded(now_ms: int, filling: str, flat: Sequence[str]) -> LoadedBreake
     breaker = Breaker(
         state=cast(BreakerState, fields.get("state", "closed")),
         count=cast(CountedUnit, fields.get("count", "jobs")),
+        waits=fields.get("waits") == "1",
         probe=fields.get("probe") or None,
         reason=fields.get("reason", ""),
         failures=tuple(_read_failure(*values) for values in json.loads(fields.get("failures", "[]"))),

@@ -8,20 +8,27 @@ from breakwater.breakers.contract import BreakerState, BreakerStatus
 from breakwater.kernel.columns import Column, clock
 from breakwater.kernel.formats import duration
 
+WAITS = "waits for a call to try it"
+
 ORDER = {"isolated": 0, "open": 1, "half_open": 2, "closed": 3}
 """The sort order of breaker states: the most restrictive first."""
 
 
 def open_until(
-    state: BreakerState | None, until: datetime | None, now: datetime | None = None, held_until: datetime | None = None
+    state: BreakerState | None,
+    until: datetime | None,
+    now: datetime | None = None,
+    held_until: datetime | None = None,
+    probe_until: datetime | None = None,
 ) -> str:
     """Says when calls go through again; empty if they do now.
 
     Args:
         state: state of the breaker; None if it is off.
-        until: end of the breaker's cool-down.
+        until: end of the breaker's cool-down, if it is open.
         now: the present time, unless it is the clock's.
         held_until: end of the provider's own pause, such as a `Retry-After`.
+        probe_until: end of the lease of the half-open breaker's probe; None if it waits for one.
     """
     now = now or datetime.now(UTC)
     if state in {None, "closed"} and held_until is not None and held_until > now:
@@ -29,12 +36,11 @@ def open_until(
     if state == "isolated":
         return "until reset"
     if state == "half_open":
-        return "a call probes it"
-    if state != "open":
+        return WAITS if probe_until is None else "a call tries it"
+    if state != "open" or until is None:
         return ""
-    if until is None or until <= now:
-        return "next call probes it"
-    return _time_and_distance(until, now)
+    # It may have been read before the cool-down has ended.
+    return WAITS if until <= now else _time_and_distance(until, now)
 
 
 def _time_and_distance(until: datetime, now: datetime) -> str:
@@ -58,7 +64,9 @@ COLUMNS: tuple[Column[BreakerStatus], ...] = (
         "open until",
         lambda breaker: breaker.open_until,
         "time",
-        lambda breaker: open_until(breaker.state, breaker.open_until, held_until=breaker.held_until),
+        lambda breaker: open_until(
+            breaker.state, breaker.open_until, held_until=breaker.held_until, probe_until=breaker.probe_until
+        ),
         name="next_probe",
         smallest_first=True,
         drop=1,

@@ -19,7 +19,8 @@ def _breaker(row: AgentHealth | ModelHealth) -> Cell:
 
 def _open_until(row: AgentHealth | ModelHealth) -> str:
     if isinstance(row, ModelHealth):
-        return open_until(row.breaker, row.circuit_open_until, held_until=row.held_until)
+        until = row.circuit_open_until  # also of the lease of a half-open breaker's probe
+        return open_until(row.breaker, until, held_until=row.held_until, probe_until=until)
     return "" if row.circuit_open_until is None else open_until("open", row.circuit_open_until)
 
 

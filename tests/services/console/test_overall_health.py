@@ -102,7 +102,7 @@ FINE = live(agents=[health("writer")], breakers=[breaker("writer", "m")], budget
             "warn",
             "No problems now; 20 % of spend was wasted in the last 24h.",
         ),
-        (QUIET, live(breakers=[breaker("a", "m", "half_open")]), "warn", "1 breaker is being probed."),
+        (QUIET, live(breakers=[breaker("a", "m", "half_open")]), "warn", "1 breaker is half-open."),
         (ended(95, failed=5), FINE, "warn", "5 % of executions failed in the last 24h."),
         (ended(79, failed=21), FINE, "bad", "21 % of executions failed in the last 24h."),
         # Who cancels has not failed.
@@ -119,7 +119,7 @@ FINE = live(agents=[health("writer")], breakers=[breaker("writer", "m")], budget
                 budgets=[budget("global/daily", "5"), budget("agent:a/daily", "1", None)],
             ),
             "bad",
-            "2 breakers are open, 1 budget is exhausted and 1 breaker is being probed.",
+            "2 breakers are open, 1 budget is exhausted and 1 breaker is half-open.",
         ),
         (QUIET, live(breakers=[breaker("a", "m", "isolated")]), "bad", "1 breaker is isolated."),
         (QUIET, live(alive=False), "bad", "no breaker service is running, so failures open no breaker."),

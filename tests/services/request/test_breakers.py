@@ -31,7 +31,7 @@ async def test_breakers_are_listed_with_whether_the_breaker_service_is_alive(gov
     listed = await governed.ask("GET", "/api/v1/breakers")
     assert (listed.status, listed.json["alive"]) == (200, False)
     published = {(one["agent"], one["model"]): (one["state"], one["reason"]) for one in listed.json["breakers"]}
-    assert published[("writer", "m")] == ("open", "why")
+    assert published[("writer", "m")] == ("half_open", "why"), "its cool-down is over"
     assert published[("gone", "old")] == ("closed", None)
     assert {("*", "shared"), ("*", "local/*"), ("writer", "other/n")} <= set(published)
     await Breakers(redis).beat()

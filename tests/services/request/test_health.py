@@ -118,9 +118,10 @@ async def test_a_time_that_has_passed_is_not_reported_as_a_probe_may_call_now(re
     writer = (await health_of_all(redis))["writer"]
     assert (writer.health, writer.circuit_open_until) == ("unhealthy", None)
     assert [(one.breaker, one.circuit_open_until) for one in writer.models] == [
-        ("open", None),
+        ("half_open", None),
         ("open", time_from_ms(now + LATER)),
     ]
+    assert writer.models[0].health_reason == "breaker half-open, waits for a call to try it"
 
 
 async def test_shared_breakers_show_at_every_agent_that_shares_them(redis: Redis) -> None:
@@ -151,10 +152,11 @@ async def test_agents_take_two_round_trips_however_many_there_are(redis: Redis) 
 
 async def test_statuses_name_the_agents_own_breakers_and_all_that_are_known(redis: Redis) -> None:
     failures = (CountedFailure(1, NOW, "aaaaaaaa"), CountedFailure(2, NOW + 7, "bbbbbbbb"))
+    later = await now_ms(redis) + LATER
     opened = Breaker(
         state="open",
         failures=failures,
-        open_until_ms=NOW + 60_000,
+        open_until_ms=later,
         version=1,
         total_failures=2,
         errors_seen=("aaaaaaaa", "bbbbbbbb"),
@@ -163,7 +165,7 @@ async def test_statuses_name_the_agents_own_breakers_and_all_that_are_known(redi
         reason="2 jobs in a row failed (threshold: 2)",
     )
     await put(redis, "writer", "m", opened)
-    await put(redis, "gone", "old", replace(opened, state="half_open", probe="x:1", probe_until_ms=NOW + 90_000))
+    await put(redis, "gone", "old", replace(opened, state="half_open", probe="x:1", probe_until_ms=later))
     statuses = await breaker_statuses(CONFIG, Breakers(redis), Healths(redis), Deployments(redis, None))
     assert [(one.agent, one.model, one.state) for one in statuses] == [
         ("*", "local/*", "closed"),
@@ -176,11 +178,11 @@ async def test_statuses_name_the_agents_own_breakers_and_all_that_are_known(redi
     of_writer = statuses[4]
     assert of_writer.model_dump(exclude={"agent", "model", "state"}) == {
         "health": "unhealthy",
-        "health_reason": "breaker open, and the next call probes it",
+        "health_reason": f"breaker open until {time_from_ms(later):%H:%M:%S} UTC",
         "reason": "2 jobs in a row failed (threshold: 2)",
         "open_for": None,
         "since": time_from_ms(NOW + 8),
-        "open_until": time_from_ms(NOW + 60_000),
+        "open_until": time_from_ms(later),
         "probe_until": None,
         "held_until": None,
         "count": "jobs",
@@ -191,7 +193,7 @@ async def test_statuses_name_the_agents_own_breakers_and_all_that_are_known(redi
         "last_success_at": None,
         "version": 1,
     }
-    assert (statuses[3].open_until, statuses[3].probe_until) == (None, time_from_ms(NOW + 90_000))
+    assert (statuses[3].open_until, statuses[3].probe_until) == (None, time_from_ms(later))
     assert (statuses[5].reason, statuses[5].since, statuses[5].version) == (None, None, 0)
 
 

@@ -59,7 +59,7 @@ def decide(signal: Signal, current: Alert | None, rules: IncidentRules) -> Alert
         if current is None or current.status == "resolved":
             return None
         return _resolve(current, signal)
-    if signal.event not in rules.on_events:
+    if signal.event not in rules.on_events or not _continues(signal, current):
         return None
     resolved_at = None if current is None or current.status != "resolved" else current.resolved_at
     if current is None or (resolved_at is not None and signal.at - resolved_at > rules.quiet):
@@ -82,7 +82,7 @@ def decide(signal: Signal, current: Alert | None, rules: IncidentRules) -> Alert
         status=status,
         # Agent, model and tenant stay those of the opening: they route the incident to its channels.
         event=signal.event,
-        severity=severity_of(signal.key),
+        severity=signal.severity or severity_of(signal.key),
         title=signal.title,
         text=signal.text,
         payload=signal.payload,
@@ -94,6 +94,22 @@ def decide(signal: Signal, current: Alert | None, rules: IncidentRules) -> Alert
         reminders=0 if change == "reopened" else current.reminders,
         **(_NOBODY if change == "reopened" else {}),
     )
+
+
+def _continues(signal: Firing, current: Alert | None) -> bool:
+    """Returns False if a signal only continues an incident, and this is none of those."""
+    match signal.continues:
+        case None:
+            return True
+        case "unresolved":
+            return current is not None and current.status != "resolved"
+        case "waiting":
+            return current is not None and _waits(current) and current.resolved_by is None
+
+
+def _waits(alert: Alert) -> bool:
+    """Returns True if an incident is that of a breaker which waits for a call."""
+    return alert.payload.get("waits") is True
 
 
 def acknowledge(current: Alert, by: str, reason: str | None, at: datetime) -> Alert | None:
@@ -132,9 +148,11 @@ def due(current: Alert, now: datetime, rules: IncidentRules) -> Alert | None:
     if current.ends_at is not None and current.ends_at <= now and current.status != "pending":
         faded = current.event in _FADING
         reason = f"it has not happened again since {moment(current.last_at)}" if faded else "the period has ended"
-        text = f"{_duration_sentence(current, current.last_at)} {sentence(reason)}"
-        if faded:
-            text += " What caused it may be so still."
+        rest = " What caused it may be so still." if faded else ""
+        if _waits(current):
+            reason = "no call came to try the breaker"
+            rest = " It stays half-open, and the next call tries it. Nothing to do."
+        text = f"{_duration_sentence(current, current.last_at)} {sentence(reason)}{rest}"
         return _over(current, now, f"ended at {moment(current.ends_at)}", by=None, reason=reason, text=text)
     if current.status == "pending" and current.remind_at is not None and current.remind_at <= now:
         reminders = current.reminders + 1

@@ -1,9 +1,10 @@
 """Turns events into signals that open, repeat or resolve incidents, and words their texts.
 
 A breaker's incident begins when it opens, by a rule or an operator, and ends when it closes; everything in between
-(half-open, a failed probe, an operator who isolates it) belongs to the same incident. A task's incident begins when
-its guard stops it, and ends when an operator resets it. A budget's incident is one threshold in one period. An agent's
-jobs that end without an answer are one incident, however many they are, until none do any more.
+(half-open, a failed probe, an operator who isolates it) belongs to the same incident. While the breaker only waits for
+a call to try it, the incident is just information, and it ends if no call comes. A task's incident begins when its
+guard stops it, and ends when an operator resets it. A budget's incident is one threshold in one period. An agent's jobs
+that end without an answer are one incident, however many they are, until none do any more.
 
 The texts are for operators: reasons have their figures and limits. They contain no prompt and no answer.
 """
@@ -13,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, JsonValue
 
-from breakwater.alerts.contract import Alert, AlertEvent
+from breakwater.alerts.contract import Alert, AlertEvent, Severity
 from breakwater.alerts.rules.alert_rules import UNDELIVERABLE
 from breakwater.breakers.contract import BreakerTransition
 from breakwater.breakers.rules.breaker import BreakerKey
@@ -32,6 +33,9 @@ from breakwater.limits.contract import BudgetEvent, Enforcement, GuardEvent
 from breakwater.limits.rules.budget import NEVER_FITS, scope_key
 from breakwater.limits.rules.rate_limit import HELD
 from breakwater.limits.rules.refusals import raise_command, task_near_cap, task_stopped
+
+UNTRIED = timedelta(hours=1)
+"""The time after which the incident of a breaker ends that waits for a call."""
 
 _CONSEQUENCE: dict[tuple[AlertEvent, Enforcement], str] = {
     ("budget_soft_cap", "hard"): "Calls that could exceed the cap will be refused.",
@@ -71,6 +75,9 @@ class Firing(_SignalFields):
         ends_at: the time at which it ends by itself.
         fades: True if it ends when it has not recurred for the quiet time.
         done_by: the person who caused it, if it is over immediately: channels are notified, and nothing is left to do.
+        severity: the severity; None for that of its key.
+        continues: the incident that it may only continue: one that is not resolved, or one of a breaker that waited for
+            a call, unless a person resolved it. None if it may also open one.
     """
 
     agent: str | None = None
@@ -80,6 +87,8 @@ class Firing(_SignalFields):
     ends_at: datetime | None = None
     fades: bool = False
     done_by: str | None = None
+    severity: Severity | None = None
+    continues: Literal["unresolved", "waiting"] | None = None
 
     def after(self, before: Firing) -> Firing:
         """Merges this signal with an earlier one of the same incident."""
@@ -136,16 +145,26 @@ def _figures(event: BaseModel, *fields: str, **renamed: str) -> dict[str, JsonVa
 
 def _of_breaker(event: BreakerTransition) -> tuple[Signal, ...]:
     key = key_of("breaker_open", event.agent, event.model)
-    fields = ("agent", "errors", "reason", "consecutive_failures", "total_failures", "unique_errors", "open_until")
+    counts = ("errors", "consecutive_failures", "total_failures", "unique_errors")
+    fields = ("agent", "reason", "open_until", "waits", *counts)
     renamed = {"model_id": "model", "within": "within_s", "cooldown": "cooldown_s", "timestamp": "at"}
     origin = (event.transition_id, event.at, _figures(event, *fields, "scope", "by", **renamed))
     affected = f"{event.agent if event.scope == 'agent_model' else 'all agents'} on {_models(event)}"
     affected += "" if event.open_for is None else f", for {event.open_for}"
+    firing: dict[str, Any] = {"agent": event.agent, "model": event.model}
+    if event.waits:
+        ends_at = event.at + UNTRIED
+        title = f"Breaker half-open: {affected}"
+        text = _wait_text(event, ends_at)
+        lowered: dict[str, Any] = {"severity": "info", "ends_at": ends_at, "times": 0, "continues": "unresolved"}
+        return (Firing(key, "breaker_open", title, text, *origin, **firing, **lowered),)
     # A breaker that was open for one caller may open for all.
     is_new = event.from_state == "closed" or event.from_state == event.to_state == "open"
-    if is_new and event.to_state in {"open", "isolated"}:
+    tried_in_vain = event.from_state == "half_open"
+    if (is_new or tried_in_vain) and event.to_state in {"open", "isolated"}:
         title = f"Breaker open: {affected}"
-        return (Firing(key, "breaker_open", title, _open_text(event), *origin, agent=event.agent, model=event.model),)
+        continues: Literal["waiting"] | None = None if is_new else "waiting"
+        return (Firing(key, "breaker_open", title, _open_text(event), *origin, **firing, continues=continues),)
     if event.from_state != "closed" and event.to_state == "closed":
         title = f"Breaker closed: {affected}"
         return (Resolved(key, "breaker_closed", title, _close_text(event), *origin, by=event.by, reason=event.reason),)
@@ -166,6 +185,15 @@ def _open_text(event: BreakerTransition) -> str:
     return (
         f"{_opening(for_operators(refused))} Since {moment(event.at)} {jobs} use the fallback models, or fail if there "
         f"are none.{until}"
+    )
+
+
+def _wait_text(event: BreakerTransition, ends_at: datetime) -> str:
+    reset = command("breakers", "reset", event.agent, event.model)
+    return (
+        f"{sentence(event.reason)} If a call of {_callers(event)} to {_models(event)} succeeds, the breaker closes; if "
+        f"it fails, it opens again. Nothing to do; `{reset}` admits all calls now. The incident ends at "
+        f"{moment(ends_at)} if none comes."
     )
 
 

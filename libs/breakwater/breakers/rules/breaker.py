@@ -4,7 +4,7 @@
                                ▲                          └──────probe fails──────► open
     any ──isolate──► isolated          any ──reset──► closed
 
-Redis takes the step from open to half-open, when a call asks to be admitted; all other steps are decided here. An
+Redis takes the step from open to half-open when a call asks to be admitted; all other steps are decided here. An
 outcome is identified by its sequence number in the event log and by the version of the breaker that admitted its call,
 never by a caller's clock. So outcomes that are delivered twice, out of order or late need no special care.
 
@@ -66,6 +66,13 @@ class BreakerKey:
         """The breaker's name: `<agent>/<model>`, each encoded as a subject token, and `/<task>` if it has a task."""
         name = f"{encode_token(self.agent)}/{encode_token(self.model)}"
         return name if self.task is None else f"{name}/{self.task}"
+
+
+def rules_of_unconfigured(key: BreakerKey) -> BreakerRules:
+    """Returns rules for a breaker that only Redis knows: its agent, or its model, is not in the config."""
+    if key.agent != ALL:
+        return BreakerRules()
+    return BreakerRules(scope="provider" if key.model.endswith(f"/{ALL}") else "model")
 
 
 def short_hash(text: str) -> str:
@@ -166,6 +173,8 @@ class Breaker:
     probe: str | None = None
     """The attempt that holds the half-open probe; its lease ends at `probe_until_ms`."""
     probe_until_ms: int = 0
+    waits: bool = False
+    """True once it was reported that it is half-open and waits for a call."""
     version: int = 0
     """Grows with each transition. Each call carries the version that admitted it."""
     counts_from: int = 0
@@ -387,6 +396,23 @@ def reset(breaker: Breaker, *, by: str, why: str, rules: BreakerRules, now_ms: i
     return after, _change(breaker, after, None, reason, rules, now_ms, by=by)
 
 
+def state_at(breaker: Breaker, now_ms: int) -> BreakerState:
+    """Returns a breaker's state: half-open once its cool-down is over, though no call may have come yet."""
+    return "half_open" if breaker.state == "open" and breaker.open_until_ms <= now_ms else breaker.state
+
+
+def wait_for_call(breaker: Breaker, rules: BreakerRules, now_ms: int) -> tuple[Breaker, BreakerChange | None]:
+    """Makes a breaker half-open whose cool-down is over without a call, or that has lost its probe.
+
+    Nothing changes if that was done before, so that a breaker which is seldom called is reported once.
+    """
+    if state_at(breaker, now_ms) != "half_open" or breaker.waits or (breaker.probe and breaker.probe_until_ms > now_ms):
+        return breaker, None
+    ended = "the cool-down has ended" if breaker.state == "open" else "its probe has ended without an outcome"
+    after = replace(_move(breaker, "half_open", breaker.reason, now_ms), waits=True, probed_by="")
+    return after, _change(breaker, after, None, f"{ended}; it waits for a call to try it", rules, now_ms)
+
+
 def _operator_reason(action: str, by: str, why: str) -> str:
     return f"{action} by {by}: {why}" if why else f"{action} by {by}"
 
@@ -446,6 +472,7 @@ def _close_for_one(breaker: Breaker, observation: Observation, reason: str, now_
         openings=0,
         probe=None,
         probe_until_ms=0,
+        waits=False,
         alone="",
         alone_name="",
         task="",
@@ -707,6 +734,7 @@ def _move(breaker: Breaker, state: BreakerState, reason: str, now_ms: int) -> Br
         counts_from=breaker.counts_from if breaker.alone else version,
         probe=None,
         probe_until_ms=0,
+        waits=False,
     )
 
 

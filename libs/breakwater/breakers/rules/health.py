@@ -63,7 +63,8 @@ def health_of_model(
     Args:
         breaker: the state of the breaker; None without one.
         calls: the latest calls to this model.
-        until_ms: the end of the breaker's cool-down, in milliseconds since the epoch; None if it is over.
+        until_ms: the end of the breaker's cool-down or of its probe's lease, in milliseconds since the epoch; None if
+            there is none.
         only_for: the only caller that the breaker refuses (see `open_for`).
     """
     if only_for is not None:
@@ -76,9 +77,11 @@ def health_of_model(
         case "open" if until_ms:
             return Verdict("unhealthy", f"breaker open until {time_from_ms(until_ms):%H:%M:%S} UTC")
         case "open":
-            return Verdict("unhealthy", "breaker open, and the next call probes it")
-        case "half_open":
+            return Verdict("unhealthy", "breaker open")
+        case "half_open" if until_ms:
             return Verdict("unhealthy", "breaker half-open until a probe succeeds")
+        case "half_open":
+            return Verdict("unhealthy", "breaker half-open, waits for a call to try it")
 
 
 def health_of_calls(calls: CallHealth, failed: str = "failed") -> Verdict:

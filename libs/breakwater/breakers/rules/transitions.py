@@ -23,6 +23,7 @@ def transition(key: BreakerKey, change: BreakerChange, rules: BreakerRules, now_
         model=key.model,
         from_state=change.before.state,
         to_state=after.state,
+        waits=after.waits,
         rule=change.rule,
         reason=change.reason,
         by=change.by,
@@ -59,12 +60,14 @@ def half_opened(key: BreakerKey, half_open: Breaker, rules: BreakerRules, now_ms
 def breaker_after(latest: BreakerTransition, sequence: int) -> Breaker:
     """Rebuilds a lost breaker from its latest transition, which is at `sequence` in the event log.
 
-    The transition does not say who holds the probe of a half-open breaker: it is rebuilt as open and due for a probe.
+    The transition does not say who holds the probe of a half-open breaker: it is rebuilt as open and due for a probe,
+    unless it waited for a call.
     """
     half_open = latest.to_state == "half_open"
     was_reset = latest.to_state == "closed" and latest.by is not None
     return Breaker(
-        state="open" if half_open else latest.to_state,
+        state="open" if half_open and not latest.waits else latest.to_state,
+        waits=latest.waits,
         open_until_ms=0 if latest.open_until is None else ms_from_time(latest.open_until),
         openings=1 if half_open or latest.to_state == "open" else 0,
         version=latest.version,

@@ -167,7 +167,7 @@ def _remarks(live_state: LiveState) -> Iterator[Remark]:
         states = Counter(breaker.state for breaker in breakers.breakers)
         yield from _are(states["open"], "breaker", "open", "/breakers", "bad")
         yield from _are(states["isolated"], "breaker", "isolated", "/breakers", "bad")
-        yield from _are(states["half_open"], "breaker", "being probed", "/breakers", "warn")
+        yield from _are(states["half_open"], "breaker", "half-open", "/breakers", "warn")
         if not breakers.alive:
             yield Remark("no breaker service is running, so failures open no breaker", "/breakers", "bad")
     if (budgets := live_state.budgets.value) is not None:

@@ -145,7 +145,7 @@ def _breakers(live_state: LiveState) -> Tile:
     states = [breaker.state for breaker in live_state.breakers.value.breakers]
     refusing = states.count("open") + states.count("isolated")
     probing = states.count("half_open")
-    note = f"{probing:,} being probed" if probing else f"of {len(states):,}"
+    note = f"{probing:,} half-open" if probing else f"of {len(states):,}"
     return Tile("Open breakers", f"{refusing:,}", note, "/breakers", "bad" if refusing else "warn" if probing else "")
 
 
