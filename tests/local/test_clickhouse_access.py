@@ -20,6 +20,7 @@ from breakwater.alerts.settings import AnomalyRules
 from breakwater.kernel.clickhouse.client import connect
 from breakwater.kernel.clickhouse.errors import QueryError
 from breakwater.local.clickhouse.access import (
+    ANALYST_GRANTS,
     FIXED_SETTINGS,
     MAX_EXECUTION_S,
     PLANE_GRANTS,
@@ -172,6 +173,22 @@ BY_READERS = [
     "SELECT * FROM other.t",
     "SELECT * FROM loop(breakwater.t) LIMIT 1",
     "SELECT * FROM mergeTreeIndex('other', 't')",
+    # What others ask, and where the server's files are.
+    "SELECT query FROM system.processes",
+    "SELECT query FROM `system`.`processes`",
+    'SELECT query FROM "system" . "processes"',
+    "SELECT 1 WHERE 1 IN (SELECT count() FROM system.processes)",
+    "SELECT * FROM view(SELECT query FROM system.processes)",
+    "DESCRIBE TABLE system.processes",
+    "EXPLAIN SELECT * FROM system.processes",
+    "SELECT path FROM system.disks",
+    "SELECT path FROM system.parts",
+    "SELECT * FROM merge('system', '^processes$')",
+    "SELECT * FROM merge(concat('sys', 'tem'), '^processes$')",
+    "SELECT * FROM merge('sys' || 'tem', '^processes$')",
+    "SELECT * FROM merge('sys\\x74em', '^processes$')",
+    "SELECT * FROM merge(REGEXP('s.*'), '^processes$')",
+    "SHOW PROCESSLIST",
 ]
 
 
@@ -310,6 +327,20 @@ async def test_settings_in_the_url_widen_nothing(target: Target, user: str, para
     status, text = await target.ask(user, "SELECT 1", **filled)
     assert status >= 400
     assert SECRET not in text
+
+
+@each_row(
+    ("sql", "params"),
+    [
+        ("SELECT query FROM processes", {"database": "system"}),
+        ("SELECT query FROM {db:Identifier}.processes", {"param_db": "system"}),
+        ("SELECT query FROM {db:Identifier}.processes", {"param_db": "`system`"}),
+        ("SELECT query FROM {of:Identifier}", {"param_of": "system.processes"}),
+    ],
+)
+async def test_parameters_name_no_system_table_to_a_reader(target: Target, sql: str, params: dict[str, str]) -> None:
+    status, text = await target.ask(READER, sql, **params)
+    assert status >= 400, text
 
 
 @pytest.mark.parametrize("profile", ["?profile=default", "SETTINGS profile = 'default'", "SET profile = 'default'"])
@@ -468,7 +499,7 @@ def test_result_and_data_take_the_one_way_that_was_added(canonical: str) -> None
 
 def test_a_real_server_is_given_the_same_rights() -> None:
     written = ET.parse(USERS_XML).getroot()
-    for user, grants in ((READER, READER_GRANTS), (PLANE, PLANE_GRANTS)):
+    for user, grants in ((READER, READER_GRANTS), ("analyst", ANALYST_GRANTS), (PLANE, PLANE_GRANTS)):
         found = [query.text for query in written.findall(f"users/{user}/grants/query")]
         assert tuple(found) == grants
     for profile in ("default", READER):

@@ -29,7 +29,9 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--port", type=int, required=True, help="port on loopback; 0 picks a free one")
     parser.add_argument("--user", required=True, help="name of the user that may write")
     parser.add_argument("--password-file", type=Path, required=True, help="file with the user's password")
-    parser.add_argument("--reader-password-file", type=Path, help="file with the password of `reader`, who only reads")
+    parser.add_argument(
+        "--reader-password-file", type=Path, help="file with the password of `reader` and `analyst`, who only read"
+    )
     return parser.parse_args(argv)
 
 
@@ -78,7 +80,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         users = {arguments.user: (_password(arguments.password_file), EngineRole.PLANE)}
         if arguments.reader_password_file is not None:
-            users["reader"] = (_password(arguments.reader_password_file), EngineRole.READER)
+            password = _password(arguments.reader_password_file)
+            users |= {str(role): (password, role) for role in (EngineRole.READER, EngineRole.ANALYST)}
         engine = Engine(arguments.data)
     except (ValueError, DataDirectoryError) as error:
         sys.stderr.write(f"clickhouse: {error}\n")

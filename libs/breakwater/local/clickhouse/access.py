@@ -1,4 +1,4 @@
-"""Rights of the embedded ClickHouse's users: two roles that the engine enforces, and a check of each statement.
+"""Rights of the embedded ClickHouse's users: roles that the engine enforces, and a check of each statement.
 
 chdb runs every session as its user `default`, and lets it do everything. Here that user has its rights by roles alone;
 a session takes one of them before it runs a client's statement, and no client's statement may take another. chdb checks
@@ -10,13 +10,15 @@ Grants, fixed settings and limits are the same on a real server: `deploy/clickho
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from itertools import pairwise
 
 from breakwater.local.clickhouse.statements import ClickHouseError, ErrorCode
 
 READER_GRANTS = ("GRANT SELECT ON breakwater.*",)
+ANALYST_GRANTS = (*READER_GRANTS, "REVOKE SELECT ON breakwater.audit")
+"""The rights of statements over the HTTP API, whose keys may not read the audit log."""
 
 PLANE_GRANTS = (
     "GRANT SHOW, SELECT, INSERT, ALTER, CREATE, DROP, UNDROP TABLE, TRUNCATE, OPTIMIZE, KILL QUERY, CLUSTER,"
@@ -65,6 +67,12 @@ class EngineRole(StrEnum):
 
     PLANE = "plane"
     READER = "reader"
+    ANALYST = "analyst"
+
+    @property
+    def only_reads(self) -> bool:
+        """Returns whether the limits of readers apply."""
+        return self is not EngineRole.PLANE
 
 
 _TABLE_FUNCTIONS = frozenset(
@@ -81,12 +89,28 @@ _REFUSED_ANYWHERE = frozenset({"executable", "executablepool", "file", "hascolum
 _READS = frozenset({"DESC", "DESCRIBE", "EXISTS", "EXPLAIN", "SELECT", "SET", "SHOW", "USE", "WITH"})
 _KINDS = {
     EngineRole.READER: _READS,
+    EngineRole.ANALYST: _READS,
     EngineRole.PLANE: _READS
     | {
         "ALTER", "CHECK", "CREATE", "DELETE", "DROP", "EXCHANGE", "INSERT", "OPTIMIZE", "RENAME", "SYSTEM", "TRUNCATE",
         "UNDROP", "UPDATE",
     },
 }  # fmt: skip
+
+_SYSTEM = "system"
+_SYSTEM_TABLES = frozenset(
+    {
+        "aggregate_function_combinators", "collations", "columns", "contributors", "current_roles",
+        "data_type_families", "database_engines", "databases", "enabled_roles", "formats", "functions", "licenses",
+        "numbers", "numbers_mt", "one", "privileges", "settings", "table_engines", "table_functions", "tables",
+        "time_zones", "zeros", "zeros_mt",
+    }
+)  # fmt: skip
+"""The tables of `system` that a reader may read: constants, and what is about itself. The rest, such as the texts of
+running statements, a server refuses by `select_from_system_db_requires_grant`, which chdb does not read."""
+
+_OF_SYSTEM = frozenset({("SHOW", "MERGES"), ("SHOW", "PROCESSLIST")})
+"""Statements that the engine rewrites to reads of other tables of `system`."""
 
 # Only for what the engine has written: literals in straight quotes with backslashes, no comments, no heredocs.
 _TOKEN = re.compile(
@@ -102,7 +126,12 @@ def source_functions(table_functions: Iterable[str]) -> frozenset[str]:
 def users_xml() -> str:
     """Returns the engine's configuration of users."""
     fixed = "".join(f"<{name}><const/></{name}>" for name in FIXED_SETTINGS)
-    roles = {EngineRole.PLANE: PLANE_GRANTS, EngineRole.READER: READER_GRANTS, "engine": ("GRANT ALL ON *.*",)}
+    roles = {
+        EngineRole.PLANE: PLANE_GRANTS,
+        EngineRole.READER: READER_GRANTS,
+        EngineRole.ANALYST: ANALYST_GRANTS,
+        "engine": ("GRANT ALL ON *.*",),
+    }
     role_elements = "".join(
         f"<{role}><grants>{''.join(f'<query>{grant}</query>' for grant in grants)}</grants></{role}>"
         for role, grants in roles.items()
@@ -159,6 +188,38 @@ def check(canonical: str, role: EngineRole, sources: frozenset[str], file: str |
         name = text.lower() if kind in ("word", "quoted") else ""
         if name in _REFUSED_ANYWHERE or (after == "(" and name in sources):
             raise _access_denied(role, f"the function or engine {text}")
+    if role.only_reads:
+        _check_system_tables(tokens, pairs, role)
+
+
+def check_names(canonical: str, role: EngineRole, database: str, parameters: Mapping[str, str]) -> None:
+    """Refuses a reader the database `system` where a request names it beside its statement.
+
+    Args:
+        canonical: the statement as the engine's `formatQuery` writes it.
+        role: of the user who sent it.
+        database: the current one.
+        parameters: the values of the statement's placeholders.
+
+    Raises:
+        ClickHouseError: ACCESS_DENIED.
+    """
+    names = [database, *(parameters.values() if ":Identifier}" in canonical else ())]
+    if role.only_reads and any(re.match(rf"[`\"]?{_SYSTEM}\b", name) for name in names):
+        raise _access_denied(role, f"the database {_SYSTEM} as a parameter")
+
+
+def _check_system_tables(tokens: Sequence[tuple[str, str]], pairs: Sequence[tuple[str, str]], role: EngineRole) -> None:
+    """Refuses a reader the tables of `system` that a server refuses, and what could name them by an expression."""
+    for (kind, text), (_, after), (following_kind, following) in zip(tokens, tokens[1:], tokens[2:], strict=False):
+        is_name = kind in ("word", "quoted")
+        if is_name and text == _SYSTEM and after == "." and following not in _SYSTEM_TABLES:
+            raise _access_denied(role, f"the table {_SYSTEM}.{following}")
+        names_database = following_kind == "literal" and following != f"'{_SYSTEM}'"
+        if is_name and text.lower() == "merge" and after == "(" and not names_database:
+            raise _access_denied(role, "the function merge of a database that it does not name, or of system")
+    if pairs[0] == ("USE", _SYSTEM.upper()) or not _OF_SYSTEM.isdisjoint(pairs):
+        raise _access_denied(role, f"reading the database {_SYSTEM}")
 
 
 def _access_denied(role: EngineRole, refused: str) -> ClickHouseError:

@@ -26,7 +26,7 @@ from urllib.parse import quote
 
 from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.process.files import write_private
-from breakwater.local.clickhouse.access import READER_SLOTS, EngineRole, check, source_functions, users_xml
+from breakwater.local.clickhouse.access import READER_SLOTS, EngineRole, check, check_names, source_functions, users_xml
 from breakwater.local.clickhouse.sessions import Handle, QueryOptions, SessionPool, as_bytes, escape
 from breakwater.local.clickhouse.statements import ClickHouseError, Statement
 from breakwater.local.process import until_readable
@@ -185,6 +185,7 @@ class Engine:
         checked = statement.text(_CHECKED_AS)
         check_once = self._checked if len(checked) < _LONGEST_CACHED else self._check
         check_once(checked, options.role, _CHECKED_AS if statement.after else None)
+        check_names(checked, options.role, options.database, options.parameters)
         with self._sessions.lend(statement, options) as handle:
             return handle.query(as_bytes(statement.text(file)), statement.format, params=options.parameters)
 
@@ -203,7 +204,7 @@ class Engine:
             finally:
                 os.close(write_fd)
 
-        started = self._submit(self._limited if options.role is EngineRole.READER else self._readers, run)
+        started = self._submit(self._limited if options.role.only_reads else self._readers, run)
 
         def cancel() -> None:
             if started.cancel():

@@ -317,7 +317,7 @@ class RequestHandler:
         stream = self._engine.rows(statement, statement_request.options)
         try:
             # The engine looks at no clock while it waits for a client that takes nothing.
-            longest_s = _LONGEST_ANSWER_S if statement_request.options.role is EngineRole.READER else None
+            longest_s = _LONGEST_ANSWER_S if statement_request.options.role.only_reads else None
             return await asyncio.wait_for(self._send_rows(request, statement_request, stream, headers), longest_s)
         except TimeoutError:
             if request.transport is not None:

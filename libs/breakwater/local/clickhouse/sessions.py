@@ -115,14 +115,14 @@ class SessionPool:
 def _preparation(options: QueryOptions) -> Iterator[str]:
     """The statements that give a session its role, database and settings."""
     yield f"SET ROLE {options.role}"
-    if options.role is EngineRole.READER:
+    if options.role.only_reads:
         # chdb takes the constraints of the profile, and not its values.
         limits = {name: str(limit) for name, limit in READER_LIMITS.items()}
         # readonly 2: settings may change, this one and the data may not.
         yield _set({"profile": "reader", **limits, "max_execution_time": str(MAX_EXECUTION_S), "readonly": "2"})
     if options.database:
         yield f"USE {escape(options.database, '`')}"
-    if options.readonly and options.role is not EngineRole.READER:  # as a server sets it for GET
+    if options.readonly and not options.role.only_reads:  # as a server sets it for GET
         yield _set({"readonly": "2"})
     if options.settings:
         yield _set(options.settings)
