@@ -58,6 +58,9 @@ from breakwater.kernel.telemetry.http_metrics import CountRequests
 from breakwater.kernel.telemetry.metrics import GaugeCollector, HttpMetrics, StreamMetrics
 from breakwater.records import channels
 from breakwater.records.api.events import EventLog
+from breakwater.records.api.query import Analyst
+from breakwater.records.api.streamed_rows import ANSWER_MARGIN_S
+from breakwater.records.contract import LONGEST_S
 from breakwater.redaction.rules.redact import Redactor
 from breakwater.services.request.observe import RequestGauges, StreamFill
 from breakwater.services.request.openapi import documentation
@@ -109,6 +112,11 @@ class RequestService:
             publisher=publisher,
             redis=self._redis,
             analytics=connect(settings.clickhouse_url),
+            analyst=Analyst(
+                None
+                if settings.clickhouse_analyst_url is None
+                else connect(settings.clickhouse_analyst_url, answer_timeout_s=LONGEST_S + ANSWER_MARGIN_S)
+            ),
             cipher=cipher,
             lookup=lookup,
             quota=QueueQuota(config.limits.jobs_max_bytes_per_agent, Lookup(self._connection)),
@@ -178,7 +186,7 @@ class RequestService:
         self._gauges = gauges
 
     def _end_streams(self) -> None:
-        for streams in (self._needs.streams, self._needs.followed_responses):
+        for streams in (self._needs.streams, self._needs.followed_responses, self._needs.analyst.running):
             streams.release()
 
     def stop(self) -> None:
@@ -233,6 +241,8 @@ class RequestService:
             await self._accepted.close()
             await self._redis.close()
             await self._needs.analytics.close()
+            if self._needs.analyst.analytics is not None:
+                await self._needs.analyst.analytics.close()
 
     async def _connect(self) -> None:
         slow = asyncio.get_running_loop().call_later(

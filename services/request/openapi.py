@@ -175,7 +175,14 @@ class _Writer:
         if operation.body is not None:
             of_json = operation.body_type == "application/json"
             errors |= {code: text for code, text in _ERRORS_OF_BODIES.items() if of_json or code not in (400, 422)}
-        if operation.method == "POST" and operation.tag not in ("jobs", "plans", "openai", "anthropic", "openid"):
+        if operation.method == "POST" and operation.tag not in (
+            "jobs",
+            "plans",
+            "query",
+            "openai",
+            "anthropic",
+            "openid",
+        ):
             description.append("The action is recorded under the name of the API key.")
         if is_guarded(operation.path):
             code = "invalid_api_key" if is_openai(operation.path) else "unauthorized"

@@ -61,6 +61,7 @@ from breakwater.limits.store.tasks import Tasks
 from breakwater.records.api.costs import CostRoutes
 from breakwater.records.api.events import EventLog, EventRoutes
 from breakwater.records.api.executions import ExecutionRoutes
+from breakwater.records.api.query import Analyst, QueryRoutes
 from breakwater.records.reconciliation import RecordedSpend, compare
 from breakwater.redaction.rules.redact import Redactor
 from breakwater.services.request.observe import ServiceRoutes
@@ -83,6 +84,7 @@ class ApiDependencies:
     publisher: Publisher
     redis: Redis
     analytics: Analytics
+    analyst: Analyst
     cipher: Cipher
     lookup: JobLookup
     quota: QueueQuota
@@ -220,6 +222,7 @@ HANDLERS: Mapping[type, Callable[[ApiDependencies], object]] = MappingProxyType(
         MessageRoutes: lambda needs: MessageRoutes(needs.request_handler),
         ResponsesRoutes: lambda needs: ResponsesRoutes(needs.request_handler, needs.stored_responses),
         ExecutionRoutes: lambda needs: ExecutionRoutes(needs.analytics, needs.cipher),
+        QueryRoutes: lambda needs: QueryRoutes(needs.analyst),
         EventRoutes: lambda needs: EventRoutes(needs.streams, needs.event_log),
         AgentRoutes: lambda needs: needs.agents,
         BreakerRoutes: lambda needs: BreakerRoutes(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Generator, Mapping
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from typing import Any
 
@@ -47,9 +47,10 @@ Ending = asyncio.Future[str]
 class OpenStreams:
     """The streams of this process that are open."""
 
-    def __init__(self, limit: int | None = None) -> None:
+    def __init__(self, limit: int | None = None, noun: str = "streams") -> None:
         """Sets a limit of open streams, all of which one key may have; None for the default limits."""
         self._limit = limit
+        self._noun = noun
         self._open: dict[Ending, str] = {}
         self._released = False
 
@@ -63,12 +64,12 @@ class OpenStreams:
         key_id = caller_of(request).id
         limit = self._limit or MAX_STREAMS
         key_limit = self._limit or MAX_OF_A_KEY
-        if sum(holder == key_id for holder in self._open.values()) >= key_limit:
-            message = f"this API key has {key_limit} streams open here, the most for a key; close one"
-            raise RequestError(429, "too_many_streams", message, headers={"Retry-After": "5"})
         if len(self._open) >= limit:
-            message = f"{limit} streams are open here, which is the most; close one, or ask again later"
-            raise RequestError(503, "too_many_streams", message, headers={"Retry-After": "5"})
+            message = f"{limit} {self._noun} are open here, which is the most; close one, or ask again later"
+            raise RequestError(503, f"too_many_{self._noun}", message, headers={"Retry-After": "5"})
+        if sum(holder == key_id for holder in self._open.values()) >= key_limit:
+            message = f"this API key has {key_limit} {self._noun} open here, the most for a key; close one"
+            raise RequestError(429, f"too_many_{self._noun}", message, headers={"Retry-After": "5"})
         ending: Ending = asyncio.get_running_loop().create_future()
         self._open[ending] = key_id
         try:
@@ -125,6 +126,10 @@ class Sender:
     def __init__(self, send: Send) -> None:
         self._send = send
         self.silence = StreamSilence()
+
+    async def begin(self, status: int, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        """Sends the status and the headers."""
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def send(self, data: bytes, *, more: bool = True) -> None:
         """Sends data and waits for a slow reader. Raises TimeoutError: the reader takes nothing at all."""

@@ -39,7 +39,10 @@ SERVICES = {
     "budget": ("nats_url", "redis_url", "clickhouse_url"),
     "alerter": ("nats_url", "clickhouse_url"),
     "sink": ("nats_url", "clickhouse_url"),
-    "request": ("nats_url", "redis_url", "clickhouse_url", "plane_key", "api_keys_file", "http_host", "http_port"),
+    "request": (
+        *("nats_url", "redis_url", "clickhouse_url", "clickhouse_analyst_url", "plane_key", "api_keys_file"),
+        *("http_host", "http_port"),
+    ),
     "console": ("clickhouse_url", "console_host", "console_port", "request_url"),
 }
 """Settings of the stack for each service, in addition to those for all."""
@@ -127,6 +130,10 @@ def plan_stack(
         "config": data.path / IN_FORCE,
         "redis_url": redis_url,
         "clickhouse_url": clickhouse_for("breakwater", "clickhouse"),
+        # The user of a ClickHouse that runs already may write: only its owner knows one that may not.
+        "clickhouse_analyst_url": environment.get("BREAKWATER_CLICKHOUSE_ANALYST_URL")
+        if "clickhouse" in external_urls
+        else clickhouse_for("analyst", "clickhouse-reader"),
         "http_host": LOOPBACK,
         "http_port": http_port,
         "console_host": LOOPBACK,
@@ -154,7 +161,11 @@ def plan_stack(
             log_file=data.logs / f"{process}.log",
             ready=http_ready(LOOPBACK, *answers[name]) if name in answers else _file_probe(alive, time.time()),
             env=for_service(environment, variables_of(config, name))
-            | {f"BREAKWATER_{setting.upper()}": str(service_settings[setting]) for setting in needed},
+            | {
+                f"BREAKWATER_{setting.upper()}": str(service_settings[setting])
+                for setting in needed
+                if service_settings[setting] is not None
+            },
             # A worker lets its calls finish; the config bounds for how long.
             stop_timeout_s=9.0 if name in {"worker", "request"} else 5.0,
             ready_timeout_s=60.0,

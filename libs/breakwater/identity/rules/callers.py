@@ -33,6 +33,7 @@ OPENAI = "/v1"
 _API = "/api/v1/"
 _JOBS = "/api/v1/jobs"
 _PLANS = "/api/v1/plans"
+_QUERY = "/api/v1/query"
 _SESSIONS = "/api/v1/sessions"
 _OPENID = "/api/v1/openid"
 _APPROVALS = frozenset(
@@ -150,6 +151,8 @@ def scopes_for(method: str, path: str, sent: str | None = None) -> tuple[KeyScop
         return ("submit",)
     if method == "POST" and path in (_SESSIONS, f"{_SESSIONS}/end"):
         return ("read",) if path == _SESSIONS else KEY_SCOPES
+    if method == "POST" and path == _QUERY:
+        return ("read",)
     if path in _APPROVALS and not only_reads:
         return ("approve", "operate")
     if not only_reads:

@@ -26,6 +26,10 @@ class Settings(BaseSettings):
     clickhouse_url: SecretStr = Field(
         default=SecretStr("http://127.0.0.1:8123/breakwater"), description="May contain user, password and database."
     )
+    clickhouse_analyst_url: SecretStr | None = Field(
+        default=None,
+        description="The same as a user that only reads: for `POST /api/v1/query` of `request`.",
+    )
     http_host: str = "127.0.0.1"
     http_port: int = Field(default=8080, ge=1, le=65_535)
     console_host: str = "127.0.0.1"

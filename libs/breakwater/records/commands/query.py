@@ -7,22 +7,25 @@ import json
 import re
 import sys
 import textwrap
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import typer
 
+from breakwater.client import ApiClient, ApiRefusedError, UnexpectedResponseError
+from breakwater.client.commands import SEE_DOCTOR, Api, api_command, api_errors
 from breakwater.kernel.clickhouse.client import ResultSet
 from breakwater.kernel.clickhouse.errors import AnalyticsUnavailableError
 from breakwater.kernel.commands import connect, output
 from breakwater.kernel.commands.errors import CliError, usage_error
 from breakwater.kernel.commands.text_input import check_sendable, read_file, read_stdin
 from breakwater.kernel.formats import csv_cell, no_formula
-from breakwater.local.plane import DataOption, JsonOption, PlaneLocation
+from breakwater.records.commands.record_source import CLICKHOUSE_VARIABLE
+from breakwater.records.contract import LONGEST_S
 
 DEFAULT_TABLE_ROWS = 1_000
 """Maximum number of rows in a table without --limit."""
@@ -43,7 +46,9 @@ _WITHOUT_ROWS = re.compile(
 RowFormat = Literal["table", "json", "csv"]
 
 
+@api_command
 def query(
+    api: Api,
     sql: Annotated[str | None, typer.Argument(help="ClickHouse statement; `-` reads it from stdin.")] = None,
     file: Annotated[Path | None, typer.Option("--file", metavar="FILE.sql", help="File with the statement.")] = None,
     form: Annotated[RowFormat, typer.Option("--format", help="A table, one JSON array of objects, or CSV.")] = "table",
@@ -55,8 +60,6 @@ def query(
         float, typer.Option("--timeout", metavar="SECONDS", min=0.1, help="Time limit of the statement in seconds.")
     ] = TIMEOUT_S,
     write: Annotated[bool, typer.Option("--write", help="Allow the statement to change data or tables.")] = False,
-    data: DataOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Run SQL on the recorded executions, attempts, transitions, events of budgets and guards, and alerts; only reads.
 
@@ -66,6 +69,8 @@ def query(
     retries_per_day, estimate_accuracy, breaker_openings, incidents, cost_and_usage (in the columns of FOCUS).
     docs/analytics.md has a query for each question. Money is Decimal in USD; times are UTC. What would change something
     is refused without --write.
+
+    Asks ClickHouse; or the HTTP API with --url or --api-key, or if only BREAKWATER_URL is set. The API only reads.
 
     For example:
 
@@ -81,17 +86,26 @@ def query(
     has_no_rows = _WITHOUT_ROWS.match(statement) is not None
     if has_no_rows and not write:
         raise usage_error("this statement changes data, and `query` only reads", "Add --write to allow it.")
-    form = "json" if as_json else form
-    plane = PlaneLocation(data)
-    url = plane.admin_clickhouse_url if write else plane.clickhouse_url
+    form = "json" if api.as_json else form
+    if limit is None and form == "table":
+        limit = DEFAULT_TABLE_ROWS
+    if write:
+        api.plane.require_server(CLICKHOUSE_VARIABLE, "change data", api.url, api.api_key)
     if has_no_rows:
         limit_s = timeout + ANSWER_MARGIN_S
+        url = api.plane.admin_clickhouse_url
         connect.ask_clickhouse(url, lambda analytics: analytics.execute(statement), answer_timeout_s=limit_s)
         output.json_document([]) if form == "json" else output.note("done")
         return
-    if limit is None and form == "table":
-        limit = DEFAULT_TABLE_ROWS
-    if connect.run(_print(url, statement, form, limit, timeout, write=write)):
+    if api.uses_http(CLICKHOUSE_VARIABLE):
+        if timeout > LONGEST_S:
+            raise usage_error(f"--timeout {timeout:g}: over the HTTP API at most {LONGEST_S:g}")
+        with api_errors(unanswered=SEE_DOCTOR):
+            is_cut = connect.run(_print_from_api(api, statement, form, limit, timeout))
+    else:
+        url = api.plane.admin_clickhouse_url if write else api.plane.clickhouse_url
+        is_cut = connect.run(_print(url, statement, form, limit, timeout, write=write))
+    if is_cut:
         options = "--limit N" if form != "table" else "--limit N or --format csv"
         output.note(f"only the first {limit:,} rows are shown; {options} for more")
 
@@ -122,9 +136,81 @@ async def _print(
         except AnalyticsUnavailableError as error:
             if "TIMEOUT_EXCEEDED" not in str(error):
                 raise
-            message = f"the statement took longer than {timeout_s:g} s and was stopped"
-            raise CliError("query_timeout", message, "Raise the limit with --timeout SECONDS.") from error
+            raise _query_error(
+                "query_timeout", f"the statement took longer than {timeout_s:g} s and was stopped"
+            ) from error
     return blocks.cut
+
+
+async def _print_from_api(api: Api, statement: str, form: RowFormat, limit: int | None, timeout_s: float) -> bool:
+    """Does what `_print` does, over the HTTP API."""
+    async with api.client() as client:
+        blocks = _LimitedBlocks(_blocks_from_api(client, statement, limit, timeout_s), limit)
+        try:
+            await _PRINT[form](blocks)
+        except ApiRefusedError as error:
+            if not error.code.startswith("query_"):
+                raise
+            raise _query_error(error.code, error.message) from error
+    return blocks.cut
+
+
+async def _blocks_from_api(
+    client: ApiClient, statement: str, limit: int | None, timeout_s: float
+) -> AsyncGenerator[ResultSet]:
+    """Yields rows as `Analytics.stream` does; one row more than the limit if there are more."""
+    body = {"statement": statement, "timeout_s": timeout_s, **({} if limit is None else {"limit": limit + 1})}
+    begins_within_s = timeout_s + ANSWER_MARGIN_S
+    async with client.open_stream("query", body, begins_within_s=begins_within_s) as content:
+        columns: tuple[str, ...] | None = None
+        conversions: list[_Conversion] | None = None
+        incomplete_line = b""
+        while data := await content.readany():
+            *lines, incomplete_line = (incomplete_line + data).split(b"\n")
+            rows: list[tuple[Any, ...]] = []
+            for line in lines:
+                document = json.loads(line)
+                if isinstance(document, dict):
+                    if rows:
+                        yield ResultSet(columns or (), tuple(rows))
+                    _check_end(cast("dict[str, Any]", document))
+                    return
+                if columns is None:
+                    columns = tuple(document)
+                elif conversions is None:
+                    conversions = [_conversion(kind) for kind in document]
+                else:
+                    rows.append(tuple(convert(value) for convert, value in zip(conversions, document, strict=True)))
+            if rows:
+                yield ResultSet(columns or (), tuple(rows))
+        raise UnexpectedResponseError(200, f"{client.url} broke off in the middle of its response")
+
+
+def _check_end(end: dict[str, Any]) -> None:
+    """Raises the error that stopped a statement, if one did."""
+    if (error := end.get("error")) is not None:
+        raise ApiRefusedError(422, error["code"], error["message"])
+
+
+_Conversion = Callable[[Any], Any]
+
+
+def _conversion(kind: str) -> _Conversion:
+    """Returns what makes a value of a column from JSON; values inside of lists and maps stay as they are."""
+    while wrapped := re.fullmatch(r"(?:Nullable|LowCardinality)\((.*)\)", kind):
+        kind = wrapped[1]
+    convert: _Conversion | None = None
+    if kind.startswith("Decimal"):
+        convert = Decimal
+    elif kind.startswith("DateTime"):
+        convert = datetime.fromisoformat
+    elif kind.startswith(("Float", "BFloat")):
+        convert = float
+    return lambda value: value if value is None or convert is None else convert(value)
+
+
+def _query_error(code: str, message: str) -> CliError:
+    return CliError(code, message, "Raise the limit with --timeout SECONDS." if code == "query_timeout" else "")
 
 
 class _LimitedBlocks:
