@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from breakwater.alerts.contract import Alert, AlertEvent, AlertList, AlertReplays, IncidentStatus, UndeliveredList
-from breakwater.alerts.rules.alert_rules import severity_now
+from breakwater.alerts.rules.alert_rules import budget_of, severity_now
 from breakwater.alerts.views import INCIDENTS, NO_CHANNEL, UNDELIVERED
 from breakwater.identity.pages.operator_actions import (
     Fields,
@@ -143,7 +143,7 @@ def view_incident(
         "newest": newest,
         "severity": newest and severity_now(newest),
         "execution_id": _text_of(newest.payload, "execution_id") if newest else None,
-        "budget": _budget_of(newest.payload) if newest and newest.event.startswith("budget") else None,
+        "budget": newest and budget_of(newest),
     }
 
 
@@ -215,16 +215,6 @@ def _replay_notice(replayed: AlertReplays) -> str:
         parts.append(f"{replayed.skipped:,} are of channels that are no longer configured")
     continuation = " There are more: continue below." if replayed.continue_after else ""
     return f"{'; '.join(parts)}.{continuation}"
-
-
-def _budget_of(payload: object) -> str | None:
-    """The name of the budget that an incident is about; None if its payload names none."""
-    scope = _text_of(payload, "scope")
-    window = _text_of(payload, "window")
-    owner = None if scope is None or scope == "global" else _text_of(payload, scope)
-    if scope is None or window is None or (owner is None and scope != "global"):
-        return None
-    return f"{scope if owner is None else f'{scope}:{owner}'}/{window}"
 
 
 def _text_of(payload: object, name: str) -> str | None:

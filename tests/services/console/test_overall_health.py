@@ -10,7 +10,7 @@ from breakwater.identity.pages.rendering import PagePart
 from breakwater.kernel.http.contract import Queues
 from breakwater.limits.contract import BudgetList, BudgetStatus
 from breakwater.records.figures import WindowTotals
-from tests.api_documents import AT, breaker, budget, health, incident, queue, service
+from tests.api_documents import AT, breaker, budget, health, incident, model, queue, service
 from tests.tables import each_row
 
 QUIET = WindowTotals(
@@ -56,10 +56,16 @@ def live(
     )
 
 
-def summary(totals: WindowTotals | None, now: LiveState) -> tuple[str, str]:
-    found: OverallHealth = overall_health(totals, now, "in the last 24h", "/executions?status=dead_lettered")
-    *others, last = [one.text for one in found.remarks] or [""]
-    return found.tone, found.text or f"{' and '.join([*([', '.join(others)] if others else []), last])}."
+def of_plane(totals: WindowTotals | None, now: LiveState) -> OverallHealth:
+    return overall_health(totals, now, "in the last 24h", "/executions?status=dead_lettered")
+
+
+def summary(totals: WindowTotals | None, now: LiveState) -> tuple[str, str | list[str]]:
+    """Its tone, and its sentence or the titles of all cards, also of those that have no room."""
+    health = of_plane(totals, now)
+    cards = [f"{card.title}{f' +{card.more}' if card.more else ''}" for card in (*health.cards, *health.others)]
+    assert bool(cards) != bool(health.text)
+    return health.tone, health.text or cards
 
 
 FINE = live(agents=[health("writer")], breakers=[breaker("writer", "m")], budgets=[budget("global/daily", "4.99")])
@@ -102,9 +108,9 @@ FINE = live(agents=[health("writer")], breakers=[breaker("writer", "m")], budget
             "warn",
             "No problems now; 20 % of spend was wasted in the last 24h.",
         ),
-        (QUIET, live(breakers=[breaker("a", "m", "half_open")]), "warn", "1 breaker is half-open."),
-        (ended(95, failed=5), FINE, "warn", "5 % of executions failed in the last 24h."),
-        (ended(79, failed=21), FINE, "bad", "21 % of executions failed in the last 24h."),
+        (QUIET, live(breakers=[breaker("a", "m", "half_open")]), "", ["The breaker of a on m is half-open"]),
+        (ended(95, failed=5), FINE, "warn", ["5 % of executions failed in the last 24h"]),
+        (ended(79, failed=21), FINE, "bad", ["21 % of executions failed in the last 24h"]),
         # Who cancels has not failed.
         (
             ended(50, cancelled=50),
@@ -119,35 +125,39 @@ FINE = live(agents=[health("writer")], breakers=[breaker("writer", "m")], budget
                 budgets=[budget("global/daily", "5"), budget("agent:a/daily", "1", None)],
             ),
             "bad",
-            "2 breakers are open, 1 budget is exhausted and 1 breaker is half-open.",
+            [
+                "The breaker of a on m is open +1",
+                "The budget global/daily is exhausted",
+                "The breaker of c on m is half-open",
+            ],
         ),
-        (QUIET, live(breakers=[breaker("a", "m", "isolated")]), "bad", "1 breaker is isolated."),
-        (QUIET, live(alive=False), "bad", "no breaker service is running, so failures open no breaker."),
+        (QUIET, live(breakers=[breaker("a", "m", "isolated")]), "bad", ["The breaker of a on m is isolated"]),
+        (QUIET, live(alive=False), "bad", ["No breaker service is running"]),
         # While counters are rebuilt, their figures mean nothing.
         (
             QUIET,
             live(filled=False, budgets=[budget("global/daily", "5")]),
             "bad",
-            "the budgets' counters are being rebuilt from the records.",
+            ["The budgets' counters are being rebuilt from the records"],
         ),
-        (QUIET, live(services=[service("sink-events", 1_001)]), "bad", "sink is behind by 1,001 messages."),
+        (QUIET, live(services=[service("sink-events", 1_001)]), "bad", ["sink is behind by 1,001 messages"]),
         (QUIET, live(services=[service("sink-events", 1_000, 50_000)]), "good", None),
         (
             QUIET,
             live(services=[service("sink-events", None, None)]),
             "bad",
-            "sink-events has no queue; run `breakwater setup`.",
+            ["sink-events has no queue"],
         ),
-        (QUIET, live(queues=[queue("writer", 3, 0)]), "warn", "jobs of writer are waiting and none is running."),
+        (QUIET, live(queues=[queue("writer", 3, 0)]), "warn", ["Jobs of writer are waiting and none is running"]),
         (
             QUIET,
             live(queues=[queue("writer", 3, 0), queue("reader", 1, 0), queue("busy", 99, 1), queue("idle")]),
             "warn",
-            "jobs of 2 agents are waiting and none is running.",
+            ["Jobs of writer are waiting and none is running +1"],
         ),
         # Whoever acknowledged one is at it.
         (QUIET, live(alerts=[incident(1, status="acknowledged")]), "good", None),
-        (QUIET, live(alerts=[incident(1, "warning", "pending")]), "warn", "1 incident is unacknowledged."),
+        (QUIET, live(alerts=[incident(1, "warning", "pending")]), "warn", ["writer is stopped"]),
         # The worst comes first.
         (
             ended(90, failed=10),
@@ -156,14 +166,19 @@ FINE = live(agents=[health("writer")], breakers=[breaker("writer", "m")], budget
                 alerts=[incident(1, "warning"), incident(2), incident(3)],
             ),
             "bad",
-            "2 critical incidents are unacknowledged, 1 agent is unhealthy, 1 other incident is unacknowledged, "
-            "1 agent is degraded and 10 % of executions failed in the last 24h.",
+            [
+                "writer is stopped +1",
+                "b is unhealthy",
+                "writer is stopped",
+                "a is degraded",
+                "10 % of executions failed in the last 24h",
+            ],
         ),
         (None, FINE, "warn", "No problems are known, but not everything could be checked."),
     ],
 )
-def test_what_is_amiss_is_reported_in_one_line(
-    totals: WindowTotals | None, now: LiveState, tone: str, text: str | None
+def test_what_is_amiss_is_a_card_by_severity_and_calm_is_one_sentence(
+    totals: WindowTotals | None, now: LiveState, tone: str, text: str | list[str] | None
 ):
     found = summary(totals, now)
     assert found[0] == tone
@@ -178,7 +193,7 @@ def test_where_something_can_not_be_asked_nobody_says_that_all_is_well(part: str
     assert summary(ended(10), away) == ("warn", "No problems are known, but not everything could be checked.")
 
 
-def test_every_remark_leads_to_where_one_acts():
+def test_every_card_leads_to_where_one_acts():
     now = live(
         agents=[health("a", "unhealthy")],
         breakers=[breaker("a", "m", "open")],
@@ -187,16 +202,122 @@ def test_every_remark_leads_to_where_one_acts():
         queues=[queue("a", 1, 0)],
         services=[service("sink-events", 5_000)],
     )
-    remarks = overall_health(ended(0, failed=1), now, "now", "/executions?status=dead_lettered").remarks
-    assert {one.href for one in remarks} == {
-        "/agents?sort=health",
-        "/agents?sort=waiting",
-        "/alerts",
-        "/breakers",
-        "/budgets",
+    overall = of_plane(ended(0, failed=1), now)
+    assert {card.problem.href for card in (*overall.cards, *overall.others)} == {
+        "/agents/a",
+        "/alerts/inc_1",
+        "/breakers/one?agent=a&model=m",
+        "/budgets/global%2Fdaily",
         "/executions?status=dead_lettered",
         "/#services",
     }
+
+
+def test_there_are_up_to_three_cards_and_the_others_are_counted_with_their_links():
+    breakers = [breaker(agent, "m", "open") for agent in "abcd"]
+    budgets = [budget("global/daily", "5"), budget("agent:a/daily", "1", "1", "soft")]
+    overall = of_plane(ended(0, failed=1), live(breakers=breakers, budgets=budgets, queues=[queue("a", 1, 0)]))
+    assert [(card.problem.severity, card.title, card.more) for card in overall.cards] == [
+        ("critical", "The breaker of a on m is open", 3),
+        ("critical", "The budget global/daily is exhausted", 0),
+        ("critical", "100 % of executions failed in the last 24h", 0),
+    ]
+    assert [card.title for card in overall.others] == [
+        "The budget agent:a/daily is exhausted",
+        "Jobs of a are waiting and none is running",
+    ]
+    assert overall.number_of_others == 2
+
+
+def test_the_incident_of_an_open_breaker_or_an_exhausted_budget_has_no_second_card():
+    cap = {"event": "budget_hard_cap", "first_event": "budget_hard_cap", "key": "budget_hard_cap/agent/a/daily/1/100"}
+    payload = {"scope": "agent", "agent": "a", "window": "daily"}
+    now = live(
+        agents=[health("writer", "unhealthy", model("gpt-4.1", "open", "unhealthy"))],
+        breakers=[breaker("writer", "gpt-4.1", "open")],
+        budgets=[budget("agent:a/daily", "1", "1")],
+        alerts=[
+            incident(1, model="gpt-4.1"),
+            incident(2, **cap, payload=payload),
+            incident(3, **cap, payload={**payload, "agent": "b"}, title="Budget refuses calls: b, daily"),
+        ],
+    )
+    assert summary(QUIET, now)[1] == [
+        "The breaker of writer on gpt-4.1 is open",
+        "The budget agent:a/daily is exhausted",
+        "Budget refuses calls: b, daily",
+    ]
+
+
+def test_the_oldest_problem_of_a_kind_is_on_its_card():
+    since = {"a": "2026-11-21T10:00:00.000Z", "b": "2026-11-21T09:00:00.000Z"}
+    now = live(breakers=[breaker(agent, "m", "open", since=at) for agent, at in since.items()])
+    [card] = of_plane(QUIET, now).cards
+    assert (card.title, card.more) == ("The breaker of b on m is open", 1)
+
+
+FAILED_JOBS = {
+    "event": "retries_exhausted",
+    "first_event": "retries_exhausted",
+    "key": "retries_exhausted/writer/error",
+    "payload": {"execution_id": "e1", "reason": "error"},
+    "count": 12,
+}
+
+
+@each_row(
+    ("fields", "path", "sent"),
+    [
+        (
+            FAILED_JOBS,
+            "/dead-letters/replay",
+            {
+                "all": "1",
+                "window": "7d",
+                "total": "12",
+                "agent": "writer",
+                "reason": "error",
+                "since": "2026-11-21T09:59:00.000Z",
+            },
+        ),
+        # A dead letter that is no job's can't be run again.
+        (
+            {**FAILED_JOBS, "payload": {"reason": "undeliverable"}},
+            "/alerts/ack",
+            {"incident_id": "inc_1"},
+        ),
+        (
+            {
+                "event": "guard_tripped",
+                "first_event": "guard_tripped",
+                "key": "guard_tripped/acme/t1",
+                "tenant": "acme",
+                "payload": {"task_key": "t1"},
+            },
+            "/breakers/tasks/reset",
+            {"task_id": "t1", "tenant": "acme"},
+        ),
+        (
+            {"event": "quota_exhausted", "first_event": None, "key": "quota_exhausted/openai"},
+            "/alerts/ack",
+            {"incident_id": "inc_1"},
+        ),
+    ],
+)
+def test_the_button_of_an_incident_ends_it_or_acknowledges_it(fields: dict[str, Any], path: str, sent: dict[str, str]):
+    [card] = of_plane(QUIET, live(alerts=[incident(1, **fields)])).cards
+    assert card.problem.action is not None
+    assert (card.problem.action.path, card.problem.action.fields) == (path, sent)
+
+
+def test_a_budget_that_is_not_exhausted_yet_can_be_raised_on_the_card_of_its_incident():
+    soft = {"event": "budget_soft_cap", "key": "budget_soft_cap/global//daily/1/80"}
+    alert = incident(
+        1, "warning", **soft, first_event="budget_soft_cap", payload={"scope": "global", "window": "daily"}
+    )
+    [card] = of_plane(QUIET, live(alerts=[alert], budgets=[budget("global/daily", "4")])).cards
+    assert card.problem.raised_budget is not None
+    assert (card.title, card.problem.raised_budget.budget) == ("writer is stopped", "global/daily")
 
 
 @each_row(

@@ -7,8 +7,9 @@ from breakwater.local.ports import free_port
 from tests.api_documents import answer, breaker, budget, health, incident, queue, service
 from tests.cli.api_stub import Stub, problem
 from tests.records.samples import empty
-from tests.services.console.conftest import Console, visiting
+from tests.services.console.conftest import Console, key_with, visiting
 from tests.services.console.recorded import broken, ended, store, tried
+from tests.services.console.test_overall_health import FAILED_JOBS
 from tests.tables import each_row
 
 EVIL = '<script>alert("1")</script>'
@@ -82,11 +83,15 @@ async def test_the_five_questions_are_answered(console: Console):
     assert "Open breakers 1 of 2" in page.words
     assert "Exhausted budgets 1 of 2" in page.words
     assert "Open incidents 2 1 critical" in page.words
-    remarks = (
-        "1 breaker is open , 1 budget is exhausted , sink is behind by 12,000 messages , "
-        "1 critical incident is unacknowledged and 50 % of executions failed in the last 1h ."
-    )
-    assert remarks in page.words
+    ago = r"\d+ (s|min|h|d) ago"
+    for card in (
+        rf"The breaker of writer on gpt-4.1 is open critical {ago} Reset: let its calls through…",
+        r"The budget global/daily is exhausted critical \$5\.00 of \$5\.00 is spent: calls that might exceed "
+        r"it are refused\. Raise: let more calls through…",
+        "sink is behind by 12,000 messages critical and 2 more: writer is stopped , 50 % of executions failed in the "
+        r"last 1h \.",
+    ):
+        assert re.search(card, page.words), card
     assert "server the cable is cut 2 $1.00 writer " in page.words
     assert "/executions?agent=writer&amp;error_kind=server&amp;window=1h" in page.text
     assert "writer the budget agent:writer/daily 1" in page.words
@@ -96,6 +101,46 @@ async def test_the_five_questions_are_answered(console: Console):
     assert "sink stores events behind 12,000 30" in page.words
     assert "alerter delivers alerts to the channel ops up to date 0 0" in page.words
     assert "alerter raises alerts on dead letters up to date 0 0" in page.words
+
+
+async def test_a_card_has_one_button_that_does_what_it_says_for_those_who_may_press_it(visited: Console):
+    answer(
+        visited.interface,
+        breakers=[breaker("writer", "gpt-4.1", "open")],
+        budgets=[budget("global/daily", "5")],
+        alerts=[incident(1, "warning", **FAILED_JOBS)],
+    )
+    buttons = ("Reset: let its calls through…", "Raise: let more calls through…", "Replay: run its failed jobs again…")
+    for scopes, seen in {
+        ("read", "operate"): buttons,
+        ("read", "approve"): buttons[1:2],
+        ("read",): (),
+    }.items():
+        visited.interface.answers["GET key"] = key_with(*scopes)
+        await visited.sign_in()
+        page = await visited.get("/")
+        assert "The breaker of writer on gpt-4.1 is open critical" in page.words
+        assert tuple(button for button in buttons if button in page.words) == seen, scopes
+    visited.interface.answers["GET key"] = key_with("read", "operate")
+    await visited.sign_in()
+    visited.interface.answers["POST breakers/reset"] = 200, {}
+    visited.interface.answers["POST dlq/replay"] = 200, {"replayed": [], "already": 0, "skipped": []}
+    fields = {"agent": "writer", "reason": "error", "since": "2026-11-21T09:59:00.000Z", "all": "1"}
+    await visited.submit("/", "/breakers/reset", agent="writer", model="gpt-4.1", reason="it is back")
+    await visited.submit("/", "/dead-letters/replay", **fields, why="it is back")
+    posted = [(what, body) for what, body in visited.interface.asked if what.startswith("POST")]
+    assert posted == [
+        ("POST breakers/reset", {"agent": "writer", "model": "gpt-4.1", "reason": "it is back"}),
+        (
+            "POST dlq/replay",
+            {
+                "why": "it is back",
+                "reason": "error",
+                "agent": "writer",
+                "since": "2026-11-21T09:59:00.000Z",
+            },
+        ),
+    ]
 
 
 async def test_a_provider_is_not_blamed_for_our_mistakes_and_its_columns_add_up(console: Console):
@@ -209,7 +254,7 @@ async def test_without_clickhouse_what_is_live_is_still_shown(interface: Stub):
         await visitor.sign_in()
         page = await visitor.get("/")
     assert page.status == 200
-    assert "1 breaker is open" in page.words
+    assert "The breaker of writer on m is open" in page.words
     assert "Jobs waiting now 7" in page.words
     assert "ClickHouse does not respond" in page.words
     assert "All is well" not in page.words
@@ -231,7 +276,7 @@ async def test_sums_of_a_long_time_range_follow_and_are_asked_for_by_the_script(
     answer(console.interface, breakers=[breaker("writer", "m", "open")], agents=[health("writer")])
     await store(console, ended("w1", 5, tried("w1", 1, 5, cost=2_000_000_000)))
     for path, known in (
-        ("/", "1 breaker is open"),
+        ("/", "The breaker of writer on m is open"),
         ("/agents/writer", "gpt-4.1"),
         ("/agents", "writer healthy it is healthy"),
     ):

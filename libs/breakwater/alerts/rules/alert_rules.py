@@ -73,6 +73,18 @@ def agents_of(alert: Alert) -> tuple[str, ...]:
     return tuple(str(agent) for agent in agents) if isinstance(agents, list) else ()
 
 
+def budget_of(alert: Alert) -> str | None:
+    """Returns the name of the budget that an incident is about, such as `agent:writer/daily`; None for other ones."""
+    names = {name: alert.payload.get(name) for name in ("scope", "window", "agent", "tenant")}
+    scope = names["scope"]
+    if not began_with(alert).startswith("budget") or not isinstance(scope, str) or not isinstance(names["window"], str):
+        return None
+    if scope == "global":
+        return f"{scope}/{names['window']}"
+    owner = names.get(scope)
+    return f"{scope}:{owner}/{names['window']}" if isinstance(owner, str) else None
+
+
 def route_matches(route: Route, alert: Alert) -> bool:
     """Returns True if a route is for the incident of an alert, whatever has changed about it.
 
