@@ -63,7 +63,7 @@ def of_plane(totals: WindowTotals | None, now: LiveState) -> OverallHealth:
 def summary(totals: WindowTotals | None, now: LiveState) -> tuple[str, str | list[str]]:
     """Its tone, and its sentence or the titles of all cards, also of those that have no room."""
     health = of_plane(totals, now)
-    cards = [f"{card.title}{f' +{card.more}' if card.more else ''}" for card in (*health.cards, *health.others)]
+    cards = [f"{card.title}{f' +{card.more}' if card.more else ''}" for card in (*health.cards, *health.overflow)]
     assert bool(cards) != bool(health.text)
     return health.tone, health.text or cards
 
@@ -203,7 +203,7 @@ def test_every_card_leads_to_where_one_acts():
         services=[service("sink-events", 5_000)],
     )
     overall = of_plane(ended(0, failed=1), now)
-    assert {card.problem.href for card in (*overall.cards, *overall.others)} == {
+    assert {card.problem.href for card in (*overall.cards, *overall.overflow)} == {
         "/agents/a",
         "/alerts/inc_1",
         "/breakers/one?agent=a&model=m",
@@ -222,11 +222,11 @@ def test_there_are_up_to_three_cards_and_the_others_are_counted_with_their_links
         ("critical", "The budget global/daily is exhausted", 0),
         ("critical", "100 % of executions failed in the last 24h", 0),
     ]
-    assert [card.title for card in overall.others] == [
+    assert [card.title for card in overall.overflow] == [
         "The budget agent:a/daily is exhausted",
         "Jobs of a are waiting and none is running",
     ]
-    assert overall.number_of_others == 2
+    assert overall.overflow_count == 2
 
 
 def test_the_incident_of_an_open_breaker_or_an_exhausted_budget_has_no_second_card():

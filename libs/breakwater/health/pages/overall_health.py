@@ -121,15 +121,15 @@ class OverallHealth:
     tone: Tone
     cards: tuple[Card, ...]
     """The cards, the most severe first."""
-    others: tuple[Card, ...]
+    overflow: tuple[Card, ...]
     """The cards that there is no room for."""
     text: str
     """The sentence if there are no cards; otherwise empty."""
 
     @property
-    def number_of_others(self) -> int:
+    def overflow_count(self) -> int:
         """The number of problems that have no room as a card."""
-        return sum(1 + card.more for card in self.others)
+        return sum(1 + card.more for card in self.overflow)
 
 
 async def read_live_state(api: ApiClient) -> LiveState:

@@ -79,27 +79,27 @@ class ApiRecords:
 
     async def executions(self, filters: Filters, limit: int) -> Sequence[ExecutionSummary]:
         """Reads as many pages as the limit needs."""
-        found: list[ExecutionSummary] = []
+        summaries: list[ExecutionSummary] = []
         place: str | None = None
         while True:
-            query = _query(filters, limit - len(found), place)
+            query = _query(filters, limit - len(summaries), place)
             page = await self.client.read(ExecutionList, "executions", query, timeout_s=TIMEOUT_S)
-            found += page.executions
+            summaries += page.executions
             place = page.older
-            if place is None or len(found) >= limit:
-                return found
+            if place is None or len(summaries) >= limit:
+                return summaries
 
     async def runs(self, filters: Filters, limit: int) -> Sequence[RunSummary]:
         """Reads as many pages as the limit needs."""
-        found: list[RunSummary] = []
+        summaries: list[RunSummary] = []
         place: str | None = None
         while True:
-            query = _query(filters, limit - len(found), place)
+            query = _query(filters, limit - len(summaries), place)
             page = await self.client.read(RunList, "runs", query, timeout_s=TIMEOUT_S)
-            found += page.runs
+            summaries += page.runs
             place = page.older
-            if place is None or len(found) >= limit:
-                return found
+            if place is None or len(summaries) >= limit:
+                return summaries
 
     async def steps(self, run_id: str) -> Sequence[ExecutionSummary]:
         """Reads one response."""

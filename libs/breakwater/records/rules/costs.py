@@ -113,8 +113,8 @@ def cap_of(key: str | None, caps: CapTable, raises: Raises) -> Cap:
         counter.window: effective_limit(counter.limit, raises.get((counter.window, key)))
         for counter in (daily, monthly)
     }
-    shown = daily if monthly.limit is None else monthly
-    raised_from = shown.limit if limits[shown.window] != shown.limit else None
+    capping_counter = daily if monthly.limit is None else monthly
+    raised_from = capping_counter.limit if limits[capping_counter.window] != capping_counter.limit else None
     return Cap(limits["monthly"], monthly.hard_limit is not None, limits["daily"], raised_from)
 
 
