@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import orjson
 import pytest
@@ -22,6 +22,7 @@ from breakwater.kernel.security.encryption import OFF
 from tests.helpers import nats_client
 from tests.servers import RunningServer
 
+DAY = timedelta(days=1)
 RESPONSE = StoredResponse(
     execution_id="j1", job_id="j1", agent="a", created_at=datetime(2026, 11, 27, tzinfo=UTC), body={"input": "Count."}
 )
@@ -87,23 +88,23 @@ async def test_messages_are_read_from_a_place_on(client: Client) -> None:
 async def test_a_request_is_stored_once_and_found_with_others(client: Client) -> None:
     log = log_of(client)
     assert await log.find("j1") is None
-    assert await log.keep(RESPONSE, private=False) == RESPONSE
+    assert await log.keep(RESPONSE, private=False, lasts=DAY) == RESPONSE
     later = RESPONSE.model_copy(update={"body": {"input": "Other."}})
-    assert await log.keep(later, private=False) == RESPONSE
+    assert await log.keep(later, private=False, lasts=DAY) == RESPONSE
     second = RESPONSE.model_copy(update={"execution_id": "j2"})
-    await log.keep(second, private=False)
+    await log.keep(second, private=False, lasts=DAY)
     assert await log.find("j1") == RESPONSE
     assert await log.find_all(("j1", "j2", "j3")) == {"j1": RESPONSE, "j2": second}
 
 
 async def test_a_deleted_response_leaves_a_note_and_refuses_its_writer(client: Client) -> None:
     log = log_of(client)
-    await log.keep(RESPONSE, private=False)
+    await log.keep(RESPONSE, private=False, lasts=DAY)
     last = await log.append("j1", message(1), 0)
     for _ in range(2):
         await log.delete(RESPONSE)
     assert await log.find("j1") is None
-    assert (await log.keep(RESPONSE, private=False)).deleted
+    assert (await log.keep(RESPONSE, private=False, lasts=DAY)).deleted
     assert [one["type"] for one in (await log.messages("j1"))[0]] == [DELETED]
     assert (await log.end("j1"))[0] == -1
     with pytest.raises(AlreadyDecidedError):

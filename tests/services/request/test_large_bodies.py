@@ -462,3 +462,41 @@ async def test_without_nats_or_redis_meanwhile_nothing_accepted_is_lost(
         await own_redis_server.restart_async()
         for job_id in accepted:
             assert (await plane.worker.result(job_id))["status"] == "succeeded"
+
+
+async def test_a_stored_response_keeps_a_large_input_until_it_is_deleted(open_plane: OpenPlane) -> None:
+    async with open_plane() as plane, calls_of(plane) as calls:
+        prompt = large_text()
+        first = await plane.api.ask("POST", "/v1/responses", json={"model": "writer", "input": prompt})
+        assert first.status == 200, first.body[:500]
+        path = f"/v1/responses/{first.json['id']}"
+        asked = {"model": "writer", "input": "And a dog?", "previous_response_id": first.json["id"]}
+        second = await plane.api.ask("POST", "/v1/responses", json=asked)
+        assert second.status == 200, second.body[:500]
+        assert [message["content"] for message in calls[-1].messages] == [prompt, "A cat.", "And a dog?"]
+        items = (await plane.api.ask("GET", f"{path}/input_items")).json["data"]
+        assert prompt in json.dumps(items)
+        background = {"model": "writer", "input": prompt, "background": True}
+        third = await plane.api.ask("POST", "/v1/responses", json=background)
+        assert third.json["status"] in {"queued", "in_progress"}, third.body[:500]
+        assert await plane.remove_leftovers() == 0
+        for response in (first, third):
+            deleted = await plane.api.ask("DELETE", f"/v1/responses/{response.json['id']}")
+            assert deleted.status == 200, deleted.body
+        gone = await plane.api.ask("POST", "/v1/responses", json=asked)
+        assert gone.status in {400, 404}
+        await plane.emptied()
+
+
+async def test_a_program_cannot_refer_to_the_body_of_another_job(open_plane: OpenPlane) -> None:
+    async with open_plane() as plane, calls_of(plane) as calls:
+        await plane.worker.end()
+        assert (await plane.submit("theirs")).status == 202
+        reference = ((await plane.api.last_job()).headers or {})[Header.BODY.value]
+        job = json.dumps({"agent": "writer", "job_id": "mine", "prompt": "mine"}).encode()
+        headers = {Header.BODY.value: reference}
+        await plane.worker.jetstream.publish("bw.jobs.writer.client", job, headers=headers)
+        plane.worker.begin()
+        assert (await plane.worker.result("mine"))["status"] == "succeeded"
+        assert (await plane.worker.result("theirs"))["status"] == "succeeded"
+        assert sorted(str(call.messages[-1]["content"])[:4] for call in calls) == ["mine", SECRET[:4]]

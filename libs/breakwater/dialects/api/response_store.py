@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import orjson
@@ -39,6 +39,7 @@ from breakwater.kernel.nats.core import core_subscription
 from breakwater.kernel.nats.errors import BusError
 from breakwater.kernel.nats.lookup import ClientGetter, Lookup
 from breakwater.kernel.nats.subjects import Stream
+from breakwater.kernel.nats.topology import LONGEST_JOB_S
 from breakwater.kernel.redis.connection import StateUnavailableError
 from breakwater.kernel.security.encryption import Cipher, DecryptionError
 from breakwater.kernel.types import is_identifier
@@ -64,10 +65,12 @@ class EarlierItems:
     Attributes:
         items: all items, the oldest first.
         executions: the executions that they come from, the oldest first.
+        size: the size of all items, in bytes.
     """
 
     items: list[JsonValue]
     executions: tuple[str, ...]
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +153,8 @@ class ResponseStore:
             previous_response_id=echoed.previous_response_id,
             previous=previous,
         )
-        return await self.log.keep(response, private=not agent.keeps_error_texts)
+        lasts = timedelta(hours=self.config.limits.results_max_age_h, seconds=LONGEST_JOB_S)
+        return await self.log.keep(response, private=not agent.keeps_error_texts, lasts=lasts)
 
     async def keep_if_possible(
         self, sent: Submission, echoed: EchoedRequest, previous: tuple[str, ...], size: int
@@ -199,12 +203,13 @@ class ResponseStore:
             if len(executions) > MAX_TURNS:
                 raise _wrong("previous_response_id", f"the conversation has more than {MAX_TURNS} responses")
             items = await self._read_items(executions)
-        size = len(encode_json(items)) + request_bytes
+        size = len(encode_json(items))
         limit = self.config.limits.max_body_bytes
-        if size > limit:
-            message = f"the conversation has {size} bytes with this request, over limits.max_body_bytes ({limit})"
+        if size + request_bytes > limit:
+            total = size + request_bytes
+            message = f"the conversation has {total} bytes with this request, over limits.max_body_bytes ({limit})"
             raise _wrong("previous_response_id", message, 413, "body_too_large")
-        return EarlierItems(items, executions)
+        return EarlierItems(items, executions, size)
 
     async def input_items(self, stored: StoredResponse) -> list[JsonValue]:
         """Reads all items that a response answers. Raises RequestError: 400, some of them are not stored."""

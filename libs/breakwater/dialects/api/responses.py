@@ -28,6 +28,7 @@ from breakwater.jobs.api.submission import Submission
 from breakwater.jobs.contract.job import Job, NativeRequest
 from breakwater.jobs.rules.chat_messages import encode_json
 from breakwater.jobs.rules.ownership import for_own_tenant, owner_of, store_share
+from breakwater.kernel.http.bodies import take_room
 from breakwater.kernel.http.parsing import read_command
 from breakwater.kernel.http.problems import RequestError
 from breakwater.kernel.validation import FieldError
@@ -93,6 +94,7 @@ class ResponsesRoutes:
         previous_executions = ()
         if previous_id is not None:
             earlier = await self._stored.store.conversation(caller_of(request), previous_id, len(body))
+            await take_room(request, earlier.size)
             full_body = {**native, "input": [*earlier.items, *input_of(native)]}
             previous_executions = earlier.executions
         job = Job(

@@ -6,13 +6,17 @@ The chunks of an execution are a log of one writer at a time. Each message names
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import aclosing
+from datetime import timedelta
+from functools import partial
 from typing import Any, cast
 
 import orjson
 
 from breakwater.dialects.contract.stored_response import StoredResponse
 from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.bodies import IN_MESSAGE_BYTES, BodyLostError, BodyReader, BodyReference, BodyWriter
 from breakwater.kernel.nats.errors import (
     AlreadyDecidedError,
     BusError,
@@ -47,24 +51,41 @@ class ResponseLog:
         self._publisher = publisher
         self._lookup = lookup.as_stored()
         self._cipher = cipher
+        self._bodies = BodyReader(lookup)
+        self._body_writer = BodyWriter(publisher)
 
-    async def keep(self, response: StoredResponse, *, private: bool) -> StoredResponse:
+    async def keep(self, response: StoredResponse, *, private: bool, lasts: timedelta) -> StoredResponse:
         """Stores the request of a response once. Returns what is stored, perhaps by another process.
+
+        The body of a large request is stored in the object store, where it expires with the response.
 
         Args:
             response: what is to be known of it.
             private: its texts must not be stored in plain.
+            lasts: the time for which RESPONSES keeps it.
 
         Raises:
             BusUnavailableError: it is not stored for sure; do it again.
             DecryptionError: it is stored already, and its texts can't be read.
         """
-        stored = self._cipher.encrypt_document(response.json_bytes(), private=private, names=_BODY)
+        document = response.json_bytes()
+        encrypt = partial(self._cipher.encrypt_document, document, private=private, names=_BODY)
+        stored = encrypt() if len(document) <= IN_MESSAGE_BYTES else await asyncio.to_thread(encrypt)
+        headers = {Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: "0"}
+        reference: BodyReference | None = None
+        if len(stored) > IN_MESSAGE_BYTES:
+            reference = BodyReference.of(stored, encrypted=self._cipher.on or private)
+            until = response.created_at + lasts
+            await self._body_writer.put(reference, stored, response.agent, response.execution_id, until=until)
+            headers[Header.BODY.value] = str(reference)
+            stored = response.model_copy(update={"body": {}}).json_bytes()
         subject = subjects.kept_request(response.execution_id)
         try:
-            await self._publish(subject, stored, {Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: "0"})
+            await self._publish(subject, stored, headers)
         except AlreadyDecidedError:
-            return self._read(await self._lookup.winner(Stream.RESPONSES, subject))
+            if reference is not None:
+                await self._body_writer.remove_if_possible(reference.name)
+            return await self._read(await self._lookup.winner(Stream.RESPONSES, subject))
         return response
 
     async def find(self, execution_id: str) -> StoredResponse | None:
@@ -72,14 +93,14 @@ class ResponseLog:
         subject = subjects.kept_request(execution_id)
         # A replica may not have it yet, or not know yet that it was deleted; the leader does.
         message = await self._lookup.newest_on(Stream.RESPONSES, subject)
-        stored = None if message is None else self._read(message)
+        stored = None if message is None else await self._read(message)
         return None if stored is None or stored.deleted else stored
 
     async def find_all(self, execution_ids: tuple[str, ...]) -> dict[str, StoredResponse]:
         """The requests of the stored responses among these, by execution. Raises as `keep`."""
         wanted = list(map(subjects.kept_request, execution_ids))
         async with aclosing(self._lookup.last_on(Stream.RESPONSES, wanted)) as stored:
-            responses = [self._read(message) async for message in stored]
+            responses = [await self._read(message) async for message in stored]
         return {response.execution_id: response for response in responses}
 
     async def delete(self, response: StoredResponse) -> None:
@@ -89,8 +110,13 @@ class ResponseLog:
         # The request is deleted last: while it exists, the deletion can be repeated.
         marker = orjson.dumps({"type": DELETED, "execution_id": execution_id})
         await self._publish(subjects.kept_chunks(execution_id), marker, rollup)
+        subject = subjects.kept_request(execution_id)
+        request = await self._lookup.newest_on(Stream.RESPONSES, subject)
+        body = None if request is None else BodyReference.parse(request.headers.get(Header.BODY.value))
+        if body is not None:
+            await self._body_writer.remove(body.name)
         note = response.model_copy(update={"deleted": True, "body": {}, "previous": ()})
-        await self._publish(subjects.kept_request(execution_id), note.json_bytes(), rollup)
+        await self._publish(subject, note.json_bytes(), rollup)
 
     async def messages(
         self, execution_id: str, *, after: int = 0, whole: bool = False
@@ -164,5 +190,13 @@ class ResponseLog:
         except StreamFullError as error:
             raise EventStreamFullError(f"{error}: the server has no storage left") from error
 
-    def _read(self, message: StoredMessage) -> StoredResponse:
-        return StoredResponse.model_validate_json(self._cipher.decrypt_document(message.data))
+    async def _read(self, message: StoredMessage) -> StoredResponse:
+        reference = BodyReference.parse(message.headers.get(Header.BODY.value))
+        if reference is None:
+            return StoredResponse.model_validate_json(self._cipher.decrypt_document(message.data))
+        try:
+            stored = await self._bodies.read(reference)
+        except BodyLostError:
+            # It has expired, or is being deleted.
+            return StoredResponse.model_validate_json(message.data).model_copy(update={"deleted": True})
+        return StoredResponse.model_validate_json(await asyncio.to_thread(self._cipher.decrypt_document, stored))

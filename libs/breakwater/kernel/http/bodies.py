@@ -227,6 +227,20 @@ class _Room:
             self.reading.reschedule(deadline + loop.time() - begun)
 
 
+async def take_room(request: Request, size: int) -> None:
+    """Takes room in memory for what a request has the process read, until the request has been answered.
+
+    Args:
+        request: the request.
+        size: the size of what is read, in bytes. Less than a large body is free.
+
+    Raises:
+        RequestError: 503, no room became free.
+    """
+    if size > BUDGETED_FROM:
+        await _Room(request, size).take(size)
+
+
 async def _read(request: Request, limit: int, too_large: str, room: _Room) -> bytes:
     chunks: list[bytes] = []
     size = 0

@@ -121,14 +121,29 @@ class BodyWriter:
     def __init__(self, publisher: Publisher) -> None:
         self._publisher = publisher
 
-    async def put(self, reference: BodyReference, body: bytes, agent: str, execution_id: str | None) -> None:
+    async def put(
+        self,
+        reference: BodyReference,
+        body: bytes,
+        agent: str,
+        execution_id: str | None,
+        *,
+        until: datetime | None = None,
+    ) -> None:
         """Stores a body, before the message that refers to it. Repeating it replaces what was stored.
+
+        Args:
+            reference: the reference to it.
+            body: its bytes.
+            agent: the agent of its job.
+            execution_id: the execution of its job.
+            until: when it expires; None for a body that its job still needs.
 
         Raises:
             BusUnavailableError: not all of it was acknowledged.
             PublishRefusedError: the object store is full.
         """
-        await self._describe(reference, agent, execution_id, None)
+        await self._describe(reference, agent, execution_id, until)
         subject = subjects.body_chunks(reference.name)
         view = memoryview(body)
         step = CHUNK_BYTES * CHUNKS_AT_ONCE
