@@ -185,6 +185,8 @@ def test_what_a_file_may_come_to() -> None:
     assert estimate_input_tokens(page, ANTHROPIC) >= ANTHROPIC.image_tokens + PAGE_TEXT_TOKENS
     scan = InputSize(documents=1, document_bytes=1_000_000)
     assert 10 * 3_000 < estimate_input_tokens(scan, ANTHROPIC) < 1_000_000
+    largest_pdf = InputSize(documents=1, document_bytes=24_000_000)
+    assert estimate_input_tokens(largest_pdf, ANTHROPIC) - BASE_TOKENS == ANTHROPIC.document_tokens, "its context"
     assert estimate_input_tokens(InputSize(linked_files=1), OPENAI) >= LINKED_FILE_TOKENS
     assert estimate_input_tokens(InputSize(media_bytes=3_200), OPENAI) - BASE_TOKENS == 3_200 / BYTES_PER_MEDIA_TOKEN
 

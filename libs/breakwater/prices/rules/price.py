@@ -757,6 +757,8 @@ class TokenRules:
         tool_tokens: tokens of the instructions that the provider adds for tools or a schema.
         message_tokens: tokens between two messages.
         message_bytes: bytes by which a chat message is longer in the provider's own API.
+        document_tokens: the most tokens of all documents of a call: the largest context of the provider's models. The
+            provider refuses a call with more, and bills nothing.
     """
 
     lowercase_bytes: float
@@ -765,14 +767,26 @@ class TokenRules:
     tool_tokens: int
     message_tokens: int = 8
     message_bytes: int = 0
+    document_tokens: int = MAX_INPUT_TOKENS
 
 
-OPENAI = TokenRules(lowercase_bytes=2.0, foreign_bytes=1.2, image_tokens=12_000, tool_tokens=200)
+OPENAI = TokenRules(
+    lowercase_bytes=2.0, foreign_bytes=1.2, image_tokens=12_000, tool_tokens=200, document_tokens=1_050_000
+)
 """Images: 10,000 patches with GPT-5.4's `detail: original`, and a fifth more for its multipliers."""
-ANTHROPIC = TokenRules(lowercase_bytes=1.75, foreign_bytes=1.2, image_tokens=5_000, tool_tokens=1_000, message_bytes=24)
+ANTHROPIC = TokenRules(
+    lowercase_bytes=1.75,
+    foreign_bytes=1.2,
+    image_tokens=5_000,
+    tool_tokens=1_000,
+    message_bytes=24,
+    document_tokens=1_000_000,
+)
 """Text: Opus 4.7 makes up to 1.47 times as many tokens of a text as its predecessors. Images: 2,576 pixels at the long
 edge are 4,784 tokens. Tools: up to 530 tokens are documented; the rest is headroom for newer models."""
-GEMINI = TokenRules(lowercase_bytes=2.0, foreign_bytes=1.5, image_tokens=5_000, tool_tokens=200)
+GEMINI = TokenRules(
+    lowercase_bytes=2.0, foreign_bytes=1.5, image_tokens=5_000, tool_tokens=200, document_tokens=2_100_000
+)
 """Images: 258 tokens for each tile, at most sixteen tiles; at most 2,240 tokens with Gemini 3."""
 GENERIC = TokenRules(lowercase_bytes=1.75, foreign_bytes=1.0, image_tokens=16_384, tool_tokens=1_000)
 """The rules of an endpoint that may serve any model. Images: Qwen-VL's own limit."""
@@ -785,11 +799,11 @@ _OPENAI_NAME = re.compile(r"(ft:)?(gpt-|chatgpt-|o\d)")
 
 def estimate_input_tokens(size: InputSize, rules: TokenRules) -> int:
     """Returns a high estimate of the tokens that a provider will count as input."""
-    files = size.document_bytes / BYTES_PER_DOCUMENT_TOKEN + size.media_bytes / BYTES_PER_MEDIA_TOKEN
+    first_pages = size.documents * (rules.image_tokens + PAGE_TEXT_TOKENS)
+    documents = min(size.document_bytes / BYTES_PER_DOCUMENT_TOKEN + first_pages, rules.document_tokens)
     total = (
-        math.ceil(_text_tokens(size, rules) + files)
+        math.ceil(_text_tokens(size, rules) + documents + size.media_bytes / BYTES_PER_MEDIA_TOKEN)
         + size.images * rules.image_tokens
-        + size.documents * (rules.image_tokens + PAGE_TEXT_TOKENS)
         + size.linked_files * LINKED_FILE_TOKENS
         + (rules.tool_tokens if size.tools else 0)
         + size.provided_tools * PROVIDED_TOOL_TOKENS
