@@ -318,10 +318,10 @@ class Replays:
             if ended.get(stored.dead_letter.execution_id or "") == "succeeded":
                 tally.skip(stored.number, SUCCEEDED_ANYWAY)
             elif job is None:
-                async with self.with_body(stored) as whole:
-                    read_job = self.job_of(whole)
+                async with self.with_body(stored) as with_body:
+                    read_job = self.job_of(with_body)
                     if isinstance(read_job, Job):
-                        await put(whole, read_job)
+                        await put(with_body, read_job)
                     else:
                         tally.skip(stored.number, read_job or "its body could not be read")
             elif await self._put(stored, job, by, why, at):
@@ -466,8 +466,8 @@ class DeadLetterRoutes:
         if stored is None:
             hint = "`breakwater dlq list` lists them; each is kept for 30 days"
             raise unknown("dead_letter", f"there is no dead letter {number[:40]!r}", "dead_letter_id", hint)
-        async with self.replays.with_body(stored) as whole:
-            return await self._details(whole)
+        async with self.replays.with_body(stored) as with_body:
+            return await self._details(with_body)
 
     async def _details(self, stored: StoredDeadLetter) -> DeadLetterDetails:
         # In threads, as a large body takes seconds to redact.

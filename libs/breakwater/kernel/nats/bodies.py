@@ -231,8 +231,8 @@ class BodyReader:
                 digest.update(message.data)
                 chunks.append(message.data)
         if size != reference.size or digest.hexdigest() != reference.sha256:
-            found = "is not in the object store" if not size else f"has {size:,} other bytes in the object store"
-            raise BodyLostError(f"the job's body of {reference.size:,} bytes {found}")
+            difference = f"has {size:,} other bytes in the object store" if size else "is not in the object store"
+            raise BodyLostError(f"the job's body of {reference.size:,} bytes {difference}")
         return b"".join(chunks)
 
     async def is_kept(self, reference: BodyReference) -> bool:
@@ -278,13 +278,13 @@ class Leftovers:
         for place in ("PARKED", "JOBS", "PARKED") if old else ():
             for name in await (self._parked(old) if place == "PARKED" else self._queued(old)):
                 old.pop(name, None)
-        left = [*expired, *(name for name in old if name in self._suspects)]
-        for name in left:
+        leftovers = [*expired, *(name for name in old if name in self._suspects)]
+        for name in leftovers:
             await self._writer.remove(name)
-        self._suspects = frozenset(old).difference(left)
-        if left:
-            structlog.get_logger().info("leftover_bodies_removed", bodies=len(left))
-        return len(left)
+        self._suspects = frozenset(old).difference(leftovers)
+        if leftovers:
+            structlog.get_logger().info("leftover_bodies_removed", bodies=len(leftovers))
+        return len(leftovers)
 
     async def _parked(self, bodies: dict[str, StoredBody]) -> set[str]:
         """Returns the names of bodies of executions that have a parked job."""
