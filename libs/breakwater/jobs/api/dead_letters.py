@@ -540,7 +540,7 @@ class DeadLetterRoutes:
             counts = {"already": tally.already, "skipped": len(tally.skipped)}
             request.log("dead_letters_replayed", replayed=len(tally.replayed), **counts)
         return DeadLetterReplays(
-            replayed=tuple(tally.replayed),
+            replayed=tuple(sorted(tally.replayed, key=lambda replay: replay.dead_letter_id)),
             already=tally.already,
             skipped=tuple(sorted(tally.skipped, key=lambda skipped: skipped.dead_letter_id)),
             continue_after=continue_after,
