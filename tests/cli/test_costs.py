@@ -23,11 +23,11 @@ async def test_a_month_by_tenant_with_its_forecast_and_the_total(stub: Stub, run
     assert ran.code == ExitCode.OK
     assert stub.queries == [{"by": "tenant", "month": "2026-11", "limit": "2"}]
     heading, *lines = [line.split() for line in ran.out.splitlines()]
-    assert heading == ["tenant", "spend", "at", "month's", "end", "failed", "calls", "2026-10", "cap", "calls"]
+    assert " ".join(heading) == "tenant spend at month's end next month failed calls 2026-10 cap calls"
     assert lines == [
-        ["acme", "$40.41+", "$50.00", "$2.18", "$50.00", "$50.00", "8,000"],
-        ["none", "$8.00", "$11.43", "$0.00", "$11.90", "1,204"],
-        ["all", "$48.41+", "$69.16", "$2.18", "$61.90", "$300.00", "9,204"],
+        ["acme", "$40.41+", "$50.00", "$50.00", "$2.18", "$50.00", "$50.00", "8,000"],
+        ["none", "$8.00", "$11.43", "$12.00", "$0.00", "$11.90", "1,204"],
+        ["all", "$48.41+", "$69.16", "$71.50", "$2.18", "$61.90", "$300.00", "9,204"],
     ]
     assert "others: $0.000000007" in ran.err
     assert "2026-11 in Europe/Berlin" in ran.err
@@ -41,7 +41,7 @@ async def test_a_raised_cap_is_that_of_the_budget(stub: Stub, run: Run) -> None:
 
 
 async def test_a_month_that_is_over_has_no_forecast_and_an_empty_one_no_table(stub: Stub, run: Run) -> None:
-    over = {**COSTS["total"], "forecast": None}
+    over = {**COSTS["total"], "forecast": None, "next_month": None}
     stub.answers["GET costs"] = (200, {**COSTS, "total": over, "by": "tag", "tag": "team"})
     ran = await in_thread(run, "costs", "--by", "tag:team")
     assert stub.queries == [{"by": "tag", "tag": "team", "limit": "50"}]
@@ -49,6 +49,15 @@ async def test_a_month_that_is_over_has_no_forecast_and_an_empty_one_no_table(st
     assert "month's end" not in ran.out
     stub.answers["GET costs"] = (200, {**COSTS, "lines": []})
     assert "nothing was spent in 2026-11" in (await in_thread(run, "costs")).err
+
+
+async def test_a_forecast_that_is_unknown_is_said_so(stub: Stub, run: Run) -> None:
+    line = {**COSTS["lines"][0], "forecast": None, "next_month": None}
+    stub.answers["GET costs"] = (200, {**COSTS, "lines": [line]})
+    assert (await in_thread(run, "costs")).out.splitlines()[1].split()[:4] == ["acme", "$40.41+", "unknown", "unknown"]
+    early = {**COSTS["total"], "forecast": None, "next_month": None}
+    stub.answers["GET costs"] = (200, {**COSTS, "total": early, "ends_at": "2100-01-01T00:00:00.000Z"})
+    assert "the forecasts are unknown: it is too early in the month" in (await in_thread(run, "costs")).err
 
 
 async def test_programs_get_the_document_and_spreadsheets_the_csv_as_they_are(stub: Stub, run: Run) -> None:

@@ -6,7 +6,7 @@ from zoneinfo import ZoneInfo
 from hypothesis import given
 from hypothesis import strategies as st
 
-from breakwater.limits.rules.budget import Forecast, Period, forecast, period, recent_from
+from breakwater.limits.rules.budget import Forecast, Period, forecast, next_forecast, period, recent_from
 from tests.tables import each_row
 
 DAY = period("daily", datetime(2026, 11, 22, 12, tzinfo=UTC), ZoneInfo("UTC"))
@@ -118,3 +118,23 @@ def test_a_pace_that_does_not_change_is_followed_exactly(of: Period, share: floa
     spent, recent = per_part * (now_ms - of.start_ms), per_part * (now_ms - recent_from(of, now_ms))
     predicted = forecast(of, now_ms, spent=spent, recent=recent, limit=None)
     assert predicted == Forecast(per_part * length, None)
+
+
+@given(
+    hour=st.floats(1, 23.9), spent=st.integers(1, 10**12), share=st.floats(0, 1), cap=st.none() | st.integers(0, 10**12)
+)
+def test_the_next_period_goes_on_at_the_pace_of_this_ones_end(
+    hour: float, spent: int, share: float, cap: int | None
+) -> None:
+    tomorrow = period("daily", datetime(2026, 11, 23, 12, tzinfo=UTC), ZoneInfo("UTC"))
+    now_ms, recent = at(hour), int(spent * share)
+    expected = forecast(DAY, now_ms, spent=spent, recent=recent, limit=None)
+    following = next_forecast(DAY, tomorrow, now_ms, spent=spent, recent=recent, hard_cap=None)
+    assert expected is not None
+    assert following is not None
+    remaining_ms, day_ms = DAY.end_ms - now_ms, tomorrow.end_ms - tomorrow.start_ms
+    assert abs((expected.total - spent) * day_ms - following * remaining_ms) <= 2 * day_ms
+    capped = next_forecast(DAY, tomorrow, now_ms, spent=spent, recent=recent, hard_cap=cap)
+    assert capped == (following if cap is None else min(following, cap))
+    for unknown_at, unspent in ((at(0.9), spent), (DAY.end_ms, spent), (now_ms, 0)):
+        assert next_forecast(DAY, tomorrow, unknown_at, spent=unspent, recent=0, hard_cap=cap) is None

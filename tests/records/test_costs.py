@@ -15,7 +15,17 @@ from breakwater.kernel.formats import csv_text
 from breakwater.kernel.types import NANO_PER_USD, ms_from_time
 from breakwater.limits.contract import CostLine
 from breakwater.limits.rules.budget import period
-from breakwater.records.rules.costs import Cap, CostSums, cap_of, cost_line, month_before, month_of, raises_of, scope_of
+from breakwater.records.rules.costs import (
+    Cap,
+    CostSums,
+    cap_of,
+    cost_line,
+    month_after,
+    month_before,
+    month_of,
+    raises_of,
+    scope_of,
+)
 from tests.records.samples import budget_event
 from tests.tables import each_row
 
@@ -96,6 +106,7 @@ def test_the_cap_of_a_line(key: str | None, notes: tuple[Any, ...], expected: Ca
 
 
 NOVEMBER = month_of("2026-11", ZoneInfo("UTC"))
+DECEMBER = month_after(NOVEMBER, ZoneInfo("UTC"))
 MIDDLE = ms_from_time(datetime(2026, 11, 16, tzinfo=UTC))
 EARLY = ms_from_time(datetime(2026, 11, 1, 20, tzinfo=UTC))
 OVER = ms_from_time(datetime(2026, 12, 3, tzinfo=UTC))
@@ -108,9 +119,14 @@ EVEN = CostSums(spend=12 * USD, recent=3 * USD, calls=10)
     [
         (EVEN, Cap(), MIDDLE, {"spend": 12 * USD, "forecast": 24 * USD, "cap": None}),
         (EVEN, Cap(20 * USD), MIDDLE, {"forecast": 24 * USD, "cap": 20 * USD}),
-        (EVEN, Cap(20 * USD, hard=True), MIDDLE, {"forecast": 20 * USD}),
-        (EVEN, Cap(), EARLY, {"forecast": None}),
-        (EVEN, Cap(), OVER, {"spend": 12 * USD, "forecast": None}),
+        (EVEN, Cap(20 * USD, hard=True), MIDDLE, {"forecast": 20 * USD, "next_month": 20 * USD}),
+        # Next month has a day more, and no raise.
+        (EVEN, Cap(), MIDDLE, {"next_month": 24 * USD * 31 // 30}),
+        (EVEN, Cap(30 * USD, hard=True, raised_from=8 * USD), MIDDLE, {"forecast": 24 * USD, "next_month": 8 * USD}),
+        (EVEN, Cap(8 * USD), MIDDLE, {"next_month": 24 * USD * 31 // 30}),
+        (EVEN, Cap(30 * USD, hard=True, daily=USD), MIDDLE, {"next_month": 24 * USD * 31 // 30}),
+        (EVEN, Cap(), EARLY, {"forecast": None, "next_month": None}),
+        (EVEN, Cap(), OVER, {"spend": 12 * USD, "forecast": None, "next_month": None}),
         (CostSums(previous=7), Cap(), MIDDLE, {"spend": 0, "previous": 7, "forecast": None, "wasted": 0}),
         (CostSums(calls=2, unknown=2), Cap(), MIDDLE, {"spend": None, "wasted": 0, "previous": 0}),
         (CostSums(spend=1, calls=2, unknown=1), Cap(), OVER, {"spend": 1, "calls_of_unknown_cost": 1}),
@@ -119,7 +135,7 @@ EVEN = CostSums(spend=12 * USD, recent=3 * USD, calls=10)
     ],
 )
 def test_a_line(sums: CostSums, cap: Cap, now_ms: int, expected: dict[str, Any]) -> None:
-    line = cost_line("acme", sums, cap, NOVEMBER, now_ms)
+    line = cost_line("acme", sums, cap, NOVEMBER, DECEMBER, now_ms)
     assert isinstance(line, CostLine)
     assert {name: getattr(line, name) for name in expected} == expected
 

@@ -157,6 +157,11 @@ class CostLine(Event):
         description="Forecast for the end of the month at the current rate. Null for a month that is "
         "over or has just begun."
     )
+    next_month: Money | None = Field(
+        default=None,
+        description="Forecast for the whole next month at the same rate; at most the config's cap, if that refuses "
+        "calls. Null as `forecast` is.",
+    )
     calls: Count
     failed_calls: Count
     calls_of_unknown_cost: Count

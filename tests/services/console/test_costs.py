@@ -235,7 +235,7 @@ async def test_what_stands_beside_the_spend(surfaces: Surfaces) -> None:
     assert costs.cost_tags == ("team", "project")
 
     page = await surfaces.console.get("/costs?month=2026-10&by=tenant&whole=1")
-    assert "$200.00, raised from $50.00 61.7 % spent" in page.words
+    assert "$200.00 raised from $50.00 61.7 % spent" in page.words
     assert 'title="1 call of unknown cost">at least' in page.text
     assert "at least: 1 of 6 calls of unknown cost" in page.words
     assert "+2369.1 %" in page.words
@@ -323,7 +323,7 @@ async def test_the_costs_of_a_month_agree_with_the_budget_page_on_a_raised_daily
     await surfaces.console.analytics.insert(schema.BUDGET_EVENTS, [budget_row(raised, 1)])
     costs = await surfaces.api.read(Costs, "costs")
     assert [(line.daily_cap, line.raised_from) for line in costs.lines] == [(2 * 10**9, 4_752_000)]
-    assert "$2.00 today, raised from $0.00475" in (await surfaces.console.get("/costs?whole=1")).words
+    assert "$2.00 today raised from $0.00475" in (await surfaces.console.get("/costs?whole=1")).words
     # It held for today, which is in no other month.
     before = month_before(period("monthly", datetime.now(UTC), ZONE), ZONE)
     await store(surfaces.console, call(2, time_from_ms(before.start_ms), 5, agent="reader"))
@@ -339,7 +339,7 @@ async def test_this_month_is_forecast_and_an_empty_one_says_so(surfaces: Surface
     [line] = costs.lines
     assert (costs.month, line.spend, line.previous, line.cap) == (this.name, 10**9, 3 * 10**9, 10 * 10**9)
     late = (now - begun) * 24 > time_from_ms(this.end_ms) - begun
-    assert (costs.total.forecast is not None) == late
+    assert (costs.total.forecast is not None) == (costs.total.next_month is not None) == late
     first = await surfaces.console.get("/costs")
     assert "data-pending" in first.text
     assert 'data-refresh-s="30"' in first.text
@@ -347,7 +347,11 @@ async def test_this_month_is_forecast_and_an_empty_one_says_so(surfaces: Surface
     assert 'href="?by=agent&amp;whole=1"' in first.text, "for those who run no scripts"
     assert "data-pending" not in page.text
     assert f"{this.name}, Asia/Kolkata" in page.words
-    assert "Forecast" in page.words
+    if late:
+        assert re.search(r"Forecast \$[0-9.]+ next month: \$[0-9.]+; cap: ", page.words)
+        assert "At month's end Next month Share" in page.words
+    else:
+        assert "Forecast unknown too early in the month" in page.words
     last = await surfaces.console.get(f"/costs?month={month_before(this, ZONE).name}&whole=1")
     assert on_page(last.text) == {"writer": 3 * 10**9}
     assert "Forecast" not in last.words

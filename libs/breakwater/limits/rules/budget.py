@@ -341,17 +341,44 @@ def forecast(
     Returns:
         None if too little is known: the period has just begun or is over, or nothing was spent.
     """
-    length_ms = period.end_ms - period.start_ms
-    elapsed_ms = now_ms - period.start_ms
-    if spent <= 0 or not period.holds(now_ms) or elapsed_ms * MIN_ELAPSED_PARTS < length_ms:
-        return None
     remaining_ms = period.end_ms - now_ms
-    recent_ms = now_ms - recent_from(period, now_ms)
-    recent = min(max(recent, 0), spent)
-    # Half of each pace over the remaining time, in one division, so that nothing is rounded twice.
-    growth = remaining_ms * (spent * recent_ms + recent * elapsed_ms) // (2 * elapsed_ms * recent_ms)
+    growth = _growth(period, now_ms, spent, recent, remaining_ms)
+    if growth is None:
+        return None
     reaches_ms = None
     if limit is not None and spent < limit <= spent + growth:
         reaches_ms = now_ms + remaining_ms * (limit - spent) // growth
     total = spent + growth
     return Forecast(min(total, max(limit, spent)) if hard and limit is not None else total, reaches_ms)
+
+
+def next_forecast(
+    period: Period, following: Period, now_ms: int, *, spent: int, recent: int, hard_cap: int | None
+) -> int | None:
+    """Extrapolates a period's spend to the whole of the following period, at the pace of `forecast`.
+
+    Args:
+        period: the budget's present period.
+        following: the period after it.
+        now_ms: the current time, in milliseconds since the epoch.
+        spent: the present period's spend so far, in nano-dollars.
+        recent: the part of it since `recent_from`.
+        hard_cap: the cap in nano-dollars that refuses calls in the following period; None if there is none.
+
+    Returns:
+        Nano-dollars; None if too little is known for a forecast.
+    """
+    total = _growth(period, now_ms, spent, recent, following.end_ms - following.start_ms)
+    return total if total is None or hard_cap is None else min(total, hard_cap)
+
+
+def _growth(period: Period, now_ms: int, spent: int, recent: int, over_ms: int) -> int | None:
+    """Returns the spend over some time at the mean of a period's overall and its recent pace; None if it is unknown."""
+    length_ms = period.end_ms - period.start_ms
+    elapsed_ms = now_ms - period.start_ms
+    if spent <= 0 or not period.holds(now_ms) or elapsed_ms * MIN_ELAPSED_PARTS < length_ms:
+        return None
+    recent_ms = now_ms - recent_from(period, now_ms)
+    recent = min(max(recent, 0), spent)
+    # Half of each pace over the time, in one division, so that nothing is rounded twice.
+    return over_ms * (spent * recent_ms + recent * elapsed_ms) // (2 * elapsed_ms * recent_ms)

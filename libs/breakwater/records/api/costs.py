@@ -14,10 +14,19 @@ from breakwater.kernel.types import ms_from_time, time_from_ms, usd_from_nano
 from breakwater.limits.contract import CostLine, Costs, CostsListQuery, CostsQuery
 from breakwater.limits.rules.budget import CapTable, period
 from breakwater.records.api.executions import ask_clickhouse
-from breakwater.records.rules.costs import CostSums, cap_of, cost_line, month_before, month_of, raises_of, scope_of
+from breakwater.records.rules.costs import (
+    CostSums,
+    cap_of,
+    cost_line,
+    month_after,
+    month_before,
+    month_of,
+    raises_of,
+    scope_of,
+)
 from breakwater.records.spend import budget_notes, month_costs
 
-_AMOUNTS = ("spend", "wasted", "estimated", "previous", "cap", "daily_cap", "forecast")
+_AMOUNTS = ("spend", "wasted", "estimated", "previous", "cap", "daily_cap", "forecast", "next_month")
 _COUNTS = ("calls", "failed_calls", "calls_of_unknown_cost", "input_tokens", "output_tokens", "cached_tokens")
 CSV_COLUMNS = ("month", "timezone", "by", "name", "currency", *_AMOUNTS, *_COUNTS)
 
@@ -46,8 +55,8 @@ class CostRoutes:
         tag="costs",
         summary="Costs of the calls of a month",
         description="By agent, tenant, model, provider, API key or tag, with the month before, caps, the costs of "
-        "failed calls, and a forecast. The amounts are those that the budgets count. A call is included about a second "
-        "after it has ended.",
+        "failed calls, and forecasts of the month and the next one. The amounts are those that the budgets count. A "
+        "call is included about a second after it has ended.",
         result="The month.",
         errors={503: CLICKHOUSE_UNAVAILABLE},
     )
@@ -81,6 +90,7 @@ class CostRoutes:
         month = period("monthly", now, self.zone) if query.month is None else month_of(query.month, self.zone)
         # The clock is cut to whole minutes, so that forecasts are the same however costs are grouped.
         before = month_before(month, self.zone)
+        following = month_after(month, self.zone)
         now_ms = ms_from_time(now.replace(second=0, microsecond=0))
         sums = await ask_clickhouse(month_costs(self.analytics, month, before, query.by, tag=query.tag, now_ms=now_ms))
         # A daily cap is raised for one day, so that only the present month has one.
@@ -89,7 +99,7 @@ class CostRoutes:
         caps = self.caps()
 
         def line(name: str | None, sums: CostSums, key: str | None) -> CostLine:
-            return cost_line(name, sums, cap_of(key, caps, raises), month, now_ms)
+            return cost_line(name, sums, cap_of(key, caps, raises), month, following, now_ms)
 
         dearest = sorted(sums.items(), key=_by_spend)
         listed = dearest[:limit]

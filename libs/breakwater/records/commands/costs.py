@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
@@ -30,8 +31,8 @@ def costs(
 ) -> None:
     """Show the costs of a month, with the previous month, the caps and the cost of failed calls.
 
-    `at month's end` is a forecast at the current rate. A `+` after the spend marks calls of unknown cost. A key is the
-    API key that submitted the job; jobs from NATS have none.
+    `at month's end` is a forecast at the current rate, and `next month` one of that whole month. A `+` after the spend
+    marks calls of unknown cost. A key is the API key that submitted the job; jobs from NATS have none.
 
     For example:
 
@@ -67,4 +68,6 @@ def _show(costs: Costs) -> None:
     )
     if costs.others is not None:
         output.note(f"(others: {money(costs.others.spend)}; see --limit)")
+    if costs.total.forecast is None and costs.lines and costs.ends_at > datetime.now(UTC):
+        output.note("the forecasts are unknown: it is too early in the month, or nothing was spent")
     output.note(f"{costs.month} in {costs.timezone}")

@@ -28,7 +28,7 @@ from breakwater.identity.pages.rendering import (
 from breakwater.identity.pages.sessions import session_of
 from breakwater.identity.pages.visits import ReadModels, Visit, page, visit_of
 from breakwater.kernel.columns import Column, columns_of_part
-from breakwater.kernel.formats import quantity
+from breakwater.kernel.formats import money, quantity
 from breakwater.kernel.pages import charts, words
 from breakwater.kernel.pages.charts import Series
 from breakwater.kernel.pages.tables import csv_headers
@@ -38,7 +38,7 @@ from breakwater.limits.contract import CostLine, Costs
 from breakwater.limits.rules.budget import period
 from breakwater.records.rules.costs import month_before
 from breakwater.records.spend import SpendHistory, spend_history
-from breakwater.records.views.costs import BY, cap_text, columns, tone
+from breakwater.records.views.costs import BY, cap_parts, cap_text, columns, tone
 
 MAX_ROWS = 200
 """Maximum number of lines on the page; the CSV has all."""
@@ -160,7 +160,7 @@ def view(visit: Visit, costs: PagePart[tuple[Costs, SpendHistory | None]]) -> di
         "month": month,
         "download": f"/costs.csv?{urlencode(selection.parameters)}",
         "tone": tone,
-        "cap_text": cap_text,
+        "cap_parts": cap_parts,
     }
 
 
@@ -206,8 +206,9 @@ def _forecast_tile(costs: Costs, now: datetime, href: str) -> Tile:
         used = "–" if not total.cap else words.percent((total.spend or 0) / total.cap)
         return Tile("Cap used", used, cap, href, tone(total))
     if total.forecast is None:
-        return Tile("Forecast", "–", "too early in the month", href)
-    return Tile("Forecast", words.money(total.forecast), cap, href, tone(total))
+        return Tile("Forecast", "unknown", "too early in the month, or nothing was spent", href)
+    next_month = "unknown" if total.next_month is None else money(total.next_month)
+    return Tile("Forecast", words.money(total.forecast), f"next month: {next_month}; {cap}", href, tone(total))
 
 
 def _rows(costs: Costs) -> list[CostRow]:

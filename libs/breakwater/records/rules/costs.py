@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo
 
 from breakwater.kernel.types import time_from_ms
 from breakwater.limits.contract import BudgetEvent, CostLine, CostsBy, Window
-from breakwater.limits.rules.budget import CapTable, Period, effective_limit, forecast, period, scope_key
+from breakwater.limits.rules.budget import CapTable, Period, effective_limit, forecast, next_forecast, period, scope_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +74,13 @@ class Cap:
     daily: int | None = None
     raised_from: int | None = None
 
+    @property
+    def next_hard_limit(self) -> int | None:
+        """The monthly cap that refuses calls in the next month, when raises have ended; None if there is none."""
+        if not self.hard or self.limit is None:
+            return None
+        return self.limit if self.raised_from is None else self.raised_from
+
 
 def month_of(name: str, zone: ZoneInfo) -> Period:
     """Parses a month's name, such as `2026-11`. Raises ValueError if it is none."""
@@ -83,6 +90,11 @@ def month_of(name: str, zone: ZoneInfo) -> Period:
 def month_before(month: Period, zone: ZoneInfo) -> Period:
     """Returns the previous month."""
     return period("monthly", time_from_ms(month.start_ms - 1), zone)
+
+
+def month_after(month: Period, zone: ZoneInfo) -> Period:
+    """Returns the next month."""
+    return period("monthly", time_from_ms(month.end_ms), zone)
 
 
 def raises_of(events: Iterable[BudgetEvent]) -> Raises:
@@ -123,17 +135,20 @@ def scope_of(by: CostsBy, name: str | None) -> str | None:
     return f"{by}:{name}" if by in ("agent", "tenant") and name is not None else None
 
 
-def cost_line(name: str | None, sums: CostSums, cap: Cap, month: Period, now_ms: int) -> CostLine:
-    """Builds a line of the month's costs, without a forecast if the month has just begun or is over.
+def cost_line(name: str | None, sums: CostSums, cap: Cap, month: Period, following: Period, now_ms: int) -> CostLine:
+    """Builds a line of the month's costs, without forecasts if the month has just begun or is over.
 
     Args:
         name: the agent, tenant or other value that the line sums up; None for calls without one.
         sums: the sums over its calls.
         cap: its caps.
         month: the month.
+        following: the month after it.
         now_ms: the current time, in milliseconds since the epoch.
     """
-    expected = forecast(month, now_ms, spent=sums.spend, recent=sums.recent, limit=cap.limit, hard=cap.hard)
+    spend = {"spent": sums.spend, "recent": sums.recent}
+    expected = forecast(month, now_ms, **spend, limit=cap.limit, hard=cap.hard)
+    expected_next = next_forecast(month, following, now_ms, **spend, hard_cap=cap.next_hard_limit)
     return CostLine(
         name=name,
         spend=_known_sum(sums.spend, sums.unknown),
@@ -144,6 +159,7 @@ def cost_line(name: str | None, sums: CostSums, cap: Cap, month: Period, now_ms:
         daily_cap=cap.daily,
         raised_from=cap.raised_from,
         forecast=None if expected is None else expected.total,
+        next_month=expected_next,
         calls=sums.calls,
         failed_calls=sums.failed,
         calls_of_unknown_cost=sums.unknown,

@@ -16,6 +16,7 @@ FAILED_TOOLTIP = "The part of the spend for calls that did not succeed."
 PREVIOUS_TOOLTIP = "And the change of the spend against that month; of the forecast while the month has not ended."
 CAPPED = ("agent", "tenant")
 """Groupings whose lines may have caps."""
+_UNKNOWN = "unknown", "faint"
 
 
 def tone(line: CostLine) -> Literal["", "warn", "bad"]:
@@ -32,12 +33,17 @@ def cap_text(line: CostLine) -> str:
 
     A cap that an operator raised says so: `$300.00, raised from $50.00`, `$10.00 today, raised from $5.00`.
     """
-    raised = "" if line.raised_from is None else f", raised from {money(line.raised_from)}"
+    return ", ".join(cap_parts(line))
+
+
+def cap_parts(line: CostLine) -> tuple[str, ...]:
+    """The parts of `cap_text`: the cap, and what it was raised from."""
+    raised = () if line.raised_from is None else (f"raised from {money(line.raised_from)}",)
     if line.cap is not None:
-        return f"{money(line.cap)}{raised}"
+        return money(line.cap), *raised
     if line.daily_cap is None:
-        return ""
-    return f"{money(line.daily_cap)} {f'today{raised}' if raised else 'a day'}"
+        return ()
+    return f"{money(line.daily_cap)} {'today' if raised else 'a day'}", *raised
 
 
 def columns(costs: Costs) -> Sequence[Column[CostLine]]:
@@ -50,15 +56,25 @@ def columns(costs: Costs) -> Sequence[Column[CostLine]]:
         return at_least(line.spend, line.calls_of_unknown_cost), "bad" if tone(line) == "bad" else ""
 
     def forecast(line: CostLine) -> Cell:
-        return "" if line.forecast is None else (money(line.forecast), tone(line))
+        return _UNKNOWN if line.forecast is None else (money(line.forecast), tone(line))
 
+    def next_month(line: CostLine) -> Cell:
+        return _UNKNOWN if line.next_month is None else money(line.next_month)
+
+    next_column: Column[CostLine] = Column(
+        "next month",
+        next_month,
+        align_right=True,
+        drop=5,
+        tooltip="Forecast of the whole month, at the present pace, under the caps of the config.",
+    )
     forecast_column: Column[CostLine] = Column(
         "at month's end", forecast, align_right=True, name="forecast", tooltip="Forecast, at the present pace."
     )
     return [
         Column(costs.tag or BY[costs.by], name, name="name"),
         Column("spend", lambda line: line.spend, "usd", spend),
-        *([] if costs.total.forecast is None else [forecast_column]),
+        *([] if costs.total.forecast is None else [forecast_column, next_column]),
         Column("share", None, terminal=False),
         Column("failed calls", lambda line: line.wasted, "usd", name="wasted", tooltip=FAILED_TOOLTIP, drop=2),
         Column(
