@@ -74,7 +74,7 @@ class AlerterGeneration:
     ) -> AlerterGeneration:
         """Wires it. Raises ConfigError: a channel's secret or callable is missing or unusable."""
         alerts = config.alerts
-        channels = channels_of(alerts, partial(SentMessages, bus), clock.now, config.redaction)
+        channels = channels_of(alerts, partial(SentMessages, bus), clock.now, config.redaction, config.console.url)
         rules = IncidentRules(alerts.on_events, alerts.quiet_s, alerts.escalate, alerts.reminders)
         incidents = IncidentRecorder(log, rules)
         return cls(
@@ -134,7 +134,7 @@ def build(settings: Settings, config: Config, clock: Clock = SYSTEM_CLOCK) -> Se
 
     async def reload(changed: Config) -> None:
         nonlocal now, applied_version
-        same = (changed.alerts, changed.redaction) == (now.config.alerts, now.config.redaction)
+        same = _alerter_part(changed) == _alerter_part(now.config)
         # If the config has not changed at all, its secrets may have.
         same = same and changed.version != applied_version
         generation = None if same else AlerterGeneration.of(changed, log, bus, analytics, clock)
@@ -205,6 +205,7 @@ class LeaderTasks:
             quiet_s=self._alerts.quiet_s,
             on_events=self._alerts.on_events,
             every_change=channel.updates,
+            is_chat=channel.is_chat,
         )
         return Notifier(channel, rules, self._bus, self._incidents, AlerterMetrics().of(channel.name), self._clock)
 
@@ -252,6 +253,10 @@ async def _lasting(name: str, part: Callable[[], Awaitable[None]]) -> None:
         error = None if task.cancelled() else task.exception()
         structlog.get_logger().error("alerter_task_failed", task=name, again_in_s=RETRY_S, exc_info=error)
         await asyncio.sleep(RETRY_S)
+
+
+def _alerter_part(config: Config) -> object:
+    return config.alerts, config.redaction, config.console.url
 
 
 def counted_incidents(incidents: Iterable[Alert]) -> dict[tuple[str, ...], float]:

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from breakwater.alerts.contract import Alert, AlertChange, AlertDigest, IncidentStatus
+from breakwater.alerts.rules.alert_rules import CONTINUED
 from breakwater.alerts.rules.outbox import ChannelRules, Next, WaitingAlert, message_id, next_message, quiet_until
 from breakwater.alerts.settings import MessageLimit, QuietHours, Route
 from tests.tables import each_row
@@ -56,8 +57,9 @@ def held(*alerts: Alert) -> list[WaitingAlert]:
     return [WaitingAlert(sequence, one, one.at) for sequence, one in enumerate(alerts, start=1)]
 
 
-def rules(every_change: bool = False, **route: Any) -> ChannelRules:
-    return ChannelRules(Route.model_validate({"rate_limit": "off"} | route), QUIET_S, every_change=every_change)
+def rules(every_change: bool = False, is_chat: bool = False, **route: Any) -> ChannelRules:
+    given = Route.model_validate({"rate_limit": "off"} | route)
+    return ChannelRules(given, QUIET_S, every_change=every_change, is_chat=is_chat)
 
 
 def changes(*given: AlertChange, **more: Any) -> list[WaitingAlert]:
@@ -364,3 +366,104 @@ def test_everything_that_waits_is_reported_or_skipped_in_the_end_and_the_limit_h
 
 def test_the_limit_of_a_channel_is_on_unless_it_is_switched_off() -> None:
     assert Route().rate_limit == MessageLimit(messages=10, within_s=300)
+
+
+# --- Chats -----------------------------------------------------------------------------------------------------------
+
+CHAT = rules(is_chat=True)
+DAY = timedelta(days=1)
+SECOND = timedelta(seconds=1)
+
+
+def applied(name: str = "config") -> Alert:
+    more: dict[str, Any] = {"status": "resolved", "resolved_by": "ann", "agent": None, "severity": "info"}
+    return alert(name, key=f"config_applied/{name}", event="config_applied", first_event="config_applied", **more)
+
+
+def test_a_config_that_is_applied_is_no_message_and_a_line_of_the_next_digest() -> None:
+    alone = next_message(held(applied()), CHAT, AT)
+    assert (alone.message, alone.skip, alone.at) == (None, (), AT + DAY)
+    beside = next_message(held(applied(), alert("bad")), CHAT, AT)
+    assert (message_of(beside), beside.covers) == ("alert_bad_1", (2,))
+    limited = rules(is_chat=True, rate_limit={"messages": 1, "within_s": 300})
+    digest = next_message(held(applied(), alert("bad"), alert("worse")), limited, AT)
+    assert isinstance(digest.message, AlertDigest)
+    assert (digest.message.why, len(digest.message.alerts), digest.covers) == ("rate_limit", 3, (2, 3, 1))
+
+
+def test_notices_that_no_digest_takes_are_sent_together_after_a_day() -> None:
+    day_after = next_message(held(applied(), applied("later")), CHAT, AT + DAY)
+    assert isinstance(day_after.message, AlertDigest)
+    assert (day_after.message.why, day_after.message.counts) == ("notices", {"config_applied": 2})
+    assert day_after.covers == (1, 2)
+    full = rules(is_chat=True, rate_limit={"messages": 1, "within_s": 300})
+    waits = next_message(held(applied()), full, AT + DAY, sent=[AT + DAY - SECOND])
+    assert (waits.message, waits.at) == (None, AT + DAY - SECOND + timedelta(seconds=300))
+
+
+def ended(event: str, **more: Any) -> WaitingAlert:
+    over = alert("a", "resolved", 2, key=f"{event}/global//daily/2026-11-21/80", event=event, first_event=event, **more)
+    return WaitingAlert(1, over, AT)
+
+
+@each_row(
+    ("waiting", "is_message"),
+    [
+        (ended("budget_soft_cap"), False),
+        (ended("budget_soft_cap", resolved_by="ann"), True),  # a person has raised the cap
+        (ended("guard_soft_cap"), False),
+        (ended("budget_hard_cap"), True),  # calls are admitted again
+        (ended("deployment_failing"), True),
+        (ended("deployment_failing", reason=CONTINUED), False),
+        (ended("breaker_open"), True),
+    ],
+)
+def test_the_end_of_a_warning_by_itself_is_no_message_and_other_ends_are(
+    waiting: WaitingAlert, is_message: bool
+) -> None:
+    lasted = AT + timedelta(seconds=QUIET_S)
+    assert (next_message([waiting], CHAT, lasted).message is not None) is is_message
+    assert next_message([waiting], rules(), lasted).message is not None, "a program is told of each"
+
+
+def crossed(percent: int, after_s: float = 0, budget: str = "global//daily/2026-11-21", **more: Any) -> WaitingAlert:
+    event = "budget_hard_cap" if percent == 100 else "budget_soft_cap"
+    at = AT + timedelta(seconds=after_s)
+    named = {"key": f"{event}/{budget}/{percent}", "event": event, "first_event": event, "agent": None}
+    return WaitingAlert(percent, alert(f"{budget}-{percent}", at=at, opened_at=at, last_at=at, **named, **more), at)
+
+
+def test_half_and_most_of_a_cap_and_the_cap_within_a_minute_are_one_message_with_the_highest() -> None:
+    steps = [crossed(50), crossed(80, 20), crossed(100, 50)]
+    for number in (1, 2):
+        waits = next_message(steps[:number], CHAT, AT + 50 * SECOND)
+        assert (waits.message, waits.skip, waits.at) == (None, (), AT + 60 * SECOND)
+    cap = next_message(steps, CHAT, AT + 50 * SECOND)
+    assert isinstance(cap.message, Alert)
+    assert (cap.message.key, sorted(cap.covers)) == ("budget_hard_cap/global//daily/2026-11-21/100", [50, 80, 100])
+
+
+def test_a_threshold_is_sent_after_a_minute_with_the_highest_that_was_crossed_meanwhile() -> None:
+    risen = next_message([crossed(50), crossed(80, 59)], CHAT, AT + 60 * SECOND)
+    assert isinstance(risen.message, Alert)
+    assert (risen.message.key.rpartition("/")[2], sorted(risen.covers)) == ("80", [50, 80])
+    later = next_message([crossed(80, 59)], CHAT, AT + 60 * SECOND)
+    assert (later.message, later.at) == (None, AT + 119 * SECOND)
+    of_two = next_message([crossed(50), crossed(80, budget="agent/a/daily/2026-11-21")], CHAT, AT + 60 * SECOND)
+    assert len(of_two.covers) == 1, "budgets rise each by itself"
+
+
+def test_programs_and_chats_that_can_edit_wait_for_no_higher_threshold() -> None:
+    for told in (rules(), rules(every_change=True), rules(is_chat=True, every_change=True)):
+        assert message_of(next_message([crossed(50)], told, AT)) is not None
+
+
+def test_the_ends_of_all_thresholds_of_a_budget_are_one_message() -> None:
+    over = [
+        WaitingAlert(percent, crossed(percent).alert.model_copy(update=end), AT)
+        for percent in (50, 100)
+        for end in ({"change": "resolved", "status": "resolved", "resolved_by": "ann", "version": 2},)
+    ]
+    raised = next_message(over, CHAT, AT)
+    assert isinstance(raised.message, Alert)
+    assert (raised.message.key.rpartition("/")[2], sorted(raised.covers)) == ("100", [50, 100])

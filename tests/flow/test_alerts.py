@@ -25,6 +25,10 @@ from standardwebhooks import Webhook
 from structlog.testing import capture_logs
 
 from breakwater.alerts.contract import Alert
+from breakwater.alerts.rules.incidents import IncidentRules
+from breakwater.alerts.rules.signals import config_applied
+from breakwater.alerts.settings import Reminders
+from breakwater.alerts.store.incidents import IncidentLog
 from breakwater.breakers.contract import BreakerTransition
 from breakwater.config import load_config
 from breakwater.kernel.nats import subjects
@@ -35,12 +39,14 @@ from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.topology import alert_consumer
 from breakwater.kernel.process.settings import Settings
 from breakwater.local.commands.setup import bus_plan
+from breakwater.redaction.rules.redact import Redactor
+from breakwater.redaction.settings import RedactionRules
 from breakwater.services.alerter import notifier
 from breakwater.services.alerter.app import build
 from tests.flow import alert_callable
 from tests.helpers import ServiceProcess, all_acknowledged, start_service, until
 from tests.servers import RunningServer
-from tests.services.alerter.kit import SECRET, SetClock
+from tests.services.alerter.kit import SECRET, SetClock, crossed
 from tests.services.alerter.slack_double import CHANNEL, TOKEN, SlackDouble
 from tests.shown import Show
 
@@ -295,6 +301,35 @@ async def test_a_breaker_that_flaps_fifty_times_before_three_alerters_is_one_mes
     began, ended = hook.accepted
     assert (began["type"], ended["type"]) == ("breaker_open", "breaker_closed")
     assert (ended["data"]["change"], ended["data"]["count"]) == ("resolved", 50)
+
+
+async def test_a_config_and_three_thresholds_within_a_minute_are_one_message_in_slack_and_four_for_a_program(
+    tmp_path: Path, own_nats_server: RunningServer, slack: SlackDouble, hook: Hook, clock: SetClock
+) -> None:
+    channels = {"ops": {"slack": {"webhook_url": {"env": "SLACK_HOOK"}}}, "pager": webhook(hook)}
+    async with alerters(tmp_path, own_nats_server, channels, clock) as running:
+        await running.start()
+        recorder = IncidentLog(
+            lambda: running.client, Publisher(lambda: running.client, "test"), Redactor.compile(RedactionRules())
+        )
+        rules = IncidentRules(("config_applied",), 600, (), Reminders())
+        await recorder.apply(config_applied("2", "1", "ann", ("agents.writer.model",), clock.now()), rules)
+        for recorded, percent in enumerate((50, 80, 100), 2):
+            event = crossed(percent, at=clock.now())
+            subject = subjects.budget(event.scope, event.window)
+            await Publisher(lambda: running.client, "test").event(subject, event, id=event.event_id, at=event.at)
+            await until(lambda alerts=recorded: running.fetched("ops", alerts), "the alert to be fetched")
+            clock.advance(15)
+        await clock.run_until(lambda: running.delivered("pager", alerts=4), "the program to be told")
+        await clock.run_until(slack.messages, "Slack to be told")
+        clock.advance(3600)
+        await running.publish(running.breaker("open"))
+        await clock.run_until(lambda: len(slack.messages()) > 1, "Slack to be told of something else")
+        message, other = slack.messages()
+    assert other.shown.startswith("*[critical] Breaker open")
+    assert message.shown.startswith("*[critical] Budget refuses calls: all agents, daily*")
+    assert message.shown.endswith("For links to the console in these messages, set `console.url` in the config.")
+    assert len(hook.accepted) >= 4
 
 
 async def test_two_hundred_incidents_at_once_reach_a_slack_that_refuses_as_messages_and_one_digest(

@@ -6,15 +6,29 @@ from ipaddress import ip_network
 import pytest
 
 from breakwater.alerts.channels.channel import AlertSender, SendError
-from breakwater.alerts.channels.configured_channels import channels_of
+from breakwater.alerts.channels.configured_channels import channels_of, console_link_of
 from breakwater.alerts.channels.slack import SlackWebhook, slack_message
 from breakwater.alerts.channels.wording import Wording
+from breakwater.alerts.store.channels import SentMessages
 from breakwater.kernel.errors import ConfigError
 from tests.services.alerter.kit import AT, Answer, Receiver, config_of
 from tests.services.alerter.messages import acknowledged, alert, closed, digest, held
 from tests.services.alerter.slack_double import HOOK, SlackDouble
 
 LOOPBACK = (ip_network("127.0.0.0/8"),)
+
+
+class Linked(SentMessages):
+    """Sent messages in memory, with the advice on links that a channel was given."""
+
+    def __init__(self, *given: str) -> None:
+        self.records = dict.fromkeys(given or ("advised-links",), "")
+
+    async def get(self, incident_id: str) -> str | None:
+        return self.records.get(incident_id)
+
+    async def put(self, incident_id: str, ts: str) -> None:
+        self.records[incident_id] = ts
 
 
 @pytest.fixture
@@ -27,7 +41,7 @@ async def double() -> AsyncGenerator[SlackDouble]:
 
 @pytest.fixture
 async def channel(double: SlackDouble) -> AsyncGenerator[SlackWebhook]:
-    one = SlackWebhook("ops", double.hook_url, Wording(), LOOPBACK, lambda: AT)
+    one = SlackWebhook("ops", double.hook_url, Wording(), Linked(), LOOPBACK, lambda: AT)
     yield one
     await one.close()
 
@@ -45,6 +59,30 @@ async def test_an_alert_is_read_as_it_is_reported(double: SlackDouble, channel: 
     [shown] = double.channel_view()
     assert shown.startswith(
         "*[critical] Breaker open: writer on gpt-4.1*\nCritical, firing\nAgent writer, model gpt-4.1"
+    )
+
+
+ADVICE = "For links to the console in these messages, set `console.url` in the config."
+
+
+async def test_how_messages_get_links_is_said_in_the_first_one_only(double: SlackDouble) -> None:
+    double.interval_s = 0
+    double.refuse["hook"] = ["http:503"]
+    records = Linked("nothing")
+    first = SlackWebhook("ops", double.hook_url, Wording(), records, LOOPBACK, lambda: AT)
+    await refused(first)
+    await first.send(alert())
+    await first.send(closed(alert()))
+    restarted = SlackWebhook("ops", double.hook_url, Wording(), records, LOOPBACK, lambda: AT)
+    await restarted.send(alert())
+    linked = Wording(link=console_link_of("https://breakwater.example.com"))
+    with_links = SlackWebhook("ops", double.hook_url, linked, Linked("nothing"), LOOPBACK, lambda: AT)
+    await with_links.send(alert())
+    for channel in (first, restarted, with_links):
+        await channel.close()
+    assert [ADVICE in view for view in double.channel_view()] == [True, False, False, False]
+    assert f"<https://breakwater.example.com/alerts/{alert().incident_id}|Acknowledge or resolve it>" in str(
+        double.calls[-1].body
     )
 
 
@@ -94,7 +132,7 @@ async def test_a_refusal_is_named_as_slack_names_it(
 
 async def test_a_redirect_is_no_delivery_and_is_not_followed(channel: SlackWebhook) -> None:
     receiver = Receiver()
-    one = SlackWebhook("ops", receiver.url, Wording(), LOOPBACK, lambda: AT)
+    one = SlackWebhook("ops", receiver.url, Wording(), Linked(), LOOPBACK, lambda: AT)
     await receiver.start()
     try:
         for status in (301, 302, 303, 307, 308):
@@ -111,7 +149,7 @@ async def test_a_redirect_is_no_delivery_and_is_not_followed(channel: SlackWebho
 async def test_an_answer_without_end_is_not_read_to_its_end() -> None:
     receiver = Receiver()
     receiver.always = Answer(200, body="x" * 5_000_000)
-    one = SlackWebhook("ops", receiver.url, Wording(), LOOPBACK, lambda: AT)
+    one = SlackWebhook("ops", receiver.url, Wording(), Linked(), LOOPBACK, lambda: AT)
     await receiver.start()
     try:
         failure = await refused(one)
@@ -133,7 +171,7 @@ async def test_a_proxy_of_the_environment_is_not_used(monkeypatch: pytest.Monkey
     proxy = await Receiver().start()
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.port}")
-    one = SlackWebhook("ops", double.hook_url, Wording(), LOOPBACK, lambda: AT)
+    one = SlackWebhook("ops", double.hook_url, Wording(), Linked(), LOOPBACK, lambda: AT)
     try:
         await one.send(alert())
     finally:
@@ -156,7 +194,7 @@ def test_a_url_that_is_missing_or_none_is_named_by_its_setting(monkeypatch: pyte
 
 def test_a_fingerprint_distinguishes_urls_and_hides_them() -> None:
     one, same, other = (
-        SlackWebhook("ops", url, Wording(), (), lambda: AT) for url in ("https://a", "https://a", "https://b")
+        SlackWebhook("ops", url, Wording(), Linked(), (), lambda: AT) for url in ("https://a", "https://a", "https://b")
     )
     assert one.fingerprint == same.fingerprint != other.fingerprint
     assert len(one.fingerprint) == 16

@@ -1,7 +1,7 @@
 """The bot against a double of Slack's Web API: one message for each incident, kept up to date."""
 
 from collections.abc import AsyncGenerator
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from ipaddress import ip_network
 from typing import Any
 
@@ -11,9 +11,13 @@ from breakwater.alerts.channels.channel import SendError
 from breakwater.alerts.channels.configured_channels import channels_of
 from breakwater.alerts.channels.slack import SlackApp, SlackBot
 from breakwater.alerts.channels.wording import Wording
+from breakwater.alerts.contract import Alert
+from breakwater.alerts.rules.incidents import IncidentRules, decide
+from breakwater.alerts.rules.signals import signals_of
+from breakwater.alerts.settings import Reminders
 from breakwater.alerts.store.channels import SentMessages
 from breakwater.kernel.errors import ConfigError
-from tests.services.alerter.kit import AT, Answer, Receiver, config_of
+from tests.services.alerter.kit import AT, Answer, Receiver, config_of, crossed
 from tests.services.alerter.messages import (
     acknowledged,
     alert,
@@ -37,7 +41,8 @@ class Remembered(SentMessages):
         self.fails = 0
 
     async def get(self, incident_id: str) -> str | None:
-        return self.ts.get(incident_id)
+        # Only a test of that advice is about a channel that was not told how to get links.
+        return "" if incident_id == "advised-links" else self.ts.get(incident_id)
 
     async def put(self, incident_id: str, ts: str) -> None:
         if self.fails:
@@ -95,6 +100,56 @@ async def test_an_incident_is_one_message_from_its_beginning_to_its_end(double: 
     assert message.endswith(" (edited)")
     assert reply.startswith("> *Breaker open: writer on gpt-4.1*\nIt happened again: 2 times now, last at")
     assert double.counted() == {"posts": 1, "updates": 3, "replies": 1, "refused": 0}
+
+
+POSTED_AT = datetime.fromtimestamp(1_763_719_200, UTC)
+"""The time in the names of the double's messages."""
+
+
+def threshold(percent: int) -> Alert:
+    [signal] = signals_of(crossed(percent))
+    found = decide(signal, None, IncidentRules(("budget_soft_cap", "budget_hard_cap"), 600, (), Reminders()))
+    assert found is not None
+    return found
+
+
+async def test_thresholds_that_a_budget_crosses_within_a_minute_are_one_message_that_rises(
+    double: SlackDouble, posts: Remembered
+) -> None:
+    passed_s = 0.0
+    app = SlackApp(TOKEN, CHANNEL, double.api_url)
+    bot = SlackBot("ops", app, Wording(), posts, LOOPBACK, lambda: POSTED_AT + timedelta(seconds=passed_s))
+    half, most, cap = map(threshold, (50, 80, 100))
+    await bot.send(half)
+    passed_s = 20
+    await bot.send(cap)
+    passed_s = 50
+    await bot.send(most)  # it is late, and says less
+    [message] = double.channel_view()
+    assert message.startswith("*[critical] Budget refuses calls: all agents, daily*")
+    assert double.counted() == {"posts": 1, "updates": 1, "replies": 0, "refused": 0}
+    await bot.send(acknowledged(half))
+    assert double.channel_view() == [message], "the message is about the cap by now"
+    await bot.send(resolved(cap))
+    [message] = double.channel_view()
+    assert message.startswith("*[resolved] Budget refuses calls")
+    await bot.close()
+
+
+async def test_a_threshold_that_is_crossed_after_a_minute_is_a_message_that_people_notice(
+    double: SlackDouble, posts: Remembered
+) -> None:
+    passed_s = 0.0
+    app = SlackApp(TOKEN, CHANNEL, double.api_url)
+    bot = SlackBot("ops", app, Wording(), posts, LOOPBACK, lambda: POSTED_AT + timedelta(seconds=passed_s))
+    await bot.send(threshold(50))
+    passed_s = 61
+    await bot.send(threshold(80))
+    assert [view.split(":")[0] for view in double.channel_view()] == [
+        "*[warning] Budget at 50 %",
+        "*[warning] Budget at 80 %",
+    ]
+    await bot.close()
 
 
 async def test_each_incident_has_a_message_of_its_own(double: SlackDouble, bot: SlackBot) -> None:

@@ -59,6 +59,8 @@ class AlertSender:
 
     interval_s = 0.0
     """The least time between two sends; 0 if the receiver sets no limit."""
+    is_chat = False
+    """True if people read its messages one by one, as they come."""
     updates = False
     """True if it keeps an incident's message up to date, and so wants every change of it."""
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 from uuid import uuid4
 
 from breakwater.alerts.channels.channel import AlertSender, Link, PythonCallable, SendError, SignedWebhook
@@ -45,6 +45,7 @@ def channels_of(
     sent_messages: Callable[[str], SentMessages],
     now: Callable[[], datetime],
     redaction: RedactionRules = DEFAULT_REDACTION,
+    console_url: str | None = None,
 ) -> tuple[AlertSender, ...]:
     """Builds every channel, and connects to nothing yet.
 
@@ -53,12 +54,13 @@ def channels_of(
         sent_messages: gives the memory of a channel's messages, by the channel's name.
         now: the clock.
         redaction: applied to the errors of callables.
+        console_url: the console in people's browsers, which messages link to without links that act without a key.
 
     Raises:
         ConfigError: a secret is missing or unusable, a callable can't be loaded, or a URL is invalid.
     """
     link = None if alerts.links is None else link_of(alerts.links)
-    wording = Wording(alerts.templates, link)
+    wording = Wording(alerts.templates, link or (None if console_url is None else console_link_of(console_url)))
     allowed = alerts.allow_networks
 
     def built(name: str, channel: AlertChannel) -> AlertSender:
@@ -66,7 +68,8 @@ def channels_of(
         match channel:
             case AlertChannel(slack=SlackChannel(webhook_url=SecretRef() as ref)):
                 setting += ".slack.webhook_url"
-                return SlackWebhook(name, usable_url(_read(setting, ref.read), setting), wording, allowed, now)
+                url = usable_url(_read(setting, ref.read), setting)
+                return SlackWebhook(name, url, wording, sent_messages(name), allowed, now)
             case AlertChannel(slack=SlackChannel(bot_token=SecretRef() as ref) as slack):
                 app = _slack_app(slack, _read(f"{setting}.slack.bot_token", ref.read), f"{setting}.slack")
                 return SlackBot(name, app, wording, sent_messages(name), allowed, now)
@@ -137,6 +140,15 @@ def link_of(links: AlertLinks) -> Link:
     def link(incident_id: str, at: datetime) -> str:
         # A test is no incident that has a page.
         return "" if incident_id.startswith(TEST) else incident_link(base_url, secret, incident_id, valid, at)
+
+    return link
+
+
+def console_link_of(console_url: str) -> Link:
+    """Makes links to the pages of incidents in the console, where people sign in."""
+
+    def link(incident_id: str, _: datetime) -> str:
+        return "" if incident_id.startswith(TEST) else f"{console_url}/alerts/{quote(incident_id, safe='')}"
 
     return link
 

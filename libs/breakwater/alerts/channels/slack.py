@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +18,8 @@ from slack_sdk.webhook.async_client import AsyncWebhookClient
 from breakwater.alerts.channels.channel import HttpChannel, SendError, check_answer, fingerprint, no_answer
 from breakwater.alerts.channels.wording import Line, MessageText, Url, Wording, plain
 from breakwater.alerts.contract import Alert, AlertDigest
+from breakwater.alerts.rules.alert_rules import budget_period_of, threshold_of
+from breakwater.alerts.rules.outbox import RISE
 from breakwater.alerts.store.channels import SentMessages
 from breakwater.calls.rules.classify import retry_after_s
 from breakwater.kernel.security.addresses import IpNetwork
@@ -75,24 +78,63 @@ class SlackApp:
     api_url: str
 
 
+class LinkAdvice:
+    """The advice in a channel's first message, how its messages get links to the console."""
+
+    WORDS = "For links to the console in these messages, set `console.url` in the config."
+    _RECORD = "advised-links"
+
+    def __init__(self, sent_messages: SentMessages, *, has_links: bool) -> None:
+        self._sent_messages = sent_messages
+        self._is_given: bool | None = True if has_links else None  # unknown until it is looked up
+
+    async def add_to(self, worded: MessageText) -> MessageText:
+        """Returns a message with the advice, unless an earlier message had it. Raises BusError."""
+        if self._is_given is None:
+            self._is_given = await self._sent_messages.get(self._RECORD) is not None
+        if self._is_given:
+            return worded
+        # Before it is sent: better never advised than each time that a message fails.
+        await self._sent_messages.put(self._RECORD, self._RECORD)
+        return MessageText(worded.title, (*worded.paragraphs, ((self.WORDS,),)))
+
+    def note_sent(self) -> None:
+        """Notes that a message with the advice has arrived."""
+        self._is_given = True
+
+
 class SlackWebhook(HttpChannel):
     """Posts to one incoming webhook, whose URL is the secret."""
 
     interval_s = INTERVAL_S
+    is_chat = True
 
     def __init__(
-        self, name: str, url: str, wording: Wording, allowed: Sequence[IpNetwork], now: Callable[[], datetime]
+        self,
+        name: str,
+        url: str,
+        wording: Wording,
+        sent_messages: SentMessages,
+        allowed: Sequence[IpNetwork],
+        now: Callable[[], datetime],
     ) -> None:
         super().__init__(name, fingerprint("slack.webhook_url", url), allowed, TIMEOUT_S, now)
         self._url = url
         self._wording = wording
+        self._advice = LinkAdvice(sent_messages, has_links=wording.link is not None)
 
     async def send(self, message: Alert | AlertDigest) -> None:
-        """Posts the message once. Raises SendError."""
+        """Posts the message once.
+
+        Raises:
+            SendError: it did not arrive.
+            BusError: it was not sent.
+        """
+        fields = slack_message(await self._advice.add_to(self._wording.message(message)))
         client = AsyncWebhookClient(self._url, session=self._session, retry_handlers=[], logger=_SILENT)
         client.proxy = None  # it reads HTTPS_PROXY; a proxy would connect to addresses that can't be checked
         try:
-            answer = await client.send_dict(slack_message(self._wording.message(message)))
+            answer = await client.send_dict(fields)
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise no_answer(error) from None
         code = answer.body if _CODE.fullmatch(answer.body) else ""
@@ -103,12 +145,14 @@ class SlackWebhook(HttpChannel):
                 disables=True,
             )
         check_answer(answer.status_code, answer.headers, self._now(), code)
+        self._advice.note_sent()
 
 
 class SlackBot(HttpChannel):
     """Posts and updates messages in one channel of Slack."""
 
     interval_s = INTERVAL_S
+    is_chat = True
     updates = True
 
     def __init__(
@@ -125,6 +169,7 @@ class SlackBot(HttpChannel):
         self._app = app
         self._wording = wording
         self._sent_messages = sent_messages
+        self._advice = LinkAdvice(sent_messages, has_links=wording.link is not None)
         self._unsaved: dict[str, str] = {}
         """Messages that were posted but could not be recorded: a retry updates them."""
         self._replied: dict[str, int] = {}
@@ -137,23 +182,44 @@ class SlackBot(HttpChannel):
             SendError: it did not arrive.
             BusError: it may have arrived, and is updated at the next try.
         """
-        fields = slack_message(self._wording.message(message))
+        worded = self._wording.message(message)
         if isinstance(message, AlertDigest):
-            await self._post(fields)
+            await self._post_first(worded)
             return
         incident_id = message.incident_id
+        budget = budget_period_of(message)
         ts = self._unsaved.get(incident_id) or await self._sent_messages.get(incident_id)
-        is_updated = ts is not None and await self._update(ts, fields)
+        risen = None if budget is None else await self._risen(budget)
+        if risen is not None:
+            if ts is None and self._now().timestamp() - float(risen.ts) < RISE.total_seconds():
+                ts = self._unsaved[incident_id] = risen.ts
+            if risen.ts == ts and risen.threshold > threshold_of(message):
+                return  # the message is about a higher threshold of the same budget
+        is_updated = ts is not None and await self._update(ts, slack_message(worded))
         if ts is None or not is_updated:
-            ts = self._unsaved[incident_id] = await self._post(fields)
+            ts = self._unsaved[incident_id] = await self._post_first(worded)
         if incident_id in self._unsaved:
             await self._sent_messages.put(incident_id, ts)
+            if budget is not None:
+                await self._sent_messages.put(_record_of(budget), f"{ts} {threshold_of(message)}")
             del self._unsaved[incident_id]
         if is_updated and self._worth_a_reply(message):
             await self._post(slack_message(self._wording.again(message)), thread_ts=ts)
             self._replied[incident_id] = message.count
         if message.status == "resolved":
             self._replied.pop(incident_id, None)
+
+    async def _risen(self, budget: str) -> RisenMessage | None:
+        record = await self._sent_messages.get(_record_of(budget))
+        if record is None:
+            return None
+        ts, threshold = record.split()
+        return RisenMessage(ts, int(threshold))
+
+    async def _post_first(self, worded: MessageText) -> str:
+        ts = await self._post(slack_message(await self._advice.add_to(worded)))
+        self._advice.note_sent()
+        return ts
 
     def _worth_a_reply(self, alert: Alert) -> bool:
         """Returns True for a reminder, and for a recurrence if the count has doubled since the last reply."""
@@ -195,6 +261,18 @@ class SlackBot(HttpChannel):
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise no_answer(error) from None
         return answer.data if isinstance(answer.data, dict) else {}
+
+
+@dataclass(frozen=True, slots=True)
+class RisenMessage:
+    """The latest message about a budget, and the highest threshold that it is about."""
+
+    ts: str
+    threshold: int
+
+
+def _record_of(budget: str) -> str:
+    return f"budget_{hashlib.sha256(budget.encode()).hexdigest()[:24]}"
 
 
 def slack_message(worded: MessageText) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from breakwater.alerts.channels.channel import Link
 from breakwater.alerts.contract import Alert, AlertDigest, AlertEvent, HeldBack
 from breakwater.alerts.rules.alert_rules import SEVERITIES, agents_of, fill
 from breakwater.alerts.settings import AlertTemplate
-from breakwater.kernel.formats import moment, sentence
+from breakwater.kernel.formats import moment, quantity, sentence
 
 SHOWN_TITLES = 20
 SHOWN_AGENTS = 5
@@ -89,7 +89,9 @@ class Wording:
         """Describes the alerts that were held back: their numbers, and the titles of the worst."""
         total = sum(digest.counts.values())
         were = "alert was" if total == 1 else "alerts were"
-        title = f"{total:,} {were} delayed {_span(digest)} ({_WHY[digest.why]})"
+        title = f"{total:,} {were} delayed {_span(digest)} ({_WHY.get(digest.why)})"
+        if digest.why == "notices":
+            title = f"{quantity(total, 'notice')} {_span(digest)}, nothing to do"
         titled = sorted(digest.alerts, key=_urgency)[:SHOWN_TITLES]
         lines = [self._digest_line(alert, digest.at) for alert in titled]
         if total > len(titled):

@@ -67,6 +67,32 @@ def urgency(alert: Alert) -> tuple[bool, int, float]:
     return False, -SEVERITIES.index(alert.severity), opened_s
 
 
+def is_notice(alert: Alert) -> bool:
+    """Returns True if nobody needs to act on it.
+
+    That is an applied config, the end of a warning by itself, and the end of an incident that another one continues.
+    """
+    if alert.event == "config_applied":
+        return True
+    warned = began_with(alert) in {"budget_soft_cap", "guard_soft_cap"}
+    return alert.status == "resolved" and alert.resolved_by is None and (warned or alert.reason == CONTINUED)
+
+
+CONTINUED = "the breaker of the model has opened"
+"""The reason for the end of a deployment's incident that goes on as the breaker's."""
+
+
+def budget_period_of(alert: Alert) -> str | None:
+    """Returns the budget and the period of an incident, which all thresholds share; None if it is of no budget."""
+    event, _, place = alert.key.partition("/")
+    return place.rpartition("/")[0] if event in {"budget_soft_cap", "budget_hard_cap"} else None
+
+
+def threshold_of(alert: Alert) -> int:
+    """Returns the percentage of the cap that an incident of a budget is about."""
+    return int(alert.key.rpartition("/")[2])
+
+
 def agents_of(alert: Alert) -> tuple[str, ...]:
     """Returns the agents that the incident of a deployment has concerned so far, the most affected first."""
     agents = alert.payload.get("agents")

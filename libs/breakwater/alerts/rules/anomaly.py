@@ -145,8 +145,8 @@ def signals(
         rules: of the config.
         now: the time of the question.
     """
-    known = list(incidents)
-    is_open = open_anomalies(known)
+    all_incidents = list(incidents)
+    is_open = open_anomalies(all_incidents)
     changes: list[Signal] = []
     if is_open.pop(UNWATCHED, None) is not None:
         changes.append(_watching("ClickHouse answers again. Nothing to do.", now, ended=True))
@@ -161,7 +161,7 @@ def signals(
         has_limit = FIGURES[measure].limit is not None
         present = _limit_of(measure, rules) if has_limit else baselines.get(place)
         change = judge(measure, minutes, present, incident, rules, now)
-        if change is None or (has_limit and change == "began" and _is_explained(agent, minutes[-1].at, known)):
+        if change is None or (has_limit and change == "began" and _is_explained(agent, minutes[-1].at, all_incidents)):
             continue
         baseline = present if incident is None or has_limit or change == "accepted" else _baseline_of(incident)
         assert baseline is not None

@@ -19,7 +19,7 @@ from typing import Literal
 from pydantic import JsonValue
 
 from breakwater.alerts.contract import Alert
-from breakwater.alerts.rules.alert_rules import agents_of
+from breakwater.alerts.rules.alert_rules import CONTINUED, agents_of
 from breakwater.alerts.rules.signals import Firing, Resolved, Signal, key_of
 from breakwater.alerts.settings import DeploymentRules
 from breakwater.calls.rules.refusals import command
@@ -337,7 +337,7 @@ def continued_by_breaker(opening: Firing, incidents: Iterable[Alert]) -> list[Re
             source_id=f"{opening.source_id}/continues",
             at=opening.at,
             payload=alert.payload,
-            reason="the breaker of the model has opened",
+            reason=CONTINUED,
         )
         for alert in incidents
         if alert.event == "deployment_failing"

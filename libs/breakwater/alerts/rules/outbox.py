@@ -2,8 +2,9 @@
 
 Channels are notified of incidents, not of every change: an incident's newest waiting alert replaces its older ones. A
 recovery waits until it has lasted, unless the channel can update its messages. Alerts in quiet hours, or beyond the
-channel's rate limit, wait and are sent in one digest. Nothing is dropped without a reason: an alert is sent, replaced
-by a newer one, part of a digest, or not meant for this channel.
+channel's rate limit, wait and are sent in one digest. In a chat, what nobody needs to act on is a line of the next
+digest, and the thresholds that a budget crosses within a minute are one message. Nothing is dropped without a reason:
+an alert is sent, replaced by a newer one, part of a digest, or not meant for this channel.
 """
 
 from __future__ import annotations
@@ -17,7 +18,16 @@ from typing import Literal
 from zoneinfo import ZoneInfo
 
 from breakwater.alerts.contract import Alert, AlertDigest, HeldBack
-from breakwater.alerts.rules.alert_rules import SEVERITIES, UNDELIVERABLE, began_with, route_matches, severity_of
+from breakwater.alerts.rules.alert_rules import (
+    SEVERITIES,
+    UNDELIVERABLE,
+    began_with,
+    budget_period_of,
+    is_notice,
+    route_matches,
+    severity_of,
+    threshold_of,
+)
 from breakwater.alerts.settings import QuietHours, Route
 
 ChannelMessage = Alert | AlertDigest
@@ -27,6 +37,12 @@ _NEWS = frozenset({"reopened", "acknowledged", "reminded", "resolved"})
 
 UPDATE_EVERY = timedelta(seconds=60)
 """The least time between updates of a message of which only the count has changed."""
+
+
+NOTICES_WAIT = timedelta(days=1)
+"""The time after which notices are sent as a digest of their own."""
+RISE = timedelta(minutes=1)
+"""The time in which the thresholds that a budget crosses are one message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +69,14 @@ class ChannelRules:
         quiet_s: the seconds that a recovery must last before it is sent.
         on_events: the events that become notifications; None for all.
         every_change: True if the channel is sent every change.
+        is_chat: True if people read its messages one by one, so that notices and low thresholds of budgets wait.
     """
 
     route: Route
     quiet_s: float
     on_events: Collection[str] | None = None
     every_change: bool = False
+    is_chat: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +126,8 @@ def next_message(
     due: list[_Candidate] = []
     quiet: list[_Candidate] = []
     updates: list[_Candidate] = []
+    notices: list[_Candidate] = []
+    rising: list[_Candidate] = []
     waits_until: list[datetime] = []
     by_incident: dict[str, list[WaitingAlert]] = {}
     for change in waiting:
@@ -137,9 +157,20 @@ def next_message(
         if ends is not None:
             waits_until.append(ends)
             continue
+        if rules.is_chat and is_notice(candidate.newest):
+            notices.append(candidate)
+            if (ready := candidate.stored_at + NOTICES_WAIT) > now:
+                waits_until.append(ready)
+            continue
+        if rules.is_chat and candidate.may_rise and candidate.stored_at + RISE > now and not rules.every_change:
+            rising.append(candidate)
+            waits_until.append(candidate.stored_at + RISE)
+            continue
         was_quiet = quiet_until(rules.route.quiet_hours, candidate.newest, candidate.newest.at) is not None
         (quiet if was_quiet else due).append(candidate)
-    chosen = _next_message(due, quiet, rules, now, sent)
+    if rules.is_chat:
+        due = _highest_thresholds(due, rising)
+    chosen = _next_message(due, quiet, notices, rules, now, sent)
     if isinstance(chosen, datetime):
         waits_until.append(chosen)
         chosen = None
@@ -178,13 +209,23 @@ class _Candidate:
     def __init__(self, changes: Sequence[WaitingAlert]) -> None:
         newest = max(changes, key=lambda change: change.alert.version)
         self.newest = newest.alert
-        self._stored_at = newest.stored_at
+        self.stored_at = newest.stored_at
         self._changes = frozenset(change.alert.change for change in changes)
         # The latest change of each kind is enough to know what happened; repetitions do not matter later.
         latest = {change.alert.change: change.sequence for change in changes if change.alert.change != "repeated"}
         needed = {newest.sequence, *latest.values()}
         self.sequences = tuple(change.sequence for change in changes if change.sequence in needed)
         self.superseded = tuple(change.sequence for change in changes if change.sequence not in needed)
+
+    @property
+    def may_rise(self) -> bool:
+        """Returns True if it is a threshold below the cap, and nothing was sent about it yet."""
+        of_budget = budget_period_of(self.newest) is not None
+        return of_budget and self.unannounced and self.newest.status != "resolved" and threshold_of(self.newest) < 100
+
+    def cover(self, lower: _Candidate) -> None:
+        """Has the message of this candidate stand for that of a lower threshold, too."""
+        self.sequences += lower.sequences
 
     @property
     def unannounced(self) -> bool:
@@ -215,7 +256,7 @@ class _Candidate:
             return now
         # Counted from the time at which it became known: a backlog may have recoveries that were undone long ago. The
         # time of its event counts for nothing while it lies ahead, as the clock of a machine may.
-        known_since = self._stored_at if self.newest.at > now else max(self.newest.at, self._stored_at)
+        known_since = self.stored_at if self.newest.at > now else max(self.newest.at, self.stored_at)
         return known_since + timedelta(seconds=rules.quiet_s)
 
     def update_ready(self, changed_at: datetime) -> datetime:
@@ -228,9 +269,40 @@ def _urgency(candidate: _Candidate) -> tuple[int, int]:
     return -_severity(candidate.newest), candidate.sequences[0]
 
 
+def _highest_thresholds(due: Sequence[_Candidate], rising: Sequence[_Candidate]) -> list[_Candidate]:
+    """Returns the candidates that are due, of the thresholds of each budget the highest only, which covers the others.
+
+    Args:
+        due: the candidates to send now.
+        rising: thresholds that wait for higher ones. They are sent with a lower one that is due.
+    """
+    of_budgets: dict[tuple[str, bool], list[_Candidate]] = {}
+    of_no_budget: list[_Candidate] = []
+    for candidate in due:
+        place = _budget_place(candidate)
+        (of_no_budget if place is None else of_budgets.setdefault(place, [])).append(candidate)
+    for candidate in rising:
+        place = _budget_place(candidate)
+        if place is not None and place in of_budgets:
+            of_budgets[place].append(candidate)
+    highest: list[_Candidate] = []
+    for thresholds in of_budgets.values():
+        top, *lower_thresholds = sorted(thresholds, key=lambda candidate: -threshold_of(candidate.newest))
+        for lower in lower_thresholds:
+            top.cover(lower)
+        highest.append(top)
+    return [*of_no_budget, *highest]
+
+
+def _budget_place(candidate: _Candidate) -> tuple[str, bool] | None:
+    budget = budget_period_of(candidate.newest)
+    return None if budget is None else (budget, candidate.newest.status == "resolved")
+
+
 def _next_message(
     now_due: list[_Candidate],
     quiet: list[_Candidate],
+    notices: list[_Candidate],
     rules: ChannelRules,
     now: datetime,
     sent: Sequence[datetime],
@@ -238,9 +310,10 @@ def _next_message(
     """Returns the message and what it covers, or the time at which the rate limit admits one; None if none is due."""
     limit = rules.route.rate_limit
     candidates = quiet + now_due
-    if not candidates:
+    are_notices_due = any(notice.stored_at + NOTICES_WAIT <= now for notice in notices)
+    if not candidates and not are_notices_due:
         return None
-    free = len(candidates)
+    free = max(len(candidates), 1)
     if limit is not None:
         window = timedelta(seconds=limit.within_s)
         recent = [at for at in sent if at > now - window]
@@ -249,14 +322,16 @@ def _next_message(
             return recent[-limit.messages] + window
     candidates.sort(key=_urgency)
     if free == 1 and len(candidates) > 1:
-        return _digest(candidates, "rate_limit", now)
+        return _digest(candidates + notices, "rate_limit", now)
     if len(quiet) > 1:
-        return _digest(quiet, "quiet_hours", now)
+        return _digest(quiet + notices, "quiet_hours", now)
+    if not candidates:
+        return _digest(notices, "notices", now)
     return candidates[0].newest, candidates[0].sequences
 
 
 def _digest(
-    candidates: Sequence[_Candidate], why: Literal["rate_limit", "quiet_hours"], now: datetime
+    candidates: Sequence[_Candidate], why: Literal["rate_limit", "quiet_hours", "notices"], now: datetime
 ) -> tuple[ChannelMessage, tuple[int, ...]]:
     alerts = [candidate.newest for candidate in sorted(candidates, key=lambda candidate: candidate.sequences[0])]
     names = "\n".join(alert.alert_id for alert in alerts)
