@@ -6,7 +6,8 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
-from breakwater.records.commands.tail import KINDS, ReceivedEvent, cells, cloud_event, subject_of
+from breakwater.kernel.nats.cloud_events import EventAttributes
+from breakwater.records.commands.tail import KINDS, cells, subject_of
 from tests.tables import each_row
 
 NOW = datetime(2026, 11, 21, 10, 0, tzinfo=UTC)
@@ -155,8 +156,9 @@ def test_every_kind_has_a_line() -> None:
 
 def test_a_json_line_is_a_cloud_event() -> None:
     headers = {"ce-id": "j:1", "ce-type": "breakwater.Attempt", "ce-source": "breakwater/worker", "ce-time": AT}
-    received = ReceivedEvent("bw.attempts.writer.j.1", json.dumps(ATTEMPT).encode(), headers)
-    event = cloud_event(received, ATTEMPT)
+    attributes = EventAttributes.of("bw.attempts.writer.j.1", headers)
+    event = attributes.document(ATTEMPT)
+    assert json.loads(attributes.envelope(json.dumps(ATTEMPT).encode())) == event
     assert {"specversion", "id", "source", "type"} <= event.keys()
     assert event["id"] == "j:1"
     assert event["data"] == ATTEMPT
@@ -164,7 +166,8 @@ def test_a_json_line_is_a_cloud_event() -> None:
 
 def test_progress_comes_without_headers_and_still_has_an_id_of_its_own() -> None:
     def event(state: str) -> dict[str, Any]:
-        return cloud_event(ReceivedEvent("bw.progress.a.e", b"", {}), {"state": state, "at": AT})
+        content = {"state": state, "at": AT}
+        return EventAttributes.of("bw.progress.a.e", {}, content).document(content)
 
     assert event("queued")["type"] == "breakwater.Progress"
     assert event("queued")["id"] != event("dispatched")["id"]

@@ -223,6 +223,7 @@ async def test_a_line_says_what_the_record_says(filled: Analytics, history: Made
             completed_at=record.completed_at,
             error_kind=record.error.kind if record.error else None,
             error_message=record.error.message if record.error else None,
+            error_status_code=record.error.status_code if record.error else None,
             cache_hit=record.cache_hit,
             dry_run=record.dry_run,
         )

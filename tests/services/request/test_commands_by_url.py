@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
@@ -11,18 +12,26 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
+from breakwater.client.commands import Api
 from breakwater.config import parse_config
 from breakwater.identity.api_keys import create_key
 from breakwater.kernel.clickhouse.client import Analytics
+from breakwater.kernel.commands import output
+from breakwater.kernel.commands.errors import ExitCode
 from breakwater.kernel.nats.provision import provision
 from breakwater.local.commands.setup import bus_plan
 from breakwater.records import rows, schema
+from breakwater.records.commands import tail
 from tests.commands import run_command
+from tests.helpers import until
 from tests.records import samples
 from tests.records.samples import NOON, attempt, attempt_row, execution
 from tests.server_sources import RunningServer
-from tests.services.request.conftest import CONFIG, HttpApi, running, settings_for
+from tests.services.request.conftest import CONFIG, HttpApi, publish_alert, running, settings_for
+from tests.services.request.test_events import attempted, one_of_each
 from tests.tables import each_row
 
 ENDED = [
@@ -64,7 +73,9 @@ class TwoWays:
         return await self.run({"BREAKWATER_URL": self.api.url, "BREAKWATER_API_KEY": self.key}, *arguments)
 
     async def by_server(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return await self.run({"BREAKWATER_CLICKHOUSE_URL": self.clickhouse_url}, *arguments)
+        nats_url = self.api.settings.nats_url.get_secret_value()
+        variables = {"BREAKWATER_CLICKHOUSE_URL": self.clickhouse_url, "BREAKWATER_NATS_URL": nats_url}
+        return await self.run(variables, *arguments)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="package")
@@ -124,3 +135,90 @@ async def test_an_unknown_execution_by_url_is_refused_as_it_is_from_clickhouse(
     by_server = await plane.by_server("executions", *arguments)
     by_url = await plane.by_url("executions", *arguments)
     assert (by_url.stdout, by_url.stderr, by_url.returncode) == ("", by_server.stderr, 1)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="package")
+async def stored_events(plane: TwoWays) -> None:
+    await publish_alert(plane.api, "guard_tripped/acme/t1")
+    await one_of_each(plane.api)
+    for number in range(250):
+        await attempted(plane.api, f"many-{number}", message="slow down" if number % 2 else "")
+    await publish_alert(plane.api, "guard_tripped/acme/t2")
+
+
+LATER = "2030-01-01T00:00:00Z"
+
+
+@pytest.mark.usefixtures("stored_events")
+@each_row("options", [(), ("--agent", "writer"), ("--events", "executions,alerts"), ("--since", LATER)])
+async def test_tail_by_url_and_key_alone_prints_what_it_prints_from_nats(
+    plane: TwoWays, options: tuple[str, ...]
+) -> None:
+    command = ("tail", "--since", "1h", "--no-follow", *options)
+    by_server, by_url = await plane.by_server(*command), await plane.by_url(*command)
+    assert by_server.returncode == 0, by_server.stderr
+    assert (by_url.stdout, by_url.stderr, by_url.returncode) == (by_server.stdout, "", 0)
+    expected, printed = [
+        [json.loads(line) for line in (await way(*command, "--json")).stdout.splitlines()]
+        for way in (plane.by_server, plane.by_url)
+    ]
+    assert options or len(expected) > 250
+    for event, sent in zip(expected, printed, strict=True):
+        if event["type"] != "breakwater.Execution":
+            assert sent == event
+        else:
+            assert sent | {"data": None} == event | {"data": None}
+            assert {"output", "messages"}.isdisjoint(sent["data"])
+
+
+async def test_tail_by_url_refuses_progress_and_names_the_missing_variable(plane: TwoWays) -> None:
+    ran = await plane.by_url("tail", "--events", "progress")
+    assert ran.returncode == ExitCode.USAGE
+    assert "Set BREAKWATER_NATS_URL" in ran.stderr
+    ran = await plane.by_url("tail", "--events", "progress,guards", "--since", LATER, "--no-follow")
+    assert (ran.returncode, ran.stderr) == (0, "the HTTP API has no progress; BREAKWATER_NATS_URL shows it\n")
+
+
+async def test_tail_by_url_shows_new_events_and_goes_on_where_a_broken_connection_ended(
+    plane: TwoWays, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown, notes, places = list[str](), list[str](), list[str | None]()
+
+    def show(*cells: output.Cell) -> None:
+        shown.append("".join(map(output.text_of, cells)))
+
+    monkeypatch.setattr(output, "print_styled", show)
+    monkeypatch.setattr(output, "note", notes.append)
+    monkeypatch.setattr(tail, "RECONNECT_S", 0.01)
+    upstream = plane.api
+
+    async def cut_off(request: web.Request) -> web.StreamResponse:
+        """Passes on the live stream, and breaks the first connection after its first event."""
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        passed_on = request.headers.keys() & {"Authorization", "Last-Event-ID"}
+        headers = {name: request.headers[name] for name in passed_on}
+        async with upstream.http.get(upstream.url + request.path_qs, headers=headers) as source:
+            places.append(request.headers.get("Last-Event-ID"))
+            async for chunk in source.content.iter_any():
+                await response.write(chunk)
+                if len(places) == 1 and b"event: attempts" in chunk:
+                    assert request.transport is not None
+                    request.transport.abort()
+                    break
+        return response
+
+    app = web.Application()
+    app.router.add_get("/api/v1/events", cut_off)
+    async with TestServer(app) as server:
+        api = Api(str(server.make_url("/")), plane.key, None, as_json=False)
+        tailing = asyncio.create_task(tail.tail_api(api, None, ["attempts"], None, follow=True))
+        await until(lambda: len(places) == 1)
+        await attempted(upstream, "live-1")
+        await until(lambda: len(shown) == 1)
+        await attempted(upstream, "live-2")
+        await until(lambda: len(shown) == 2)
+        tailing.cancel()
+    assert notes == ["waiting for events; Ctrl-C ends", "connection lost", "connected again"]
+    assert places[0] is None
+    assert places[1] is not None

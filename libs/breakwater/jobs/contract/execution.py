@@ -553,6 +553,7 @@ class ExecutionSummary(Event):
     completed_at: Timestamp
     error_kind: ErrorKind | None = None
     error_message: str | None = Field(default=None, description="Redacted.")
+    error_status_code: int | None = Field(default=None, description="HTTP status that the provider answered with.")
     cache_hit: bool
     dry_run: bool
 
@@ -566,7 +567,12 @@ class ExecutionSummary(Event):
         """Returns the summary of a record."""
         error = record.error
         fields = {name: getattr(record, name) for name in cls.model_fields if not name.startswith("error_")}
-        return cls(**fields, error_kind=error and error.kind, error_message=error and error.message)
+        return cls(
+            **fields,
+            error_kind=error and error.kind,
+            error_message=error and error.message,
+            error_status_code=error and error.status_code,
+        )
 
 
 class ExecutionList(Event):

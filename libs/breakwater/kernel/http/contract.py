@@ -64,6 +64,10 @@ def _split(value: object) -> object:
     return value.split(",") if isinstance(value, str) else value
 
 
+ALL_SENT = "these are all"
+"""The comment that ends a stream of stored events."""
+
+
 class EventQuery(Message):
     """A filter of events."""
 
@@ -74,6 +78,14 @@ class EventQuery(Message):
     ] = Field(default=EVENT_KINDS, description="Filter by kinds, separated by commas; default: all.")
     agent: Identifier | None = Field(
         default=None, description="Filter by agent. Events of a shared breaker name no agent."
+    )
+    since: Moment | None = Field(
+        default=None,
+        description="Begin with the events that were stored since: a time in RFC 3339. `Last-Event-ID` precedes it.",
+    )
+    follow: bool = Field(default=True, description="False to end after the events that are stored already.")
+    cloudevents: bool = Field(
+        default=False, description="True for each event in the envelope of CloudEvents' JSON format, as its `data`."
     )
 
 

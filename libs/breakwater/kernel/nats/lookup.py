@@ -270,6 +270,11 @@ class Lookup:
                         yield message
         _check_end(stream, last, up_to)
 
+    async def first_since(self, stream: Stream, since: datetime) -> StoredMessage | None:
+        """The first message that was stored at a time (with its zone) or later. Raises as `scan` does."""
+        async with aclosing(self._walk(stream, {**_begin(since), "next_by_subj": ">"}, batch=1)) as stored:
+            return await anext(stored, None)
+
     async def last_on(self, stream: Stream, subjects: Sequence[str]) -> AsyncGenerator[StoredMessage]:
         """Yields the newest message of each subject that has one. Raises as `scan` does."""
         for start in range(0, len(subjects), SUBJECTS_AT_ONCE):

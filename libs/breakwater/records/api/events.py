@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
 from typing import Any, Literal
 
 from starlette.requests import Request
@@ -24,9 +26,10 @@ from breakwater.identity.event_stream import Ending, FollowedStream, OpenStreams
 from breakwater.identity.operations import operation
 from breakwater.jobs.contract.execution import Attempt, Execution, ExecutionSummary
 from breakwater.jobs.store.records import read_record
-from breakwater.kernel.http.contract import EventGap, EventQuery
+from breakwater.kernel.http.contract import ALL_SENT, EventGap, EventQuery
 from breakwater.kernel.http.parsing import read_query
 from breakwater.kernel.http.problems import RequestError
+from breakwater.kernel.nats.cloud_events import EventAttributes
 from breakwater.kernel.nats.errors import BusError
 from breakwater.kernel.nats.lookup import ClientGetter, Lookup, StoredMessage
 from breakwater.kernel.nats.subjects import Stream
@@ -60,6 +63,8 @@ class LoggedEvent:
     agent: str | None
     data: bytes
     """JSON on one line."""
+    attributes: EventAttributes
+    stored_at: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +124,11 @@ class LogTail:
                     self._newest.append(event)
                 self._end = message.sequence
         return self._end > before
+
+    async def place_before(self, since: datetime) -> int:
+        """Returns the place before the first event that was stored at a time or later. Raises BusError."""
+        first = await Lookup(self._connection).first_since(self._stream, since)
+        return self._last if first is None else first.sequence - 1
 
     async def after(self, place: int, reading: asyncio.Semaphore) -> LogBatch:
         """Returns the events after a place, perhaps none yet. Raises BusError."""
@@ -200,7 +210,10 @@ def read_event(message: StoredMessage) -> LoggedEvent | None:
         event = None if record is None else ExecutionSummary.of(record)
     else:
         event = message.read(_OTHERS[kind]) if kind in _OTHERS else None
-    return None if event is None else LoggedEvent(message.sequence, kind, event.agent, event.json_bytes())
+    if event is None:
+        return None
+    attributes = EventAttributes.of(message.subject, message.headers)
+    return LoggedEvent(message.sequence, kind, event.agent, event.json_bytes(), attributes, message.stored_at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,10 +231,11 @@ class EventRoutes:
         description="Server-sent events. The name of each is its kind, and its data an `Attempt` (`attempts`), "
         "`ExecutionSummary` (`executions`), `BreakerTransition` (`breakers`), `BudgetEvent` (`budgets`), `GuardEvent` "
         "(`guards`) or `Alert` (`alerts`). Events of one stream of the bus come in its order and each once; alerts are "
-        "in a stream of their own. The stream begins now, or after the event that `Last-Event-ID` names, as "
-        "long as it is stored: for 72 hours by default, and alerts for thirty days. What is not stored any more is "
-        "reported by an event `gap`, with an `EventGap`. Comments keep an idle stream open; they carry an id, too. A "
-        "reader that takes nothing for a minute is cut off; it misses nothing if it connects again with its last id.",
+        "in a stream of their own. The stream begins now, at `since`, or after the event of `Last-Event-ID`, if "
+        "that is stored: for 72 hours by default, and alerts for thirty days. Stored events come in the order of their "
+        "storage. What is not stored any more is reported by an event `gap`, with an `EventGap`. Comments keep an idle "
+        "stream open; they carry an id, too. A reader that takes nothing for a minute is cut off, and misses nothing "
+        "if it connects again with its last id.",
         query=EventQuery,
         headers={"Last-Event-ID": "The id of the last event that was received, such as `1042-17`."},
         results={200: ("The stream.", str)},
@@ -264,12 +278,18 @@ class _EventFollower(FollowedStream):
         """Has the log read new events."""
         del ending
         async with self._log.following() as last_sequences:
+            if self._places is None and (since := self._query.since) is not None:
+                self._places = [await tail.place_before(since) for tail in self._log.tails]
             self._places = self._places or list(last_sequences)
-            yield self._write
+            yield partial(self._write, last_sequences)
 
-    async def _write(self, sender: Sender) -> None:
+    async def _write(self, last_sequences: Sequence[int], sender: Sender) -> None:
         # The comment has an id, so that a reader that loses its connection before the first event misses nothing.
         await self._say(sender, "events follow")
+        await self._write_stored(last_sequences, sender)
+        if not self._query.follow:
+            await sender.send(f"id: {self._place}\n".encode() + comment(ALL_SENT), more=False)
+            return
         while True:
             news = self._log.news
             moved = False
@@ -284,6 +304,50 @@ class _EventFollower(FollowedStream):
                     async with asyncio.timeout(sender.silence.comment_due_s()):
                         await news.wait()
 
+    async def _write_stored(self, last_sequences: Sequence[int], sender: Sender) -> None:
+        """Sends what was stored when the stream began, of all streams in the order in which it was stored."""
+        assert self._places is not None
+        read_up_to = list(self._places)
+        unsent = [deque[LoggedEvent]() for _ in self._log.tails]
+        while True:
+            for number, tail in enumerate(self._log.tails):
+                while not unsent[number] and read_up_to[number] < last_sequences[number]:
+                    try:
+                        batch = await tail.after(read_up_to[number], self._log.reading)
+                    except BusError:
+                        await sender.send_due_comment()
+                        await asyncio.sleep(POLL_S)
+                        continue
+                    if batch.gap:
+                        await sender.send(self._gap(number, read_up_to[number], batch))
+                    if batch.at == read_up_to[number]:
+                        await asyncio.sleep(POLL_S)  # they are about to be read
+                    unsent[number] += batch.events
+                    read_up_to[number] = batch.at
+            numbers = [number for number, events in enumerate(unsent) if events]
+            if not numbers:
+                self._places = read_up_to
+                return
+            written = list[bytes]()
+            while all(unsent[number] for number in numbers):
+                number = min(numbers, key=lambda number: unsent[number][0].stored_at)
+                event = unsent[number].popleft()
+                self._places[number] = event.sequence
+                if self._matches(event):
+                    written.append(self._written(event))
+            if written:
+                await sender.send(b"".join(written))
+
+    def _written(self, event: LoggedEvent) -> bytes:
+        data = event.attributes.envelope(event.data) if self._query.cloudevents else event.data
+        return server_sent(event.kind, data, self._place)
+
+    def _gap(self, number: int, before: int, batch: LogBatch) -> bytes:
+        assert self._places is not None
+        self._places[number] = batch.at
+        gap = EventGap(stream=self._log.tails[number].name, after=before, next=batch.at + 1)
+        return server_sent("gap", gap.json_bytes(), self._place)
+
     async def _say(self, sender: Sender, text: str) -> None:
         """Sends a comment with the reader's place, up to which all events were sent or filtered out."""
         await sender.send(f"id: {self._place}\n".encode() + comment(text))
@@ -295,12 +359,10 @@ class _EventFollower(FollowedStream):
         batch = await tail.after(before, self._log.reading)
         written = list[bytes]()
         if batch.gap:
-            self._places[number] = batch.at
-            gap = EventGap(stream=tail.name, after=before, next=batch.at + 1)
-            written.append(server_sent("gap", gap.json_bytes(), self._place))
+            written.append(self._gap(number, before, batch))
         for event in filter(self._matches, batch.events):
             self._places[number] = event.sequence
-            written.append(server_sent(event.kind, event.data, self._place))
+            written.append(self._written(event))
         self._places[number] = batch.at
         if written:
             await sender.send(b"".join(written))

@@ -4,26 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from urllib.parse import urlencode
 
 import typer
 from nats.aio.client import Client
 
+from breakwater.client import ApiClient, ApiRefusedError, ApiUnavailableError
+from breakwater.client.commands import SEE_DOCTOR, TIMEOUT_S, Api, api_command, api_errors
 from breakwater.kernel.commands import connect, formats, output
 from breakwater.kernel.commands.connect import run
 from breakwater.kernel.commands.errors import usage_error
 from breakwater.kernel.commands.output import Cell, state
 from breakwater.kernel.errors import ConfigError
+from breakwater.kernel.http.contract import ALL_SENT
+from breakwater.kernel.nats.cloud_events import EventAttributes
 from breakwater.kernel.nats.lookup import Lookup, StoredMessage
 from breakwater.kernel.nats.subjects import Stream, encode_token
-from breakwater.local.plane import DataOption, JsonOption, PlaneLocation
+from breakwater.kernel.types import format_time
+from breakwater.local.plane import PlaneLocation
+
+if TYPE_CHECKING:
+    import aiohttp
 
 KINDS = ("attempts", "executions", "breakers", "budgets", "guards", "alerts", "progress")
+
+NATS_VARIABLE = "BREAKWATER_NATS_URL"
+RECONNECT_S = 0.5
 
 _SINGULAR = {kind: kind.removesuffix("s") if kind != "progress" else kind for kind in KINDS}
 _KIND_WIDTH = max(len(name) for name in _SINGULAR.values())
@@ -46,7 +58,9 @@ class ReceivedEvent:
         return self.subject.split(".", 2)[1]
 
 
+@api_command
 def tail(
+    api: Api,
     agent: Annotated[str | None, typer.Option("--agent", help="Filter by agent.")] = None,
     events: Annotated[
         str | None, typer.Option("--events", metavar="KIND,…", help=f"Of {', '.join(KINDS)}. [default: all]")
@@ -56,13 +70,14 @@ def tail(
         typer.Option("--since", metavar="AGO", help="Start with events since: 10m, 2h, 1d, or a time."),
     ] = None,
     follow: Annotated[bool, typer.Option("--follow/--no-follow", help="Continue with new events.")] = True,
-    data: DataOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Show live events: attempts, executions, breaker transitions, budget thresholds, alerts, progress.
 
     One line for each, until Ctrl-C. With --json each line is a CloudEvent with the event as its data. Past events come
     from the event log (72 hours by default); progress is only shown live.
+
+    Reads NATS; or the HTTP API with --url or --api-key, or if only BREAKWATER_URL is set. The API has no progress, and
+    executions without their texts.
 
     For example:
 
@@ -76,11 +91,19 @@ def tail(
     if not follow and since is None:
         raise usage_error("--no-follow without --since shows nothing", "Add --since 10m.")
     begin = formats.since(since, datetime.now(UTC)) if since is not None else None
-    plane = PlaneLocation(data)
+    plane = api.plane
+    if api.uses_http(NATS_VARIABLE):
+        if kinds == ("progress",):
+            plane.require_server(NATS_VARIABLE, "show progress", api.url, api.api_key)
+        if events is not None and "progress" in kinds:
+            output.note(f"the HTTP API has no progress; {NATS_VARIABLE} shows it", "yellow")
+        with api_errors(unanswered=SEE_DOCTOR):
+            run(tail_api(api, agent, [kind for kind in kinds if kind != "progress"], begin, follow=follow))
+        return
     url = plane.nats_url
     if agent is not None:
         _note_unknown(plane, agent)
-    run(_tail(url, agent, kinds, begin, follow=follow, as_json=as_json))
+    run(_tail(url, agent, kinds, begin, follow=follow, as_json=api.as_json))
 
 
 def _note_unknown(plane: PlaneLocation, agent: str) -> None:
@@ -90,7 +113,96 @@ def _note_unknown(plane: PlaneLocation, agent: str) -> None:
     except ConfigError:
         return
     if agent not in agents:
-        output.note(f"agent {agent!r} is not configured; {plane.config_file(None)} has {', '.join(agents)}", "yellow")
+        _note_not_configured(agent, str(plane.config_file(None)), agents)
+
+
+def _note_not_configured(agent: str, config: str, agents: Iterable[str]) -> None:
+    output.note(f"agent {agent!r} is not configured; {config} has {', '.join(agents)}", "yellow")
+
+
+async def tail_api(api: Api, agent: str | None, kinds: Sequence[str], begin: datetime | None, *, follow: bool) -> None:
+    """Does what `_tail` does, over the HTTP API. After a broken connection it continues where it was."""
+    parameters = {
+        "kinds": ",".join(kinds),
+        "follow": str(follow).lower(),
+        "cloudevents": "true",
+        **({} if agent is None else {"agent": agent}),
+        **({} if begin is None else {"since": format_time(begin)}),
+    }
+    async with api.client() as client:
+        if agent is not None:
+            agents = [listed["agent_id"] for listed in await client.get("agents", timeout_s=TIMEOUT_S)]
+            if agent not in agents:
+                _note_not_configured(agent, client.url, agents)
+        if begin is None and not api.as_json:
+            output.note("waiting for events; Ctrl-C ends")
+        place: str | None = None
+        is_lost = False
+        while True:
+            try:
+                async with _open_events(client, parameters, place) as content:
+                    if is_lost:
+                        output.note("connected again")
+                        is_lost = False
+                    async for event in _server_sent(content):
+                        place = event.place or place
+                        if event.is_last:
+                            return
+                        _show_sent(event, as_json=api.as_json)
+            except (ApiUnavailableError, ApiRefusedError) as error:
+                if place is None or error.status != 503:
+                    raise
+            if not is_lost:
+                output.note("connection lost")
+                is_lost = True
+            await asyncio.sleep(RECONNECT_S)
+
+
+def _open_events(
+    client: ApiClient, parameters: Mapping[str, str], place: str | None
+) -> AbstractAsyncContextManager[aiohttp.StreamReader]:
+    headers = {} if place is None else {"Last-Event-ID": place}
+    return client.open_stream(f"events?{urlencode(parameters)}", headers=headers)
+
+
+class _SentEvent(NamedTuple):
+    """An event of the HTTP API, or a comment without kind and data."""
+
+    place: str
+    kind: str
+    data: str
+    comment: str
+
+    @property
+    def is_last(self) -> bool:
+        """Returns whether it is the comment that ends a stream that does not follow."""
+        return self.comment == ALL_SENT
+
+
+async def _server_sent(content: aiohttp.StreamReader) -> AsyncGenerator[_SentEvent]:
+    fields: dict[str, str] = {}
+    incomplete_line = b""
+    while data := await content.readany():
+        *lines, incomplete_line = (incomplete_line + data).split(b"\n")
+        for line in lines:
+            name, _, value = line.decode().partition(":")
+            if line:
+                fields[name or "comment"] = value.removeprefix(" ")
+            elif fields:
+                names = ("id", "event", "data", "comment")
+                yield _SentEvent(*(fields.get(name, "") for name in names))
+                fields = {}
+
+
+def _show_sent(event: _SentEvent, *, as_json: bool) -> None:
+    if event.kind == "gap":
+        output.note("events in between are no longer stored")
+    elif event.data:
+        document = json.loads(event.data)
+        if as_json:
+            output.json_line(document)
+        else:
+            output.print_styled(*cells(event.kind, document["data"], datetime.now(UTC)))
 
 
 def subject_of(kind: str, agent: str | None) -> str:
@@ -176,7 +288,7 @@ def _show(message: ReceivedEvent, agent: str | None, *, as_json: bool) -> None:
     if agent is not None and event.get("agent") != agent:
         return
     if as_json:
-        output.json_line(cloud_event(message, event))
+        output.json_line(EventAttributes.of(message.subject, message.headers, event).document(event))
     else:
         output.print_styled(*cells(message.kind, event, datetime.now(UTC)))
 
@@ -204,21 +316,6 @@ def cells(kind: str, event: Mapping[str, Any], now: datetime) -> tuple[Cell, ...
         state(parts.state, f"{parts.label or parts.state:<{_STATE_WIDTH}}"),
         "  " + "  ".join(detail for detail in parts.details if detail),
     )
-
-
-def cloud_event(message: ReceivedEvent, event: Mapping[str, Any]) -> dict[str, Any]:
-    """Wraps an event in the envelope of CloudEvents' JSON format."""
-    header = message.headers.get
-    substitute_id = f"{message.subject}/{event.get('state', '')}/{event.get('at', '')}"
-    return {
-        "specversion": "1.0",
-        "id": header("ce-id") or substitute_id,
-        "type": header("ce-type") or f"breakwater.{_SINGULAR.get(message.kind, message.kind).capitalize()}",
-        "source": header("ce-source") or "breakwater",
-        "time": header("ce-time") or event.get("at"),
-        "subject": message.subject,
-        "data": event,
-    }
 
 
 class _Parts(NamedTuple):
@@ -339,6 +436,8 @@ def _cost(cost: str | None, event: Mapping[str, Any]) -> str:
 
 def _error(event: Mapping[str, Any]) -> str:
     error = event.get("error")
+    if not error and (kind := event.get("error_kind")):  # a summary, as the HTTP API sends it
+        error = {"kind": kind, "status_code": event["error_status_code"], "message": event["error_message"]}
     if not error:
         return ""
     status = f" {error['status_code']}" if error.get("status_code") else ""
