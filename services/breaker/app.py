@@ -15,7 +15,7 @@ from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.telemetry.metrics import GaugeCollector
 from breakwater.limits.store.tasks import Tasks
-from breakwater.records.channels import ATTEMPTS, BREAKERS
+from breakwater.records.channels import ATTEMPTS, BREAKERS, JOBS
 from breakwater.services.breaker.handlers import BreakerHandler
 from breakwater.services.breaker.rebuild import Heartbeat, Rebuild
 
@@ -33,7 +33,7 @@ def build(settings: Settings, config: Config) -> ServiceApp:
     connection = connection_of(broker)
     breakers = Breakers(redis)
     healths = Healths(redis)
-    handler = BreakerHandler(config, breakers, healths, publisher_of(broker, BREAKERS), BreakerMetrics())
+    handler = BreakerHandler(config, breakers, healths, publisher_of(broker, BREAKERS, JOBS), BreakerMetrics())
     rebuild = Rebuild(config, handler, breakers, healths, Tasks(redis), connection)
     heartbeat = Heartbeat(handler, breakers, rebuild, Lookup(connection))
 

@@ -12,17 +12,29 @@ import structlog
 
 from breakwater.breakers.contract import BreakerState
 from breakwater.breakers.metrics import BreakerMetrics
-from breakwater.breakers.rules.breaker import ALL, BreakerKey, rules_of_unconfigured, state_at, wait_for_call
+from breakwater.breakers.rules.breaker import (
+    ALL,
+    BreakerKey,
+    awaits_call,
+    rules_of_unconfigured,
+    state_at,
+    wait_for_call,
+)
 from breakwater.breakers.rules.transitions import transition
+from breakwater.breakers.settings import BreakerProbe
 from breakwater.breakers.store import Breakers
 from breakwater.breakers.transitions import ObservedOutcome, decide, observation_of, publish_saved, saving
-from breakwater.config import Config, breakers_of
+from breakwater.config import Config, breaker_of, breakers_of
 from breakwater.health.rules import out_of_budget, speaks_against_health
 from breakwater.health.store import EndedCall, Healths
 from breakwater.jobs.contract.execution import Attempt
+from breakwater.jobs.contract.job import Job
 from breakwater.jobs.store.records import read_record
+from breakwater.kernel.ids import new_id
+from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.delivery import Delivery, heartbeat
 from breakwater.kernel.nats.publisher import Publisher
+from breakwater.kernel.nats.subjects import Header
 from breakwater.kernel.process.outage import Outages
 from breakwater.kernel.telemetry.metrics import BREAKER_STATE, OTHER, Readings, one_of
 from breakwater.kernel.types import ms_from_time
@@ -133,7 +145,7 @@ class BreakerHandler:
         return {BREAKER_STATE: states}
 
     async def advance(self) -> None:
-        """Makes breakers half-open whose cool-down is over, and publishes what crashed processes have saved.
+        """Makes breakers half-open, has those probed that wait for a call, and publishes what crashed processes saved.
 
         Raises StateUnavailableError, BusUnavailableError; may be repeated.
         """
@@ -143,6 +155,9 @@ class BreakerHandler:
                 await self._publish(key, loaded.unpublished)
                 continue
             rules = rules_by_key.get(key) or rules_of_unconfigured(key)
+            if rules.probe is not None and awaits_call(loaded.breaker, loaded.now_ms):
+                await self._probe(key, rules.probe)
+                continue
             after, change = wait_for_call(loaded.breaker, rules, loaded.now_ms)
             if change is None:
                 continue
@@ -150,6 +165,31 @@ class BreakerHandler:
             [is_saved] = await self._breakers.save([change_to_save])
             if is_saved and change_to_save.unpublished is not None:
                 await self._publish(key, change_to_save.unpublished)
+
+    async def _probe(self, key: BreakerKey, probe: BreakerProbe) -> None:
+        """Publishes a job that tries a breaker, unless a process of the fleet has done so within the last period."""
+        target = agent_and_model_of(self.config, key)
+        if target is None or not await self._breakers.takes_turn(key, probe.every_s):
+            return
+        agent, model = target
+        job = Job(
+            agent=agent,
+            model=model,
+            fallback_models=[],
+            prompt=probe.prompt,
+            params={"max_tokens": probe.max_tokens},
+            retry={"max_attempts": 1},
+            skip_cache=True,
+        )
+        execution_id = new_id()
+        headers = {
+            Header.MSG_ID.value: subjects.message_id(agent, execution_id),
+            Header.EXECUTION_ID.value: subjects.encode_token(execution_id),
+            Header.PROBE.value: "1",
+        }
+        payload = job.model_dump_json(exclude_unset=True).encode()
+        await self._publisher.job(subjects.job(agent), payload, headers)
+        structlog.get_logger().info("breaker_probed", agent=agent, model=model, execution_id=execution_id)
 
     async def _publish(self, key: BreakerKey, text: str) -> None:
         for event in await publish_saved(self._publisher, self._breakers, key, text):
@@ -173,6 +213,14 @@ def states_by_labels(config: Config, states: Mapping[BreakerKey, BreakerState]) 
             if labels not in by_labels or _WORST.index(state) < _WORST.index(by_labels[labels]):
                 by_labels[labels] = state
     return by_labels
+
+
+def agent_and_model_of(config: Config, key: BreakerKey) -> tuple[str, str] | None:
+    """Returns an agent and a model whose calls belong to a breaker; None if the config has none."""
+    if key.agent in config.agents:
+        return key.agent, key.model
+    users = ((name, model) for name, agent in config.agents.items() for model in agent.chain)
+    return next((user for user in users if breaker_of(config, *user) == key), None)
 
 
 def labels_of(config: Config, key: BreakerKey) -> tuple[str, str]:

@@ -142,7 +142,10 @@ async def _performed(worker: WorkerContext, job: Assignment, flight: InFlight, r
             raise refusal_of(loss.message, loss.path)
         answer = await worker.providers[flight.provider].perform(request)
     except CallError as failed:
-        if job.agent.on_empty_answer == "fail" or classify(failed.failure, job.now()).class_name != "EmptyAnswerError":
+        class_name = classify(failed.failure, job.now()).class_name
+        may_be_empty = class_name == "EmptyAnswerError" and (job.agent.on_empty_answer != "fail" or job.is_probe)
+        # A model that has spent the few tokens of a probe on thinking is well.
+        if not may_be_empty and not (job.is_probe and class_name == "OutputLimitError"):
             raise
         return Answer("", failed.usage or Usage(None, None), finish_reason=failed.finish_reason)
     # Checked for every provider: all who wait for a published answer must be able to read it.

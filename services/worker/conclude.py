@@ -83,7 +83,8 @@ async def finish(
     """
     has_dead_letter = False
     for candidate in shorter_results(result):
-        if candidate.status == "dead_lettered" and not has_dead_letter:
+        # Nobody wants to see or repeat a probe that failed: the breaker has counted it.
+        if candidate.status == "dead_lettered" and not has_dead_letter and not job.is_probe:
             await _keep_dead_letter(worker, job, candidate)
             has_dead_letter = True
         with suppress(MessageTooLargeError):

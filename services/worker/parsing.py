@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import JsonValue, ValidationError
 
 from breakwater.calls.assignment import Assignment, Parameters
+from breakwater.calls.rules.output import OutputGuard
 from breakwater.config import Agent, validate_job
 from breakwater.dialects.rules import params_of
 from breakwater.jobs.contract.job import Job
@@ -130,6 +131,9 @@ class JobReader:
         if trace_id is not None and origin.owner is not None:
             # Callers choose trace ids freely. The scope keeps a job out of another caller's run.
             trace_id = key_of(origin.scope, trace_id)
+        # What answers a probe with a few tokens satisfies no schema.
+        is_plain = job.api == "embeddings" or Header.PROBE.value in delivery.headers
+        output_guard = None if is_plain else self._output_guard
         rules = self._agent.rules_for(job)
         assert isinstance(rules, JobRules)  # `validate_job` has refused others
         return Assignment(
@@ -145,8 +149,8 @@ class JobReader:
             agent_name=self._agent_name,
             agent=self._agent_for(job, rules),
             breaker=rules.breaker,
-            parameters=self._parameters_for(job),
-            output_guard=None if job.api == "embeddings" else self._output_guard,
+            parameters=self._parameters_for(job, output_guard),
+            output_guard=output_guard,
             cost_tags=self._cost_tags(job) if job.metadata else {},
             claim=Claim.new(ids.execution_id, self._worker.id),
             lease=ClaimLease(CancelSignal(self._agent_name, origin.owner, job.tenant)),
@@ -166,11 +170,11 @@ class JobReader:
         job_settings = {name: setting for name, setting in settings_of_job.items() if setting is not None}
         return agent.model_copy(update=job_settings) if job_settings else agent
 
-    def _parameters_for(self, job: Job) -> Parameters:
+    def _parameters_for(self, job: Job, output_guard: OutputGuard | None) -> Parameters:
         if job.api == "embeddings" and job.api_request is not None:
             return Parameters.of_embeddings(self._agent, job.api_request)
         params = params_of(job)
-        return Parameters.of(self._agent, params, self._output_guard) if params else self._parameters
+        return Parameters.of(self._agent, params, output_guard) if params else self._parameters
 
     def _cost_tags(self, job: Job) -> dict[str, str]:
         keys = [key for key in self._config.cost_tags if key in job.metadata]

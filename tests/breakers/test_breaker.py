@@ -21,6 +21,7 @@ from breakwater.breakers.rules.breaker import (
     BreakerKey,
     CountedFailure,
     Observation,
+    awaits_call,
     calls_within,
     consecutive_failures,
     cooldown_ms,
@@ -28,6 +29,8 @@ from breakwater.breakers.rules.breaker import (
     isolate,
     observe,
     reset,
+    state_at,
+    wait_for_call,
 )
 from breakwater.breakers.settings import MAX_KEPT, BreakerRules, Preset
 from breakwater.calls.rules.classify import error_identity
@@ -457,6 +460,39 @@ def test_a_probe_that_fails_opens_it_for_another_cooldown() -> None:
     assert (again.state, again.open_until_ms, again.probe, again.version) == ("open", later + 30_000, None, 3)
     assert (change.rule, change.reason) == ("probe_failed", "the half-open probe failed")
     assert (change.consecutive_failures, again.total_failures, again.openings) == (4, 4, 2)
+
+
+def test_only_one_that_was_reported_to_wait_for_anybodys_call_is_probed() -> None:
+    waits = replace(HALF_OPEN, waits=True, probe=None, probe_until_ms=0)
+    assert awaits_call(waits, NOW)
+    assert awaits_call(replace(waits, probe="lost", probe_until_ms=NOW), NOW)
+    for breaker in (
+        replace(waits, waits=False),
+        replace(waits, alone="k1a2b3c4d"),
+        replace(waits, probe="p", probe_until_ms=NOW + 1),
+        replace(OPEN, open_until_ms=NOW - 1),
+        Breaker(),
+    ):
+        assert not awaits_call(breaker, NOW)
+
+
+def test_a_breaker_without_calls_is_half_open_once_its_cooldown_is_over_and_that_is_reported_once() -> None:
+    limits = BreakerRules(cooldown_s=30)
+    assert (state_at(OPEN, NOW + 29_999), state_at(OPEN, NOW + 30_000)) == ("open", "half_open")
+    assert wait_for_call(OPEN, limits, NOW + 29_999) == (OPEN, None)
+    waits, change = wait_for_call(OPEN, limits, NOW + 30_000)
+    assert change is not None
+    assert (waits.state, waits.version, waits.waits, waits.reason) == ("half_open", 2, True, OPEN.reason)
+    assert change.reason == "the cool-down has ended; it waits for a call to try it"
+    assert wait_for_call(waits, limits, NOW + 10**9) == (waits, None)
+    # A probe in flight is no waiting; one that came to nothing is.
+    assert wait_for_call(HALF_OPEN, limits, NOW) == (HALF_OPEN, None)
+    lost, change = wait_for_call(replace(HALF_OPEN, probe=None, probe_until_ms=0), limits, NOW)
+    assert (lost.state, lost.waits, change and change.reason) == (
+        "half_open", True, "its probe has ended without an outcome; it waits for a call to try it",
+    )  # fmt: skip
+    for breaker in (Breaker(), Breaker(state="isolated", version=1)):
+        assert wait_for_call(breaker, limits, NOW) == (breaker, None)
 
 
 def test_a_probe_that_says_nothing_gives_its_lease_back() -> None:

@@ -60,6 +60,7 @@ ROWS = [
     ("breaker.cooldown_growth", [2, 3], [1]),
     ("breaker.max_cooldown_s", [600, 900], [599]),
     ("breaker.cooldown_jitter", [0.2, 1], [0.1]),
+    ("breaker.probe", [{"every_s": 60}], []),
     ("guard.max_iterations", [10, 1], [11, "off"]),
     ("guard.max_tokens", [200_000, 1], [200_001, "off"]),
     ("guard.max_cost_usd", [10, "0.01"], ["10.01", "off"]),

@@ -55,6 +55,14 @@ def take_preset(data: Any) -> Any:
     return with_preset(cast(dict[str, Any], data)) if isinstance(data, dict) else data
 
 
+class BreakerProbe(Message):
+    """A job of the plane's own that tries a half-open breaker to which no call comes."""
+
+    every_s: float = Field(default=60.0, ge=10, le=86_400, description="The least time between two such jobs.")
+    prompt: str = Field(default="ping", min_length=1, max_length=1000, description="What the model is asked.")
+    max_tokens: int = Field(default=1, ge=1, le=1000, description="Maximum number of output tokens of the answer.")
+
+
 class BreakerRules(Message):
     """Rules that open a breaker, and its cool-down. At least one rule must be set; each can be `off`."""
 
@@ -100,6 +108,10 @@ class BreakerRules(Message):
     max_cooldown_s: float = Field(default=3600.0, gt=0, le=86_400, description="The longest cool-down.")
     cooldown_jitter: float = Field(
         default=0.0, ge=0, le=1, description="Up to this share of the cool-down is added to it at random."
+    )
+    probe: BreakerProbe | None = Field(
+        default=None,
+        description="Tries the half-open breaker with a job of its own if no call comes. Default: it waits for a call.",
     )
 
     _take_preset = model_validator(mode="before")(take_preset)

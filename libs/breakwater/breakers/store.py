@@ -234,6 +234,15 @@ class Breakers:
         if not marked:
             raise StateUnavailableError(_EMPTIED)
 
+    async def takes_turn(self, key: BreakerKey, every_s: float) -> bool:
+        """Returns True to one process of the fleet in each period: it may probe the breaker.
+
+        Raises:
+            StateUnavailableError: the turn may be taken.
+        """
+        name = f"bw:breakers:probed:{key.name}"
+        return bool(await self._redis.client.set(name, 1, px=round(every_s * 1000), nx=True))
+
     async def beat(self) -> None:
         """Reports that a breaker service is alive, for the next `ALIVE_MS`. Raises StateUnavailableError."""
         await self._redis.client.set(_ALIVE, 1, px=ALIVE_MS)

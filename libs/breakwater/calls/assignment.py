@@ -30,6 +30,7 @@ from breakwater.jobs.held_claims import ClaimLease
 from breakwater.jobs.rules.ids import JobIds
 from breakwater.jobs.store.executions import Claim
 from breakwater.kernel.nats.delivery import Delivery
+from breakwater.kernel.nats.subjects import Header
 from breakwater.kernel.types import Count, Event, Timestamp
 from breakwater.kernel.validation import FieldError
 from breakwater.prices.rules.price import (
@@ -216,6 +217,11 @@ class Assignment:
     def execution_id(self) -> str:
         """The id of its execution."""
         return self.ids.execution_id
+
+    @property
+    def is_probe(self) -> bool:
+        """Returns True if the job only tries whether a model answers again. Its answer is of no use to anybody."""
+        return Header.PROBE.value in self.delivery.headers
 
     @cached_property
     def chain(self) -> tuple[str, ...]:

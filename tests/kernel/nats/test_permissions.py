@@ -34,7 +34,7 @@ USERS = {grant.user for grant in GRANTS}
 ALL_OF_DLQ = {"worker", "alerter", "sink"}
 
 MAY_PUBLISH = {
-    "bw.jobs.writer": {"request", "worker", "setup", "client"},
+    "bw.jobs.writer": {"request", "worker", "breaker", "setup", "client"},
     "bw.parked.writer.e1": {"worker"},
     "bw.attempts.writer.e1.1": {"worker"},
     "bw.executions.writer.e1": {"worker"},

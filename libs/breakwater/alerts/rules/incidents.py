@@ -148,11 +148,11 @@ def due(current: Alert, now: datetime, rules: IncidentRules) -> Alert | None:
     if current.ends_at is not None and current.ends_at <= now and current.status != "pending":
         faded = current.event in _FADING
         reason = f"it has not happened again since {moment(current.last_at)}" if faded else "the period has ended"
-        rest = " What caused it may be so still." if faded else ""
+        advice = " What caused it may be so still." if faded else ""
         if _waits(current):
             reason = "no call came to try the breaker"
-            rest = " It stays half-open, and the next call tries it. Nothing to do."
-        text = f"{_duration_sentence(current, current.last_at)} {sentence(reason)}{rest}"
+            advice = " It stays half-open, and the next call tries it. Nothing to do."
+        text = f"{_duration_sentence(current, current.last_at)} {sentence(reason)}{advice}"
         return _over(current, now, f"ended at {moment(current.ends_at)}", by=None, reason=reason, text=text)
     if current.status == "pending" and current.remind_at is not None and current.remind_at <= now:
         reminders = current.reminders + 1

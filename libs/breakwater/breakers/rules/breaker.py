@@ -413,6 +413,13 @@ def wait_for_call(breaker: Breaker, rules: BreakerRules, now_ms: int) -> tuple[B
     return after, _change(breaker, after, None, f"{ended}; it waits for a call to try it", rules, now_ms)
 
 
+def awaits_call(breaker: Breaker, now_ms: int) -> bool:
+    """Returns True if a breaker was reported to wait for a call, and the call of anybody would try it."""
+    is_probed = breaker.probe is not None and breaker.probe_until_ms > now_ms
+    # One that refuses a single caller is only tried by a call of that caller.
+    return breaker.state == "half_open" and breaker.waits and not breaker.alone and not is_probed
+
+
 def _operator_reason(action: str, by: str, why: str) -> str:
     return f"{action} by {by}: {why}" if why else f"{action} by {by}"
 

@@ -256,6 +256,8 @@ GRANTS = (
         "breaker",
         publish=(
             *_below("breakers"),
+            # Jobs that probe breakers to which no call comes.
+            "bw.jobs.*",
             *consumes(Stream.EVENTS, "breaker"),
             # When Redis was emptied, it rebuilds its state from what is stored.
             *_facts(Stream.EVENTS),

@@ -72,6 +72,8 @@ class Header(StrEnum):
     """The name of the API key that a job was submitted with, encoded as a token; set by `request`."""
     OPERATOR = "Breakwater-Operator"
     """Set by `request` on a dry run whose API key may operate the plane, and so may see what is left of the budgets."""
+    PROBE = "Breakwater-Probe"
+    """Set by the breaker service on a job that only tries whether a model answers again."""
     SCOPE = "Breakwater-Scope"
     """The scope of a job's ids (`jobs.rules.ids`); set by `request`. A named program's is its NATS user."""
     DUE = "Breakwater-Due"

@@ -30,7 +30,7 @@ _ALLOWED: Mapping[Allowed, str] = {
     "at least": "breaker.within_s breaker.cooldown_s breaker.cooldown_growth breaker.max_cooldown_s "
     "breaker.cooldown_jitter retry.base_s retry.max_delay_s",
     "among": "retry.on",
-    "only": "breaker.scope guard.confidence guard.rate_limit retry.backoff retry.per_kind",
+    "only": "breaker.scope breaker.probe guard.confidence guard.rate_limit retry.backoff retry.per_kind",
 }
 ALLOWED: Mapping[str, Allowed] = {path: allowed for allowed, paths in _ALLOWED.items() for path in paths.split()}
 """The bound that an agent's rule sets for the same rule of a job. A rule that is off is no bound."""
