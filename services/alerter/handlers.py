@@ -135,9 +135,9 @@ class _Group:
 class Grouping:
     """Events that come with every job: those of one incident are recorded together, to prevent a flood.
 
-    The first of an incident waits for `GROUP_WAIT_S`, as a breaker may open by it, which says more; later ones are
-    recorded every `GROUP_INTERVAL_S`. An event is acknowledged once all of its signals are recorded. Where this process
-    dies between the two, the next leader gets the event again, and counts it twice.
+    Each waits for `GROUP_WAIT_S`, as a breaker may open by it, which says more, or a success end it. Those of an open
+    incident are recorded every `GROUP_INTERVAL_S`, but not its end. An event is acknowledged once all of its signals
+    are recorded. Where this process dies between the two, the next leader gets the event again, and counts it twice.
     """
 
     def __init__(self, incidents: IncidentRecorder, pull: Pull, clock: Clock) -> None:
@@ -209,7 +209,8 @@ class Grouping:
         now = self._clock.monotonic()
         self._recorded_at = {key: at for key, at in self._recorded_at.items() if now - at < GROUP_INTERVAL_S}
         for key, group in list(self._groups.items()):
-            if key in self._recorded_at or now - group.since < GROUP_WAIT_S:
+            is_soon = key in self._recorded_at and isinstance(group.signal, Firing)
+            if is_soon or now - group.since < GROUP_WAIT_S:
                 continue
             if not await self._is_inhibited(group.signal):
                 await self._incidents.record(group.signal)
