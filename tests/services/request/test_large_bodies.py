@@ -47,6 +47,7 @@ AGENTS = {
     "writer": AGENT,
     "private": {**AGENT, "persist_prompts": False, "persist_responses": False},
     "embedder": {**AGENT, "model": "sim/e"},
+    "cached": {**AGENT, "cache": {"ttl_s": 60}},
     "claude": {**AGENT, "model": "anthropic/c"},
 }
 SECRET = "the merger is on Friday. "
@@ -500,3 +501,23 @@ async def test_a_program_cannot_refer_to_the_body_of_another_job(open_plane: Ope
         assert (await plane.worker.result("mine"))["status"] == "succeeded"
         assert (await plane.worker.result("theirs"))["status"] == "succeeded"
         assert sorted(str(call.messages[-1]["content"])[:4] for call in calls) == ["mine", SECRET[:4]]
+
+
+async def test_plans_dry_runs_and_cached_answers_take_large_bodies(open_plane: OpenPlane) -> None:
+    async with open_plane() as plane, calls_of(plane) as calls:
+        prompt = large_text()
+        dry_run = await plane.api.post({"agent": "cached", "prompt": prompt, "dry_run": True}, query="?wait_s=60")
+        assert (dry_run.status, dry_run.json["dry_run"], len(calls)) == (200, True, 0)
+        for cache_hit in (False, True):
+            answer = await plane.api.post({"agent": "cached", "prompt": prompt}, query="?wait_s=60")
+            assert (answer.json["status"], answer.json["cache_hit"]) == ("succeeded", cache_hit)
+        jobs = [
+            {"agent": "writer", "job_id": "first", "prompt": large_text(5_000_000)},
+            {"agent": "writer", "job_id": "then", "prompt": large_text(5_000_000), "depends_on": ["first"]},
+        ]
+        accepted = await plane.api.ask("POST", "/api/v1/plans", json={"plan_id": "two", "jobs": jobs})
+        assert accepted.status in {200, 202}, accepted.body
+        for job_id in ("first", "then"):
+            assert (await plane.worker.result(job_id))["status"] == "succeeded"
+        assert [len(str(call.messages[-1]["content"])) > 4_900_000 for call in calls] == [True] * 3
+        await plane.emptied()
