@@ -23,8 +23,10 @@ from breakwater.calls.providers.base import Call
 from breakwater.config import load_config
 from breakwater.identity.api_keys import create_key
 from breakwater.jobs.api.job_queue import QueueQuota
+from breakwater.jobs.commands.submit_over_nats import send
 from breakwater.jobs.rules.workers import LIVENESS
 from breakwater.jobs.store.executions import ClaimLostError
+from breakwater.kernel.commands.errors import CliError
 from breakwater.kernel.http import bodies as http_bodies
 from breakwater.kernel.nats.bodies import BodyReader, BodyWriter, Leftovers
 from breakwater.kernel.nats.lookup import Lookup
@@ -32,6 +34,7 @@ from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.subjects import Header, Stream
 from breakwater.kernel.process.pace import at_pace
 from breakwater.kernel.security.encryption import new_key
+from breakwater.local.plane import PlaneLocation
 from breakwater.services.worker import large_jobs
 from tests.flow.kit import PLANE_KEY, model
 from tests.helpers import until
@@ -398,6 +401,17 @@ async def test_a_job_that_a_program_publishes_is_taken_up_to_the_size_of_a_messa
         assert (await plane.worker.result(replay["execution_id"]))["status"] == "succeeded"
         assert [call.messages[-1]["content"] for call in calls] == [prompt, prompt]
         await plane.emptied()
+
+
+async def test_a_job_that_is_too_large_for_nats_is_sent_to_http(
+    module_nats_server: RunningServer, open_plane: OpenPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BREAKWATER_NATS_URL", module_nats_server.url)
+    async with open_plane():
+        with pytest.raises(CliError) as refused:
+            await send(PlaneLocation(None), {"agent": "writer", "job_id": "j", "prompt": large_text()}, wait_s=0)
+    assert "exceed the server's message limit" in str(refused.value)
+    assert refused.value.remedy == "Submit it over HTTP (--via http), which takes up to limits.max_body_bytes."
 
 
 async def test_the_size_of_a_waiting_job_includes_its_body(open_plane: OpenPlane) -> None:

@@ -16,7 +16,7 @@ from breakwater.kernel.commands import connect
 from breakwater.kernel.commands.errors import CliError, ExitCode, unreachable
 from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.nats import subjects
-from breakwater.kernel.nats.errors import BusUnavailableError, PublishRefusedError
+from breakwater.kernel.nats.errors import BusUnavailableError, MessageTooLargeError, PublishRefusedError
 from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.subjects import Header, Stream
@@ -81,6 +81,9 @@ async def _publish(publisher: Publisher, agent: str, execution_id: str, job: dic
     payload = json.dumps(job if inbox is None else {**job, "reply_to": inbox}, ensure_ascii=False).encode()
     try:
         await publisher.job(subject, payload, {Header.MSG_ID.value: subjects.message_id(agent, execution_id)})
+    except MessageTooLargeError as error:
+        remedy = "Submit it over HTTP (--via http), which takes up to limits.max_body_bytes."
+        raise CliError("refused", f"the job was not accepted: {error}", remedy) from error
     except PublishRefusedError as error:
         if "no stream takes this subject" not in str(error):
             raise CliError("refused", f"the job was not accepted: {error}") from error
