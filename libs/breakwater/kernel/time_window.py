@@ -81,6 +81,11 @@ class TimeWindow:
         return cls(start, end, next((step for step in divides if length_s // step <= MAX_BUCKETS), divides[-1]))
 
     @property
+    def preceding(self) -> Self:
+        """The window of the same length just before this one, in the same steps."""
+        return type(self)(self.start - (self.end - self.start), self.start, self.step_s)
+
+    @property
     def start_ms(self) -> int:
         """The start, in milliseconds since the epoch."""
         return ms_from_time(self.start)

@@ -172,6 +172,21 @@ async def incidents(
     return await analytics.read(Incident, _INCIDENTS, parameters)
 
 
+@dataclass(frozen=True, slots=True)
+class ConfigChange:
+    """A config that was applied to the running plane."""
+
+    at: datetime
+    version: str
+    by: str
+
+
+async def config_changes(analytics: Analytics, window: TimeWindow) -> tuple[ConfigChange, ...]:
+    """The configs that were applied in a window, the earliest first; the latest ones, if there are many."""
+    applied = await analytics.read(ConfigChange, SQL["config_changes"], {**_bounds(window), "limit": MOST})
+    return tuple(reversed(applied))
+
+
 async def incident_changes(analytics: Analytics, incident_id: str) -> tuple[Alert, ...]:
     """All changes of an incident, the earliest first; empty if it is not stored."""
     return await analytics.read(alert_of, SQL["changes"], {"incident_id": incident_id, "limit": MAX_CHANGES})

@@ -9,8 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from breakwater.health.pages.history import history_charts
 from breakwater.kernel.pages import charts
 from breakwater.kernel.pages.charts import AxisSpan, Series
+from breakwater.kernel.time_window import TimeWindow
+from breakwater.records.events import ConfigChange
+from breakwater.records.figures import WindowTotals
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 NOON_MS = int(NOON.timestamp() * 1000)
@@ -73,6 +77,28 @@ def test_a_chart_is_the_table_of_its_values():
     )
     assert (zero[2][0], zero[3][0]) == ("0", "$0.00")
     assert (gap[2][0], gap[3][0]) == (None, None), "a gap is no zero"
+
+
+def test_config_changes_are_marks_that_are_also_text_and_the_previous_period_is_a_thin_line():
+    window = TimeWindow(NOON, NOON + 2 * HOUR, 3_600)
+    assert window.preceding == TimeWindow(NOON - 2 * HOUR, NOON, 3_600)
+    steps = [WindowTotals(executions=2, succeeded=2, spend=10**9, p95_ms=70), WindowTotals()]
+    earlier = [WindowTotals(executions=3, succeeded=1, dead_lettered=2, spend=2 * 10**9, p95_ms=50), WindowTotals()]
+    change = ConfigChange(NOON + HOUR / 2, EVIL, "zoë")
+    drawn = history_charts(steps, window, previous_steps=earlier, changes=[change])
+    assert [one[2] for one in rows(drawn.executions)] == [["2", "0", "3"], ["0", "0", "0"]]
+    assert [one[2] for one in rows(drawn.money)] == [["1000000000", "0", "2000000000"], ["0", "0", "0"]]
+    assert [one[2] for one in rows(drawn.latency)] == [[None, "70", "50"], [None, None, None]]
+    for chart, name in ((drawn.executions, "both"), (drawn.money, "spent"), (drawn.latency, "p95")):
+        assert f'data-colour="faint" data-style="thin" data-filters="">{name} before</th>' in chart
+        assert "the previous period, from Nov 21 10:00 UTC" in chart
+        assert f'data-mark="{NOON_MS + 1_800_000}"' in chart
+        assert (
+            "Nov 21 12:30: config version &lt;script&gt;alert(&#34;1&#34;)&lt;/script&gt; was applied by zoë" in chart
+        )
+    alone = history_charts(steps, window, previous_steps=[WindowTotals()] * 2)
+    assert "before" not in alone.executions, "nothing ran that one could compare with"
+    assert "data-mark" not in alone.executions
 
 
 def test_a_burn_down_shows_cap_and_forecast():

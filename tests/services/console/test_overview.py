@@ -1,11 +1,14 @@
 """The first page: each of its questions answered from what is stored and from what the HTTP API returns."""
 
 import re
+from datetime import UTC, datetime, timedelta
 
 from breakwater.kernel.clickhouse.client import connect
 from breakwater.local.ports import free_port
+from breakwater.records import rows, schema
 from tests.api_documents import answer, breaker, budget, health, incident, queue, service
 from tests.cli.api_stub import Stub, problem
+from tests.records import samples
 from tests.records.samples import empty
 from tests.services.console.conftest import Console, key_with, visiting
 from tests.services.console.recorded import broken, ended, store, tried
@@ -316,3 +319,29 @@ async def test_a_call_that_began_before_the_range_makes_it_longer(console: Conso
     answer(console.interface)
     await store(console, ended("a1", 10, duration_ms=600_000))
     assert "in the last 1h" in (await console.get("/")).words
+
+
+async def test_the_charts_show_the_previous_period_and_the_configs_that_were_applied(console: Console):
+    answer(console.interface, agents=[health("writer")])
+    await store(
+        console,
+        ended("now", 10, tried("now", 1, 10, cost=3_000_000_000)),
+        ended("before", 60 * 30, tried("before", 1, 60 * 30, cost=2_000_000_000)),
+    )
+    at = datetime.now(UTC) - timedelta(hours=2)
+    fields = {"opened_at": at, "last_at": at, "at": at, "model": None, "agent": None}
+    applied = {
+        "event": "config_applied",
+        "first_event": "config_applied",
+        "payload": {"version": "3f9a1c", "by": "zoë"},
+    }
+    alerts = [samples.alert(f"a{version}", version=version, **fields, **applied) for version in (1, 2)]
+    await console.analytics.insert(
+        schema.ALERTS, [rows.alert_row(alert, number) for number, alert in enumerate(alerts)]
+    )
+    for path in ("/", "/agents/writer"):
+        page = await console.get(f"{path}?window=24h")
+        assert page.text.count("data-mark=") == 3, "one on each chart, though its incident changed"
+        assert f"{at:%b %d %H:%M}: config version 3f9a1c was applied by zoë" in page.words
+        assert re.search(r'data-style="thin"[^>]*>spent before', page.text)
+        assert 'title="$2.00"' in page.text

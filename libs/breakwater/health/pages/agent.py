@@ -27,6 +27,7 @@ from breakwater.kernel.pages.time_range import BY_DATA
 from breakwater.kernel.types import is_identifier
 from breakwater.limits.contract import BudgetList
 from breakwater.records import figures
+from breakwater.records.events import ConfigChange, config_changes
 from breakwater.records.figures import History, RetryFigures, StreamLine, WasteLine
 from breakwater.records.search import Filters, Page, search
 from breakwater.records.views.executions import COLUMNS
@@ -54,6 +55,8 @@ def routes(context: PageContext) -> list[Route]:
             incidents=_of_agent("alerts", AlertList, AlertList(alerts=(), more=False, channels=1)),
             queues=lambda _, models: fetch_part(models.api.read(Queues, "queues")),
             history=sums_reader(figures.history),
+            previous=sums_reader(figures.history, preceding=True),
+            changes=lambda visit, models: fetch_part(config_changes(models.analytics, visit.time_range.window)),
             waste=sums_reader(figures.waste),
             latest=_latest,
             errors=sums_reader(partial(figures.errors, limit=MAX_ERRORS)),
@@ -92,6 +95,8 @@ def view(
     incidents: PagePart[AlertList],
     queues: PagePart[Queues],
     history: PagePart[History],
+    previous: PagePart[History],
+    changes: PagePart[tuple[ConfigChange, ...]],
     waste: PagePart[tuple[WasteLine, ...]],
     retry_figures: PagePart[RetryFigures],
     stream_lines: PagePart[tuple[StreamLine, ...]],
@@ -134,7 +139,14 @@ def view(
         "present_tiles": present_tiles,
         "problems": problems_of(*parts, *errors_and_latest.values()),
         "pending": history.pending,
-        "history_charts": history.value and history_charts(history.value.steps, time_range.window, name),
+        "history_charts": history.value
+        and history_charts(
+            history.value.steps,
+            time_range.window,
+            name,
+            previous_steps=previous.value.steps if previous.value else (),
+            changes=changes.value or (),
+        ),
         "all_waste": sum(line.cost for line in waste.value or ()),
         "unknown_waste": totals and totals.unknown_waste,
         "retries": retry_figures.value,

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, timedelta
 from functools import partial
 
 from markupsafe import Markup
 
 from breakwater.kernel.pages import charts
-from breakwater.kernel.pages.charts import Series
+from breakwater.kernel.pages.charts import Mark, Series
 from breakwater.kernel.time_window import TimeWindow
+from breakwater.records.events import ConfigChange
 from breakwater.records.figures import WindowTotals
 
 
@@ -26,19 +27,53 @@ class HistoryCharts:
     """True if nothing happened in the time range."""
 
 
-def history_charts(steps: Sequence[WindowTotals], window: TimeWindow, agent: str | None = None) -> HistoryCharts:
-    """Draws the charts of a time range, for one agent or for all."""
+def history_charts(
+    steps: Sequence[WindowTotals],
+    window: TimeWindow,
+    agent: str | None = None,
+    *,
+    previous_steps: Sequence[WindowTotals] = (),
+    changes: Sequence[ConfigChange] = (),
+) -> HistoryCharts:
+    """Draws the charts of a time range, for one agent or for all.
+
+    Args:
+        steps: the totals of the window's steps.
+        window: the time range.
+        agent: the agent; None for all.
+        previous_steps: the totals of the steps of `window.preceding`, which are a thin line; empty if they are unknown.
+        changes: the changes of the config in the time range, which are marks.
+    """
+    is_compared = any(totals.executions or totals.spend for totals in previous_steps)
+
+    def before(name: str, value: Callable[[WindowTotals], float | None]) -> list[Series]:
+        """The thin line of a figure; none if nothing ran in the previous period."""
+        return [Series(f"{name} before", "faint", list(map(value, previous_steps)), "thin")] if is_compared else []
+
+    begin = window.preceding.start.astimezone(UTC)
     chart = partial(
         charts.over_time,
         moments=[window.at(index) for index in range(len(steps))],
         step=timedelta(seconds=window.step_s),
         executions={"agent": agent} if agent else {},
+        marks=[
+            Mark(
+                change.at,
+                f"config {change.version[:7]} {change.at.astimezone(UTC):%H:%M}",
+                f"config version {change.version} was applied by {change.by}",
+            )
+            for change in changes
+        ],
+        note=f"“Before” is the previous period, from {begin:%b %d %H:%M} UTC, at the same distance from its start."
+        if is_compared
+        else "",
     )
     executions = chart(
         "Executions",
         series=[
             Series("succeeded", "good", [totals.succeeded for totals in steps], "bars", {"status": "succeeded"}),
             Series("failed", "bad", [totals.dead_lettered for totals in steps], "bars", {"status": "dead_lettered"}),
+            *before("both", lambda totals: totals.decided),
         ],
         unit=charts.COUNT,
     )
@@ -47,6 +82,7 @@ def history_charts(steps: Sequence[WindowTotals], window: TimeWindow, agent: str
         series=[
             Series("spent", "plain", [totals.spend for totals in steps]),
             Series("wasted", "bad", [totals.wasted for totals in steps]),
+            *before("spent", lambda totals: totals.spend),
         ],
         unit=charts.MONEY,
     )
@@ -55,6 +91,7 @@ def history_charts(steps: Sequence[WindowTotals], window: TimeWindow, agent: str
         series=[
             Series("p50", "plain", [totals.p50_ms for totals in steps]),
             Series("p95", "second", [totals.p95_ms for totals in steps]),
+            *before("p95", lambda totals: totals.p95_ms),
         ],
         unit=charts.DURATION,
     )

@@ -15,7 +15,7 @@ from breakwater.health.pages import tiles
 from breakwater.health.pages.history import history_charts
 from breakwater.health.pages.overall_health import LiveState, behind, overall_health, read_live_state
 from breakwater.health.rules import combine
-from breakwater.identity.pages.rendering import NavigationLink, PageContext, PagePart, problems_of
+from breakwater.identity.pages.rendering import NavigationLink, PageContext, PagePart, fetch_part, problems_of
 from breakwater.identity.pages.visits import Visit, page, sums_reader
 from breakwater.kernel.http.contract import ServiceQueue
 from breakwater.kernel.nats import topology
@@ -23,6 +23,7 @@ from breakwater.kernel.nats.subjects import decode_token
 from breakwater.kernel.pages.time_range import BY_DATA, TimeRange
 from breakwater.kernel.pages.words import segment
 from breakwater.records import figures
+from breakwater.records.events import ConfigChange, config_changes
 from breakwater.records.figures import History, Spender, SpendLine
 
 MAX_CAUSES = 3
@@ -57,6 +58,8 @@ def routes(context: PageContext) -> list[Route]:
             default_range=BY_DATA,
             live_state=lambda _, models: read_live_state(models.api),
             history=sums_reader(figures.history),
+            previous=sums_reader(figures.history, preceding=True),
+            changes=lambda visit, models: fetch_part(config_changes(models.analytics, visit.time_range.window)),
             refusals=sums_reader(figures.refusals),
             errors=sums_reader(partial(figures.errors, limit=MAX_CAUSES)),
             waste=sums_reader(figures.waste),
@@ -68,7 +71,14 @@ def routes(context: PageContext) -> list[Route]:
     ]
 
 
-def view(visit: Visit, live_state: LiveState, history: PagePart[History], **_: object) -> dict[str, Any]:
+def view(
+    visit: Visit,
+    live_state: LiveState,
+    history: PagePart[History],
+    previous: PagePart[History],
+    changes: PagePart[tuple[ConfigChange, ...]],
+    **_: object,
+) -> dict[str, Any]:
     """The values of the page."""
     time_range = visit.time_range
     by = _spender(visit)
@@ -78,7 +88,13 @@ def view(visit: Visit, live_state: LiveState, history: PagePart[History], **_: o
         "health": overall_health(totals, live_state, time_range.words, time_range.executions(status="dead_lettered")),
         "past_tiles": tiles.pending() if history.pending else tiles.of_history(totals, time_range),
         "present_tiles": tiles.of_now(live_state),
-        "history_charts": history.value and history_charts(history.value.steps, time_range.window),
+        "history_charts": history.value
+        and history_charts(
+            history.value.steps,
+            time_range.window,
+            previous_steps=previous.value.steps if previous.value else (),
+            changes=changes.value or (),
+        ),
         "unknown_waste": totals and totals.unknown_waste,
         "by": by,
         "tabs": [(spender, visit.address.link("spend", by=spender), spender == by) for spender in _SPENDERS],

@@ -141,13 +141,19 @@ def _csv_response(context: PageContext, request: Request, csv_id: str, view_valu
     return context.pages.plain(request, 404, "Nothing to save", message)
 
 
-def sums_reader(read_sums: Callable[..., Coroutine[Any, Any, Any]]) -> PartReader:
-    """Makes the reader of sums over the time range: of the agent in the path, or of all; slow if the range is long."""
+def sums_reader(read_sums: Callable[..., Coroutine[Any, Any, Any]], *, preceding: bool = False) -> PartReader:
+    """Makes the reader of sums over the time range: of the agent in the path, or of all; slow if the range is long.
+
+    Args:
+        read_sums: reads the sums of a window, with `agent` for those of one agent.
+        preceding: True for the sums of the time just before the time range, as long as it.
+    """
 
     def read_part(visit: Visit, models: ReadModels) -> Awaitable[Any]:
         time_range = visit.time_range
         filters = {"agent": visit.path_params["name"]} if "name" in visit.path_params else {}
-        return visit.part(read_sums(models.analytics, time_range.window, **filters), slow=time_range.is_long)
+        window = time_range.window.preceding if preceding else time_range.window
+        return visit.part(read_sums(models.analytics, window, **filters), slow=time_range.is_long)
 
     return read_part
 

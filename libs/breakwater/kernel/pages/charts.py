@@ -36,7 +36,7 @@ _MACROS: Any = (
     .get_template("chart.html")
     .module
 )
-Style = Literal["bars", "line", "area", "dashed"]
+Style = Literal["bars", "line", "thin", "area", "dashed"]
 COLOURS = ("plain", "second", "third", "fourth", "fifth", "faint")
 """Colours without a meaning; the last one is for the sum of the other series."""
 
@@ -72,6 +72,17 @@ class Series:
     """Filters that select the series' executions among those of the chart."""
 
 
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """An event, which a chart marks at its time."""
+
+    at: datetime
+    label: str
+    """A few words beside the mark."""
+    text: str
+    """A sentence below the chart."""
+
+
 def library_version() -> str:
     """Hashes the library.
 
@@ -99,6 +110,8 @@ def over_time(
     step: timedelta,
     executions: Mapping[str, str] | None = None,
     zooms: bool = True,
+    marks: Sequence[Mark] = (),
+    note: str = "",
 ) -> Markup:
     """Draws values for each step of a time range.
 
@@ -110,10 +123,12 @@ def over_time(
         step: the duration of a step.
         executions: filters that select the chart's executions.
         zooms: True if the pointer can select a part of the chart as the page's time range.
+        marks: events within the time range.
+        note: an explanation of the series, below the figures.
     """
     rows = [_Row(moment + step / 2, _time_label(moment, step), (moment, moment + step)) for moment in moments]
     span = (moments[0], moments[-1] + step) if moments else None
-    return _figure(label, rows, series, unit, span, executions or {}, zooms=zooms)
+    return _figure(label, rows, series, unit, span, executions or {}, zooms=zooms, marks=marks, note=note)
 
 
 def burn(
@@ -240,6 +255,8 @@ def _figure(
     executions: Mapping[str, str],
     *,
     zooms: bool,
+    marks: Sequence[Mark] = (),
+    note: str = "",
 ) -> Markup:
     start, end = map(ms_from_time, span) if span else (0, 0)
     table = [
@@ -255,7 +272,8 @@ def _figure(
         for index, row in enumerate(rows)
     ]
     identity = re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")
-    return _MACROS.figure(label, identity, unit.name, start, end, zooms, series, table)
+    events = [(ms_from_time(mark.at), _time_label(mark.at, timedelta()), mark.label, mark.text) for mark in marks]
+    return _MACROS.figure(label, identity, unit.name, start, end, zooms, series, table, events, note)
 
 
 def _time_label(moment: datetime, step: timedelta) -> str:

@@ -45,6 +45,16 @@ WHERE opened_at >= {start:DateTime64(3, 'UTC')} AND opened_at < {end:DateTime64(
 ORDER BY opened_at DESC, incident_id DESC
 LIMIT {limit:UInt32}
 
+-- name: config_changes
+SELECT min(opened_at) AS at, any(JSONExtractString(payload, 'version')) AS version,
+    any(JSONExtractString(payload, 'by')) AS by
+FROM alerts
+WHERE first_event = 'config_applied'
+    AND opened_at >= {start:DateTime64(3, 'UTC')} AND opened_at < {end:DateTime64(3, 'UTC')}
+GROUP BY incident_id
+ORDER BY at DESC
+LIMIT {limit:UInt32}
+
 -- name: changes
 SELECT * EXCEPT (event_sequence)
 FROM alerts FINAL

@@ -75,14 +75,16 @@ function configOf(figure, rows, log) {
       { type: "bar", label: head.textContent, data, minBarLength: 2,
         barThickness: ({ chart }) => Math.max(BAR, 0.9 * (chart.chartArea?.width ?? 0) / rows.length),
         backgroundColor: its } :
-      { type: "line", label: head.textContent, data, borderWidth: 2, borderColor: its, backgroundColor: () => its() + "26",
-        pointBackgroundColor: its, pointRadius: (point) => lone(point) ? 3 : 0, pointHoverRadius: 4,
+      { type: "line", label: head.textContent, data, borderWidth: of.style === "thin" ? 1 : 2, borderColor: its, backgroundColor: () => its() + "26",
+        pointBackgroundColor: its, pointRadius: (point) => of.style !== "thin" && lone(point) ? 3 : 0, pointHoverRadius: 4,
         fill: of.style === "area", borderDash: of.style === "dashed" ? [6, 4] : [], spanGaps: false };
   });
-  const stacked = datasets.every((one) => one.type === "bar") && !log;
+  // A line is not stacked on bars.
+  const stacked = datasets.some((one) => one.type === "bar") && !log;
   const tops = rows.map((_, at) => Math.max(...datasets.map((one) => one.data[at].y ?? 0)));
   const least = unit === "money" && tops.some((top) => top > 0) ? 0 : LEAST[unit];
   const highest = Math.max(least, ...tops);
+  const marks = [...figure.querySelectorAll("[data-mark]")].map(({ dataset }) => ({ at: Number(dataset.mark), label: dataset.label }));
   const faint = () => colour("faint"), line = () => colour("line");
   const write = UNITS[unit];
   return {
@@ -125,7 +127,7 @@ function configOf(figure, rows, log) {
         },
       },
     },
-    plugins: [{ id: "chosen", afterDraw: drawChosen }],
+    plugins: [{ id: "chosen", afterDraw: drawChosen }, { id: "marks", afterDatasetsDraw: (chart) => drawMarks(chart, marks) }],
   };
 }
 
@@ -146,6 +148,30 @@ function timeOf(at, ticks) {
   const step = ticks.length > 1 ? ticks[1].value - ticks[0].value : MINUTE;
   if (at % DAY === 0) return new Date(at).toLocaleDateString("en", { month: "short", day: "numeric", timeZone: "UTC" });
   return new Date(at).toISOString().slice(11, step < MINUTE ? 19 : 16);
+}
+
+// Draws a vertical line at each event, with its label where it covers no other one.
+function drawMarks(chart, marks) {
+  const { ctx, chartArea: { top, bottom, left, right }, scales: { x } } = chart;
+  let free = left;
+  ctx.save();
+  ctx.strokeStyle = ctx.fillStyle = colour("front");
+  ctx.font = `11px ${Chart.defaults.font.family}`;
+  ctx.textBaseline = "top";
+  for (const { at, label } of marks) {
+    const at_x = x.getPixelForValue(at), width = ctx.measureText(label).width;
+    ctx.setLineDash([2, 3]);
+    ctx.beginPath(); ctx.moveTo(at_x, top); ctx.lineTo(at_x, bottom); ctx.stroke();
+    ctx.beginPath(); ctx.moveTo(at_x - 4, top - 5); ctx.lineTo(at_x + 4, top - 5); ctx.lineTo(at_x, top); ctx.fill();
+    const from = Math.min(at_x + 4, right - width);
+    if (from < free) continue;
+    ctx.globalAlpha = 0.85;
+    ctx.fillStyle = colour("card"); ctx.fillRect(from - 1, top, width + 2, 12);
+    ctx.globalAlpha = 1;
+    ctx.fillStyle = colour("front"); ctx.fillText(label, from, top);
+    free = from + width + 8;
+  }
+  ctx.restore();
 }
 
 // Draws the time range that the pointer is selecting.
