@@ -336,6 +336,7 @@ def test_a_breaker_that_opens_goes_on_with_the_incident_of_the_deployment() -> N
         return continued_by_breaker(opening, [of_deployment, breaker("other")])
 
     assert ends(agent="b", model=PRIMARY) == ends(agent="a", model=FALLBACK) == []
+    assert ends(agent="a", model=PRIMARY, from_state="open", to_state="half_open", waits=True) == []
     [end] = ends(agent="a", model=PRIMARY)
     alert = decide(end, of_deployment, RULES)
     assert alert is not None

@@ -402,8 +402,9 @@ def test_notices_that_no_digest_takes_are_sent_together_after_a_day() -> None:
 
 
 def ended(event: str, **more: Any) -> WaitingAlert:
-    over = alert("a", "resolved", 2, key=f"{event}/global//daily/2026-11-21/80", event=event, first_event=event, **more)
-    return WaitingAlert(1, over, AT)
+    key = f"{event}/global//daily/2026-11-21/80"
+    given = {"key": key, "event": event, "first_event": event, "source_id": "ended at 2026-11-21 10:00:00 UTC"}
+    return WaitingAlert(1, alert("a", "resolved", 2, **(given | more)), AT)
 
 
 @each_row(
@@ -413,9 +414,12 @@ def ended(event: str, **more: Any) -> WaitingAlert:
         (ended("budget_soft_cap", resolved_by="ann"), True),  # a person has raised the cap
         (ended("guard_soft_cap"), False),
         (ended("budget_hard_cap"), True),  # calls are admitted again
-        (ended("deployment_failing"), True),
-        (ended("deployment_failing", reason=CONTINUED), False),
-        (ended("breaker_open"), True),
+        (ended("quota_exhausted"), True),
+        (ended("deployment_failing"), False),  # nobody has called it for two hours
+        (ended("deployment_failing", source_id="e1:1/answered"), True),
+        (ended("deployment_failing", source_id="writer/m#1/continues", reason=CONTINUED), False),
+        (ended("breaker_open"), False),  # it waits for a call that does not come
+        (ended("breaker_open", source_id="writer/m#2"), True),
     ],
 )
 def test_the_end_of_a_warning_by_itself_is_no_message_and_other_ends_are(

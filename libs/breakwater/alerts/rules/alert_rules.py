@@ -70,12 +70,20 @@ def urgency(alert: Alert) -> tuple[bool, int, float]:
 def is_notice(alert: Alert) -> bool:
     """Returns True if nobody needs to act on it.
 
-    That is an applied config, the end of a warning by itself, and the end of an incident that another one continues.
+    That is an applied config, the end of a warning by itself, the end of an incident that another one continues, and
+    that of a breaker or a deployment which nobody calls any more.
     """
     if alert.event == "config_applied":
         return True
-    warned = began_with(alert) in {"budget_soft_cap", "guard_soft_cap"}
-    return alert.status == "resolved" and alert.resolved_by is None and (warned or alert.reason == CONTINUED)
+    if alert.status != "resolved" or alert.resolved_by is not None:
+        return False
+    if alert.source_id.startswith(ENDED_AT):
+        return began_with(alert) in {"budget_soft_cap", "guard_soft_cap", "breaker_open", "deployment_failing"}
+    return alert.reason == CONTINUED
+
+
+ENDED_AT = "ended at"
+"""The beginning of the `source_id` of an end that came with the time and not with an event."""
 
 
 CONTINUED = "the breaker of the model has opened"

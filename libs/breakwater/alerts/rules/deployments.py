@@ -344,4 +344,5 @@ def continued_by_breaker(opening: Firing, incidents: Iterable[Alert]) -> list[Re
         and alert.status != "resolved"
         and alert.model == opening.model
         and (opening.agent == "*" or agents_of(alert) == (opening.agent,))
+        and opening.continues is None  # it opens now, and does not only wait for a call
     ]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from breakwater.alerts.contract import Alert, AlertChange, AlertEvent, IncidentStatus
-from breakwater.alerts.rules.alert_rules import SEVERITIES, began_with, highest_severity, severity_of
+from breakwater.alerts.rules.alert_rules import ENDED_AT, SEVERITIES, began_with, highest_severity, severity_of
 from breakwater.alerts.rules.signals import Firing, Resolved, Signal
 from breakwater.alerts.settings import Reminders
 from breakwater.kernel.formats import moment, sentence
@@ -153,7 +153,7 @@ def due(current: Alert, now: datetime, rules: IncidentRules) -> Alert | None:
             reason = "no call came to try the breaker"
             advice = " It stays half-open, and the next call tries it. Nothing to do."
         text = f"{_duration_sentence(current, current.last_at)} {sentence(reason)}{advice}"
-        return _over(current, now, f"ended at {moment(current.ends_at)}", by=None, reason=reason, text=text)
+        return _over(current, now, f"{ENDED_AT} {moment(current.ends_at)}", by=None, reason=reason, text=text)
     if current.status == "pending" and current.remind_at is not None and current.remind_at <= now:
         reminders = current.reminders + 1
         return _next(
