@@ -79,7 +79,7 @@ class JobHandler:
                     job = self._reader.read(delivery)
                     await self._answer_or_run(job)
                 else:
-                    async with worker.bodies.budget.taking(delivery.body.size):
+                    async with worker.bodies.budget.taking(delivery.body.job_bytes):
                         job = await self._large_jobs.read(delivery, delivery.body)
                         if job is not None:
                             await self._answer_or_run(job)

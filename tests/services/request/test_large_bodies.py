@@ -19,6 +19,7 @@ from unittest.mock import AsyncMock, patch
 import pytest
 from pydantic import SecretStr
 
+from breakwater.calls.assignment import Assignment
 from breakwater.calls.providers.base import Call
 from breakwater.config import load_config
 from breakwater.identity.api_keys import create_key
@@ -36,6 +37,7 @@ from breakwater.kernel.process.pace import at_pace
 from breakwater.kernel.security.encryption import new_key
 from breakwater.local.plane import PlaneLocation
 from breakwater.services.worker import large_jobs
+from breakwater.services.worker.handler import JobHandler
 from tests.flow.kit import PLANE_KEY, model
 from tests.helpers import until
 from tests.server_sources import RunningServer
@@ -536,3 +538,23 @@ async def test_plans_dry_runs_and_cached_answers_take_large_bodies(open_plane: O
             assert (await plane.worker.result(job_id))["status"] == "succeeded"
         assert [len(str(call.messages[-1]["content"])) > 4_900_000 for call in calls] == [True] * 3
         await plane.emptied()
+
+
+async def test_a_body_that_is_compressed_and_encrypted_takes_the_memory_of_its_job(
+    open_plane: OpenPlane, tmp_path: Path
+) -> None:
+    (tmp_path / "key").write_text(new_key())
+    async with open_plane(encryption={"keys": [{"file": str(tmp_path / "key")}]}) as plane:
+        budget = plane.worker.worker.bodies.budget
+        taken: list[int] = []
+        answer_or_run = JobHandler._answer_or_run  # pyright: ignore[reportPrivateUsage]
+
+        async def spy(self: JobHandler, job: Assignment) -> None:
+            taken.append(budget.taken)
+            await answer_or_run(self, job)
+
+        with patch.object(JobHandler, "_answer_or_run", spy):
+            assert (await plane.submit("sealed")).status == 202
+            assert len(await plane.stored_bytes()) < LARGE // 10, "it is compressed"
+            assert (await plane.worker.result("sealed"))["status"] == "succeeded"
+        assert taken[0] >= LARGE

@@ -74,7 +74,8 @@ class ResponseLog:
         headers = {Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: "0"}
         reference: BodyReference | None = None
         if len(stored) > IN_MESSAGE_BYTES:
-            reference = BodyReference.of(stored, encrypted=self._cipher.on or private)
+            is_encrypted = self._cipher.on or private
+            reference = BodyReference.of(stored, encrypted=is_encrypted, job_bytes=len(document))
             until = response.created_at + lasts
             await self._body_writer.put(reference, stored, response.agent, response.execution_id, until=until)
             headers[Header.BODY.value] = str(reference)

@@ -100,8 +100,8 @@ class StoredDeadLetter:
 
     @property
     def size(self) -> int:
-        """The size of the original, in bytes; of a large body, as it is stored."""
-        return self.body.size if self.body is not None and not self.payload else len(self.payload)
+        """The size of the original, in bytes."""
+        return self.body.job_bytes if self.body is not None and not self.payload else len(self.payload)
 
     @property
     def kind(self) -> DeadLetterKind:
@@ -202,7 +202,7 @@ class Replays:
         if stored.body is None or stored.payload:
             yield stored
             return
-        async with self.budget.taking(stored.body.size):
+        async with self.budget.taking(stored.body.job_bytes):
             try:
                 payload = await BodyReader(self.lookup).read(stored.body)
                 if stored.body.encrypted:

@@ -171,7 +171,7 @@ class JobQueue:
     async def _store_body(self, sent: Submission) -> BodyReference:
         """Stores a large body, encrypted as jobs are. Raises BusUnavailableError, PublishRefusedError."""
         stored, encrypted = await self._publisher.encrypted_body(sent.payload, private=sent.private)
-        reference = BodyReference.of(stored, encrypted=encrypted)
+        reference = BodyReference.of(stored, encrypted=encrypted, job_bytes=len(sent.payload))
         try:
             await self._bodies.put(reference, stored, sent.job.agent, sent.execution_id)
         except BusError as error:

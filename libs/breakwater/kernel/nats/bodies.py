@@ -60,11 +60,13 @@ class BodyReference:
     sha256: str
     """In hex, of the stored bytes."""
     encrypted: bool
+    job_bytes: int
+    """The size of the job. Encrypted texts are compressed first, so that little may be stored of a large job."""
 
     @classmethod
-    def of(cls, body: bytes, *, encrypted: bool) -> Self:
-        """Makes a reference with a name of its own."""
-        return cls(new_id(), len(body), hashlib.sha256(body).hexdigest(), encrypted)
+    def of(cls, body: bytes, *, encrypted: bool, job_bytes: int) -> Self:
+        """Makes a reference with a name of its own to a job of `job_bytes`, of which `body` is what is stored."""
+        return cls(new_id(), len(body), hashlib.sha256(body).hexdigest(), encrypted, job_bytes)
 
     @classmethod
     def parse(cls, header: str | None) -> Self | None:
@@ -72,15 +74,18 @@ class BodyReference:
         match = _REFERENCE.fullmatch(header or "")
         if match is None:
             return None
-        return cls(match["name"], int(match["size"]), match["sha256"], match["form"] == "encrypted")
+        return cls(
+            match["name"], int(match["size"]), match["sha256"], match["form"] == "encrypted", int(match["job_bytes"])
+        )
 
     def __str__(self) -> str:
         """Writes the reference as a header."""
-        return f"{self.name} {self.size} {self.sha256} {'encrypted' if self.encrypted else 'plain'}"
+        return f"{self.name} {self.size} {self.sha256} {'encrypted' if self.encrypted else 'plain'} {self.job_bytes}"
 
 
 _REFERENCE = re.compile(
-    r"(?P<name>[0-9a-z-]{1,64}) (?P<size>[0-9]{1,12}) (?P<sha256>[0-9a-f]{64}) (?P<form>encrypted|plain)"
+    r"(?P<name>[0-9a-z-]{1,64}) (?P<size>[0-9]{1,12}) (?P<sha256>[0-9a-f]{64}) (?P<form>encrypted|plain) "
+    r"(?P<job_bytes>[0-9]{1,12})"
 )
 
 

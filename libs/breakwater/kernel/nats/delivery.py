@@ -248,7 +248,7 @@ async def _store_body(
         body, encrypted = await publisher.encrypted_body(delivery.data, private=private)
         # The same name when this is repeated, so that nothing is left behind.
         name = f"{delivery.stream}-{delivery.sequence}-{int(delivery.published_at.timestamp())}".lower()
-        reference = replace(BodyReference.of(body, encrypted=encrypted), name=name)
+        reference = replace(BodyReference.of(body, encrypted=encrypted, job_bytes=len(delivery.data)), name=name)
         await BodyWriter(publisher).put(reference, body, agent, execution_id)
     except (ValueError, PublishRefusedError) as error:
         structlog.get_logger().warning("dead_letter_without_body", sequence=delivery.sequence, error=str(error))
