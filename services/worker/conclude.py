@@ -52,7 +52,9 @@ async def end_without_run(worker: WorkerContext, job: Assignment, reason: Reason
 
 async def answer_from_decision(worker: WorkerContext, job: Assignment, decided: Result) -> None:
     """Answers from an earlier decision, or refuses another job with the same id."""
-    if decided.agent == job.agent_name and decided.job_digest in (None, job.digest):
+    # A body that is gone, as its job has ended, can't be compared.
+    is_same_job = job.delivery.body_is_lost or decided.job_digest in (None, job.digest)
+    if decided.agent == job.agent_name and is_same_job:
         await answer(worker, job, decided)
     else:
         await refuse_id(worker, job)

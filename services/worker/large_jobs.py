@@ -17,7 +17,7 @@ from breakwater.services.worker.parsing import JobReader
 
 TRIES = 5
 RETRY_S = 0.5
-"""The wait before a body is read again: a replica that lags may not have it yet."""
+"""The wait before a lost body is looked for again: a replica that lags may not know yet that its job has ended."""
 
 
 class LargeJobs:

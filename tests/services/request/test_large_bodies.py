@@ -38,6 +38,7 @@ from breakwater.kernel.security.encryption import new_key
 from breakwater.local.plane import PlaneLocation
 from breakwater.services.worker import large_jobs
 from breakwater.services.worker.handler import JobHandler
+from breakwater.services.worker.large_jobs import LargeJobs
 from tests.flow.kit import PLANE_KEY, model
 from tests.helpers import until
 from tests.server_sources import RunningServer
@@ -558,3 +559,27 @@ async def test_a_body_that_is_compressed_and_encrypted_takes_the_memory_of_its_j
             assert len(await plane.stored_bytes()) < LARGE // 10, "it is compressed"
             assert (await plane.worker.result("sealed"))["status"] == "succeeded"
         assert taken[0] >= LARGE
+
+
+async def test_a_repeated_message_of_an_ended_job_is_no_id_conflict_if_its_end_is_seen_late(
+    open_plane: OpenPlane,
+) -> None:
+    async with open_plane() as plane:
+        await plane.worker.end()
+        assert (await plane.submit("done")).status == 202
+        message = await plane.api.last_job()
+        plane.worker.begin()
+        assert (await plane.worker.result("done"))["status"] == "succeeded"
+        await plane.emptied()
+        # As if a replica that lags did not have the result yet.
+        with (
+            patch.object(LargeJobs, "_has_ended", AsyncMock(return_value=False)) as asked,
+            patch.object(large_jobs, "RETRY_S", 0.01),
+        ):
+            await plane.worker.jetstream.publish(message.subject or "", message.data or b"", headers=message.headers)
+
+            async def is_acknowledged() -> bool:
+                return asked.await_count > 0 and await plane.worker.pending_jobs() == 0
+
+            await until(is_acknowledged, "the acknowledgement")
+        assert (await plane.api.ask("GET", "/api/v1/dlq")).json["dead_letters"] == []

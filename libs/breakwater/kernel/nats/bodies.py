@@ -222,13 +222,15 @@ class BodyReader:
         """Reads a body as it was stored.
 
         Raises:
-            BusUnavailableError: NATS does not respond.
-            BodyLostError: it is gone, or a replica that lags does not have it yet.
+            BusUnavailableError: NATS does not respond, or a replica that lags does not have it yet.
+            BodyLostError: it is gone.
         """
         chunks = list[bytes]()
         size = 0
         digest = hashlib.sha256()
-        async with aclosing(self._lookup.scan(Stream.BODIES, subjects.body_chunks(reference.name))) as stored:
+        chunks_subject = subjects.body_chunks(reference.name)
+        # Complete: a body that a replica lacks is not lost, and its job must wait for it.
+        async with aclosing(self._lookup.scan(Stream.BODIES, chunks_subject, complete=True)) as stored:
             async for message in stored:
                 size += len(message.data)
                 if size > reference.size:
@@ -259,8 +261,9 @@ class BodyReader:
 class Leftovers:
     """Removes bodies that no job and no dead letter has, such as those that a crash has left.
 
-    A job may move between JOBS and PARKED while it is looked for. So a body is removed only if two looks in a row have
-    not found its job.
+    A job may move between JOBS and PARKED, even there and back, while it is looked for. So each look ends with the
+    messages that JOBS has stored since it began, and a body is removed only if two looks in a row have not found its
+    job. Nothing is removed while a replica lags: it may have the body and lack its job, or its dead letter.
     """
 
     def __init__(self, lookup: Lookup, writer: BodyWriter) -> None:
@@ -274,15 +277,22 @@ class Leftovers:
         """Looks for leftovers, and removes those that the last look found, too. Returns how many were removed.
 
         Raises:
-            BusUnavailableError: NATS does not respond.
+            BusUnavailableError: NATS does not respond, or a replica lags.
             PublishRefusedError: NATS refuses the removal.
         """
+        for stream in (Stream.BODIES, Stream.JOBS, Stream.PARKED):
+            await self._lookup.require_current_replicas(stream)
         bodies = await self._reader.all()
         expired = [body.name for body in bodies if body.kept_until is not None and body.kept_until < now]
         old = {body.name: body for body in bodies if body.kept_until is None and body.stored_at < now - LEFT_FOR}
-        for place in ("PARKED", "JOBS", "PARKED") if old else ():
-            for name in await (self._parked(old) if place == "PARKED" else self._queued(old)):
-                old.pop(name, None)
+        if old:
+            begun = (await self._lookup.facts(Stream.JOBS)).last
+            # The clock of JOBS' leader may be behind that of the object store's.
+            oldest = min(body.stored_at for body in old.values()) - LEFT_FOR
+            for start in (oldest, begun + 1):
+                await self._drop_parked(old)
+                await self._drop_queued(old, start)
+            await self._drop_parked(old)
         leftovers = [*expired, *(name for name in old if name in self._suspects)]
         for name in leftovers:
             await self._writer.remove(name)
@@ -291,26 +301,21 @@ class Leftovers:
             structlog.get_logger().info("leftover_bodies_removed", bodies=len(leftovers))
         return len(leftovers)
 
-    async def _parked(self, bodies: dict[str, StoredBody]) -> set[str]:
-        """Returns the names of bodies of executions that have a parked job."""
-        names = set[str]()
-        for body in bodies.values():
+    async def _drop_parked(self, bodies: dict[str, StoredBody]) -> None:
+        """Drops the bodies of executions that have a parked job."""
+        for body in list(bodies.values()):
             parked = subjects.parked_anywhere(body.execution_id or "unknown")
             if await self._lookup.as_stored().last(Stream.PARKED, parked) is not None:
-                names.add(body.name)
-        return names
+                del bodies[body.name]
 
-    async def _queued(self, bodies: dict[str, StoredBody]) -> set[str]:
-        """Returns the names of bodies that jobs in JOBS have. Stops reading when it has seen all of these."""
-        names = set[str]()
-        oldest = min((body.stored_at for body in bodies.values()), default=datetime.now(UTC))
-        async with aclosing(self._lookup.scan(Stream.JOBS, "bw.jobs.*", start=oldest)) as stored:
+    async def _drop_queued(self, bodies: dict[str, StoredBody], start: datetime | int) -> None:
+        """Drops the bodies of jobs in JOBS, which is read from `start` on until there is no other body."""
+        if not bodies:
+            return
+        async with aclosing(self._lookup.scan(Stream.JOBS, "bw.jobs.*", start=start)) as stored:
             async for message in stored:
-                if (name := _name_in(message)) is not None:
-                    names.add(name)
-                    if names.issuperset(bodies):
-                        break
-        return names
+                if bodies.pop(_name_in(message) or "", None) is not None and not bodies:
+                    return
 
 
 def _name_in(message: StoredMessage) -> str | None:

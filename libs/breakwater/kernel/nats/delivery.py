@@ -26,7 +26,7 @@ from pydantic_core import CoreSchema, core_schema
 from typing_extensions import TypeVar
 
 from breakwater.kernel.nats import subjects
-from breakwater.kernel.nats.bodies import IN_MESSAGE_BYTES, BodyReference, BodyWriter
+from breakwater.kernel.nats.bodies import IN_MESSAGE_BYTES, LEFT_FOR, BodyReference, BodyWriter
 from breakwater.kernel.nats.contract import DeadLetter
 from breakwater.kernel.nats.errors import BusUnavailableError, MessageTooLargeError, NoStreamError, PublishRefusedError
 from breakwater.kernel.nats.lookup import Lookup
@@ -207,15 +207,17 @@ async def dead_letter(
     """
     headers = {name: value for name, value in delivery.headers.items() if name != Header.BODY.value}
     owner = agent or "", execution_id
+    until = at + timedelta(seconds=DEAD_LETTERS_S)
     kept_body = delivery.body
     omitted: BodyReference | None = None
     if kept_body is None and len(delivery.data) > IN_MESSAGE_BYTES and reason != "invalid":
-        kept_body = await _store_body(publisher, delivery, *owner, private=private)
+        kept_body = await _store_body(publisher, delivery, *owner, until=until, private=private)
     elif kept_body is not None and (delivery.body_is_lost or (private and not kept_body.encrypted)):
         kept_body, omitted = None, kept_body
+    elif kept_body is not None:
+        await BodyWriter(publisher).keep(kept_body, *owner, until=until)
     if kept_body is not None:
         headers[Header.BODY.value] = str(kept_body)
-        await BodyWriter(publisher).keep(kept_body, *owner, until=at + timedelta(seconds=DEAD_LETTERS_S))
     dead_letter = DeadLetter(
         reason=reason,
         agent=agent,
@@ -239,17 +241,25 @@ async def dead_letter(
 
 
 async def _store_body(
-    publisher: Publisher, delivery: Delivery, agent: str, execution_id: str | None, *, private: bool
+    publisher: Publisher, delivery: Delivery, agent: str, execution_id: str | None, *, until: datetime, private: bool
 ) -> BodyReference | None:
     """Stores the body of a message that is too large for a dead letter. Returns None if that is not possible."""
     if delivery.stream not in _JOBS or (private and not publisher.has_key):
         return None
     try:
         body, encrypted = await publisher.encrypted_body(delivery.data, private=private)
-        # The same name when this is repeated, so that nothing is left behind.
-        name = f"{delivery.stream}-{delivery.sequence}-{int(delivery.published_at.timestamp())}".lower()
-        reference = replace(BodyReference.of(body, encrypted=encrypted, job_bytes=len(delivery.data)), name=name)
-        await BodyWriter(publisher).put(reference, body, agent, execution_id)
+        reference = BodyReference.of(body, encrypted=encrypted, job_bytes=len(delivery.data))
+        # The same name for the same bytes when this is repeated, so that nothing is left behind. Encrypted again, they
+        # differ, and must not replace those to which the dead letter refers that is stored already.
+        stored_at = int(delivery.published_at.timestamp())
+        name = f"{delivery.stream}-{delivery.sequence}-{stored_at}-{reference.sha256[:16]}".lower()
+        reference = replace(reference, name=name)
+        writer = BodyWriter(publisher)
+        try:
+            await writer.put(reference, body, agent, execution_id, until=until + LEFT_FOR)
+        except BusUnavailableError:
+            await writer.remove_if_possible(name)
+            raise
     except (ValueError, PublishRefusedError) as error:
         structlog.get_logger().warning("dead_letter_without_body", sequence=delivery.sequence, error=str(error))
         return None

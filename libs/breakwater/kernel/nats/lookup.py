@@ -197,6 +197,14 @@ class Lookup:
         limit = info.config.max_bytes
         return Facts(identity, created, state.first_seq, state.last_seq, state.bytes, limit or -1)
 
+    async def require_current_replicas(self, stream: Stream) -> None:
+        """Raises BusUnavailableError if the stream's leader knows of a replica that lags, or can't be reached."""
+        with translated_errors(stream):
+            info = await self._jetstream.stream_info(stream.value)
+        replicas = None if info.cluster is None else info.cluster.replicas
+        if late := [replica.name or "unknown" for replica in replicas or () if not replica.current]:
+            raise BusUnavailableError(f"replicas of {stream} lag: {', '.join(late)}")
+
     async def counts(self, stream: Stream, subject_filter: str) -> dict[str, int]:
         """The number of messages on each subject that matches, as the server counts them.
 

@@ -167,6 +167,9 @@ _PARKED = f"$JS.API.DIRECT.GET.{Stream.PARKED}.>"
 _BODIES = f"{subjects.BODIES}.>"
 """The chunks and descriptions of large bodies of jobs, also to remove them."""
 
+_BODIES_END = f"$JS.API.STREAM.MSG.GET.{Stream.BODIES}"
+"""The last chunk of a body, as the leader knows it: a body that a replica lacks is not lost."""
+
 _EVENTS_END = f"$JS.API.STREAM.MSG.GET.{Stream.EVENTS}"
 """The last event of a kind, as the leader knows it: the replica that answers a direct get may lag."""
 
@@ -187,6 +190,7 @@ GRANTS = (
             # Large bodies of jobs, and of dead letters that are shown or replayed.
             _BODIES,
             *reads(Stream.BODIES),
+            _BODIES_END,
             # Stored responses, and the notes that they were deleted.
             *_below("responses"),
             *reads(Stream.RESPONSES),
@@ -225,7 +229,8 @@ GRANTS = (
             # Bodies of jobs, which it removes when the jobs have ended, and keeps for dead letters.
             _BODIES,
             *reads(Stream.BODIES),
-            f"$JS.API.STREAM.MSG.GET.{Stream.BODIES}",
+            _BODIES_END,
+            *_facts(Stream.BODIES),
             # Chunks that are kept, and the last of them, as the leader knows.
             "bw.responses.*.chunks",
             *reads(Stream.RESPONSES),
