@@ -337,12 +337,19 @@ async def test_what_a_breaker_does_until_it_closes_is_one_opening(analytics: Ana
             after(70, 4, "isolated", "by ops", by="ops"),
             after(100, 5, "closed", "reset by ops", by="ops"),
             after(200, 6, "isolated", "for the night", by="ops"),
+            after(300, 7, "closed", "reset by ops", by="ops"),
+            after(400, 8, "open", "5 errors", rule="errors"),
+            after(460, 9, "half_open", "it waits for a call to try it"),
         ],
     )
     found = await analytics.query(
-        "SELECT rule, reason, dateDiff('second', opened_at, closed_at) FROM breaker_openings ORDER BY opened_at"
+        "SELECT rule, reason, dateDiff('second', opened_at, closed_at), state FROM breaker_openings ORDER BY opened_at"
     )
-    assert found.rows == (("consecutive_failures", "3 failures in a row", 100), (None, "for the night", None))
+    assert found.rows == (
+        ("consecutive_failures", "3 failures in a row", 100, "closed"),
+        (None, "for the night", 100, "closed"),
+        ("errors", "5 errors", None, "half_open"),
+    )
 
 
 def test_every_view_is_tested() -> None:

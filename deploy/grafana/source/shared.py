@@ -12,7 +12,9 @@ MODEL_CALLS = "FROM attempts_per_minute\nWHERE $__timeFilter(minute) AND <agent>
 CALL_RECORDS = "FROM attempts FINAL\nWHERE $__timeFilter_ms(started_at) AND NOT short_circuited AND <agent> AND <model>"
 WASTE_PER_MINUTE = "FROM waste_per_minute\nWHERE $__timeFilter(minute) AND <agent>"
 ERRORS_PER_MINUTE = "FROM errors_per_minute\nWHERE $__timeFilter(minute) AND <agent> AND <model>"
-BREAKERS_OPEN_NOW = "FROM breaker_openings\nWHERE closed_at IS NULL AND (agent = '*' OR <agent>)"
+BREAKERS_OPEN_NOW = (
+    "FROM breaker_openings\nWHERE closed_at IS NULL AND state != 'half_open' AND (agent = '*' OR <agent>)"
+)
 
 SUCCESS_STEPS = ((0.9, SO_SO), (0.98, GOOD))
 OUTCOME_COLORS = {"succeeded": "green", "dead-lettered": "red", "cancelled": "text"}

@@ -164,6 +164,24 @@ async def test_a_job_s_own_retries_end_at_the_failure_that_opens_its_breaker(sta
         assert statistics(result) is None
 
 
+async def test_failures_that_follow_from_the_request_count_for_the_task_s_breaker_and_for_no_other(
+    start_worker: StartWorker,
+) -> None:
+    models = {"sim/m": model({"requests": [1, 99], "status": 400})}
+    agents = {"writer": {**AGENT, "guard": "off", "breaker": {"consecutive_failures": 2}}}
+    async with start_worker(models, agents) as plane:
+        await plane.worker.breakers.mark_filled("log")
+        own = {"consecutive_failures": 2}
+        for number in range(2):
+            assert (await run(plane, f"j{number}", task_id="t", breaker=own))["reason"] == "error"
+        refused = await run(plane, "j2", task_id="t", breaker=own)
+        assert (refused["reason"], statistics(refused)) == ("breaker_open", (2, 2, 1, "2 calls in a row failed"))
+        for number in range(3):
+            assert (await run(plane, f"other{number}"))["reason"] == "error"
+        [of_agent] = await plane.worker.breakers.load([BreakerKey("writer", "sim/m")])
+        assert (of_agent.breaker.state, of_agent.breaker.total_failures) == ("closed", 0)
+
+
 async def test_a_task_s_breaker_lets_one_probe_pass_and_closes_with_its_success(start_worker: StartWorker) -> None:
     models = {"sim/m": model({"requests": [1, 1], "status": 500})}
     agents = {"writer": {**AGENT, "retry": {"max_attempts": 1}}}

@@ -1,5 +1,6 @@
 -- One row for each time that a breaker opened or was isolated, with why. What it did until it closed, such as probes
--- that failed, is part of it; one that is open is so until now, and `closed_at` is NULL.
+-- that failed, is part of it; one that is open is so until now, and `closed_at` is NULL. `state` is what it is now, or
+-- was at the end: `half_open` while it waits for a call to try it.
 --
 -- A tuple of rule and reason, as `argMin` alone passes over NULL and would return the rule of a later change.
 SELECT
@@ -10,7 +11,8 @@ SELECT
     tupleElement(first, 2) AS reason,
     min(at) AS opened_at,
     maxOrNullIf(at, to_state = 'closed') AS closed_at,
-    dateDiff('millisecond', opened_at, ifNull(closed_at, now64(3, 'UTC'))) AS open_ms
+    dateDiff('millisecond', opened_at, ifNull(closed_at, now64(3, 'UTC'))) AS open_ms,
+    argMax(to_state, (at, version, event_sequence)) AS state
 FROM
 (
     SELECT *, countIf(to_state = 'closed') OVER earlier AS closings
