@@ -205,7 +205,9 @@ def _money(evidence: Evidence) -> Iterator[str]:
 
 
 def _breakers(evidence: Evidence) -> Iterator[str]:
-    """A breaker is in the state of its last transition, and each version of it is one transition.
+    """A breaker is in the state of its last transition, or half-open after an opening whose cool-down is over.
+
+    Each version of it is one transition.
 
     Transitions are ordered by their versions: the worker whose call is a probe publishes that the breaker is half-open
     while it calls, and NATS may be away until after the end of the call.
@@ -224,11 +226,15 @@ def _breakers(evidence: Evidence) -> Iterator[str]:
         breaker = evidence.breakers.get(key)
         if breaker is None:
             yield f"breaker {key} is lost; its last transition was to {transition['to_state']}"
-        elif (breaker.state, breaker.version) != (transition["to_state"], transition["version"]):
+        elif breaker.version != transition["version"] or breaker.state not in _shown_after(transition["to_state"]):
             yield (
                 f"breaker {key} is {breaker.state} (version {breaker.version}); its last transition was to "
                 f"{transition['to_state']} (version {transition['version']})"
             )
+
+
+def _shown_after(state: str) -> set[str]:
+    return {"open", "half_open"} if state == "open" else {state}
 
 
 def _incidents(evidence: Evidence) -> Iterator[str]:

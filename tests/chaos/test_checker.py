@@ -97,6 +97,8 @@ BROKEN: list[tuple[str, dict[str, Any]]] = [
 
 def test_a_history_in_which_all_promises_were_kept_passes() -> None:
     assert violations(RIGHT) == []
+    cooled = {("writer", "sim/m"): Breaker("half_open", 1)}
+    assert violations(replace(RIGHT, breakers=cooled)) == []
 
 
 def test_an_estimate_may_be_more_than_the_provider_billed() -> None:

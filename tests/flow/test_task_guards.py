@@ -95,7 +95,9 @@ async def test_fifty_jobs_of_one_task_at_once_are_ten_iterations(start_plane: St
 
 async def test_an_outage_stops_no_task_and_hides_no_failure(start_plane: StartPlane) -> None:
     models = {"sim/m": model({"requests": [1, 99], "status": 500})}
-    agents = {"writer": {"model": "sim/m", "breaker": {"consecutive_failures": 3, "cooldown_s": 300}}}
+    agents = {
+        "writer": {"model": "sim/m", "breaker": {"consecutive_failures": 3, "count": "attempts", "cooldown_s": 300}}
+    }
     async with start_plane(models, agents, services=("worker", "breaker")) as plane:
         # Its three tries open the breaker.
         assert (await run(plane, "failed"))["reason"] == "error"
