@@ -168,7 +168,7 @@ def test_the_share_counts_what_the_agent_has_answered_by_other_models() -> None:
 def test_a_refused_key_without_a_fallback_says_so() -> None:
     incidents = Incidents()
     incidents.end(fell_back(1, answered=False))
-    assert incidents.alerts[KEY].title == "openai refuses the key: no fallback answers"
+    assert incidents.alerts[KEY].title == "openai refuses the key: no fallback answers the jobs of content-writer"
     assert incidents.alerts[KEY].payload["fallback_share"] is None
 
 

@@ -61,7 +61,7 @@ def tile(label: str, totals: WindowTotals) -> tuple[str, str]:
         (
             "On fallbacks",
             replace(ENDED, answered=1, fell_back=1, fallback_cost=21, requested_model_cost=10),
-            "100 % 1 of 1 answer, at 2.1 times the cost",
+            "100 % 1 of 1, 2.1 × the cost",
             "warn",
         ),
         ("p95 latency", ENDED, "4.0 s Median 1.0 s", ""),

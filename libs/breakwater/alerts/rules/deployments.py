@@ -266,8 +266,8 @@ def _failing(outage: _Outage, attempt: Attempt, error: ErrorInfo, refusal: Refus
         problem = f"{outage.model} answers nothing"
     else:
         problem = _WORDS[refusal].format(provider=outage.provider, model=outage.model)
-    traffic = outage.traffic_in_words()
     agents = outage.agent_names()
+    traffic = outage.traffic_in_words() or f"no fallback answers the jobs of {_named(agents, 'agent')}"
     payload: dict[str, JsonValue] = {
         "provider": outage.provider,
         "model_id": outage.model,
@@ -286,7 +286,7 @@ def _failing(outage: _Outage, attempt: Attempt, error: ErrorInfo, refusal: Refus
     return Firing(
         key=key_of("deployment_failing", outage.provider, outage.model),
         event="deployment_failing",
-        title=f"{problem}: {traffic or 'no fallback answers'}",
+        title=f"{problem}: {traffic}",
         text=f"Since {moment(outage.since)} nothing has succeeded on {outage.model} of {outage.provider}: "
         f"{quantity(outage.jobs, 'job')} of {_named(agents, 'agent')} failed there, the last one with {error.class_}"
         f"{status}. To do: {_ADVICE[refusal]}. `{command('executions', None, attempt.execution_id)}` shows that job.",

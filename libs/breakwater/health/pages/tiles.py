@@ -123,8 +123,9 @@ def _fallbacks(totals: WindowTotals) -> str:
     if not totals.answered:
         return "no model answered"
     factor = totals.fallback_cost_factor
-    cost = "" if factor is None else f", at {factor:.2g} times the cost"
-    return f"{totals.fell_back:,} of {quantity(totals.answered, 'answer')}{cost}"
+    if factor is None:
+        return f"{totals.fell_back:,} of {quantity(totals.answered, 'answer')}"
+    return f"{totals.fell_back:,} of {totals.answered:,}, {factor:.2g} × the cost"  # in one line
 
 
 def _jobs(live_state: LiveState) -> Tile:
