@@ -18,6 +18,7 @@ from bench.history_fleet import (
     ordinary_failures,
     outage_failures,
 )
+from breakwater.jobs.rules.previews import preview
 from breakwater.jobs.rules.runs import run_id
 from breakwater.kernel.ids import ENTROPY_BYTES, id_at
 from breakwater.kernel.types import format_time, time_from_ms
@@ -25,6 +26,8 @@ from breakwater.records.rows import StoredRow
 
 NO_ERROR: ErrorCells = (None,) * 7
 MAX_ATTEMPTS = 9
+KEY = "app"
+"""The API key of all jobs."""
 _REPAIRS = {
     "logic": ("self_correction", 2),
     "context_overflow": ("context_trim", 1),
@@ -303,6 +306,8 @@ class Jobs:
         if status == "dead_lettered":
             error = _GUARDED if reason == "guard_tripped" else _last_error(course)
         completed_ms = course.at_ms
+        output = self._output(agent) if status == "succeeded" and not dry_run else None
+        prompt = self._prompt() if agent.keeps_prompts else None
         row: StoredRow = (
             *(execution_id, execution_id, agent.name, job.tenant, job.task_id, job.task_id),
             *(job.parent, job.parent, None, None),
@@ -319,24 +324,22 @@ class Jobs:
             {cause: Decimal(nano).scaleb(-9) for cause, nano in course.cost_by_cause.items()},
             basis,
             _cost_on_requested_model(agent, course, answered_by),
-            *((self._output(agent), "stop") if status == "succeeded" and not dry_run else (None, None)),
+            *(output, None if output is None else "stop"),
             *error,
             None,  # statistics
-            self._messages(agent) if agent.keeps_prompts else None,
+            None if prompt is None else _messages(agent, prompt),
             *(None, None),
             f'{{"ticket":{self._rng.randint(1_000, 99_999)}}}' if self._rng.random() < 0.3 else "{}",
             *(time_from_ms(job.queued_ms), time_from_ms(dispatched_ms), course.first_call),
             *(time_from_ms(completed_ms), completed_ms - job.queued_ms),
-            *(cached_from is not None, cached_from, dry_run, "8573401e0e10", None, None, self.next_sequence()),
+            *(cached_from is not None, cached_from, dry_run, "8573401e0e10", None),
+            *(KEY, preview(prompt), preview(output and output.strip('"')), None, self.next_sequence()),
         )
         return Done(row, course.rows, execution_id, reason, known, completed_ms)
 
-    def _messages(self, agent: Agent) -> str:
+    def _prompt(self) -> str:
         asked = self._words(20, 110)
-        if self._rng.random() < 0.12:
-            asked += " (write to [REDACTED], api_key=[REDACTED])"
-        system = f"You are {agent.name}. Be clear and friendly."
-        return f'[{{"role":"system","content":"{system}"}},{{"role":"user","content":"{asked}"}}]'
+        return f"{asked} (write to [REDACTED], api_key=[REDACTED])" if self._rng.random() < 0.12 else asked
 
     def _output(self, agent: Agent) -> str:
         words = self._words(15, 90)
@@ -367,6 +370,11 @@ def outages(rng: random.Random, start_ms: int, end_ms: int) -> dict[str, list[tu
         found[rng.choice(PROVIDERS)].append((at, at + rng.randint(35, 80) * 60_000))
         at += rng.randint(2 * 86_400_000, 6 * 86_400_000)
     return found
+
+
+def _messages(agent: Agent, prompt: str) -> str:
+    system = f"You are {agent.name}. Be clear and friendly."
+    return f'[{{"role":"system","content":"{system}"}},{{"role":"user","content":"{prompt}"}}]'
 
 
 def _end(failure: Failure) -> str:

@@ -87,6 +87,7 @@ def result_of(
         cached_from=end.cached_from,
         dry_run=end.dry_run,
         owner=job.owner,
+        submitted_by=job.submitted_by,
         job_digest=job.digest,
         config_version=config_version,
         trace_id=trace_id,

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from breakwater.jobs.contract.current_jobs import JobWait
 from breakwater.jobs.rules.checkpoints import EndedAttempt, InFlightCall, SavedCheckpoint
-from breakwater.jobs.rules.current_jobs import PHASES, ClaimState, ListPlace, held_state, is_parked, prompt_in
+from breakwater.jobs.rules.current_jobs import PHASES, ClaimState, ListPlace, held_state, is_parked
+from breakwater.jobs.rules.previews import preview, prompt_in
 from tests.tables import each_row
 
 NOW = datetime(2026, 11, 29, 12, tzinfo=UTC)
@@ -106,3 +107,19 @@ def test_a_cursor_is_read_as_it_was_written(phase: Any, agent: str, sequence: in
 def test_a_cursor_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not the `next` of a page of jobs"):
         ListPlace.parse(text)
+
+
+@each_row(
+    ("shown", "value"),
+    [
+        ("Write a haiku", "  Write\n\ta haiku "),
+        ("word " * 23 + "word", "word " * 40),
+        (None, None),
+        (None, ""),
+        (None, "x" * 500),
+        ('{"answer":42}', {"answer": 42}),
+        ("0", 0),
+    ],
+)
+def test_a_preview_is_one_short_line_that_ends_with_a_whole_word(shown: str | None, value: Any) -> None:
+    assert preview(value) == shown

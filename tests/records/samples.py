@@ -217,6 +217,7 @@ def full_execution(execution_id: str = "e-full") -> Execution:
         parent_execution_id="e-parent",
         plan_id="report-47",
         run_id="acme/task-7",
+        submitted_by="checkout",
         status="dead_lettered",
         reason="error",
         chosen_model="gpt-4.1-mini",

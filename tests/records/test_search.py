@@ -2,12 +2,14 @@
 
 from collections.abc import AsyncGenerator
 from datetime import UTC, datetime, timedelta
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from breakwater.jobs.contract.execution import Execution, ExecutionSummary
+from breakwater.jobs.rules.previews import preview, prompt_in
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.records import rows, schema, search
 from breakwater.records.search import Cursor, Filters
@@ -145,6 +147,13 @@ async def test_runs_are_listed_once_at_the_last_step_that_matches(
     assert back.newer is None
 
 
+def previews_of(record: Execution) -> dict[str, str | None]:
+    return {
+        "prompt_preview": preview(prompt_in({"messages": cast(Any, record.messages), "input": record.input})),
+        "output_preview": preview(record.output),
+    }
+
+
 async def test_a_run_sums_up_all_its_steps(filled: Analytics, history: Made) -> None:
     page = await search.search_runs(filled, Filters(status="dead_lettered"), limit=200)
     assert max(run.steps for run in page.lines) > 1
@@ -160,6 +169,9 @@ async def test_a_run_sums_up_all_its_steps(filled: Analytics, history: Made) -> 
         assert run.started_at == steps[0].queued_at
         assert run.completed_at == max(one.completed_at for one in steps)
         assert run.duration_ms == (run.completed_at - run.started_at) // timedelta(milliseconds=1)
+        ended_last = max(steps, key=lambda one: (one.completed_at, one.execution_id))
+        assert (run.submitted_by, run.prompt_preview) == ("app", previews_of(steps[0])["prompt_preview"])
+        assert run.output_preview == previews_of(ended_last)["output_preview"]
         last = max(failed, key=lambda one: one.completed_at)
         assert (run.reason, run.error_message) == (last.reason, last.error and last.error.message)
         assert {one.execution_id for one in await search.steps(filled, run.run_id)} == {
@@ -226,6 +238,8 @@ async def test_a_line_says_what_the_record_says(filled: Analytics, history: Made
             error_status_code=record.error.status_code if record.error else None,
             cache_hit=record.cache_hit,
             dry_run=record.dry_run,
+            submitted_by=record.submitted_by,
+            **previews_of(record),
         )
         assert line.model == (record.chosen_model or record.requested_model)
 

@@ -74,6 +74,13 @@ def migrations(layout: Layout) -> tuple[Migration, ...]:
             ),
         ),
         Migration(23, "states of breakers", (create_view("breaker_openings", layout),)),
+        Migration(
+            24,
+            "submitters and previews of executions",
+            tuple(
+                EXECUTIONS.add_column(column, layout) for column in ("submitted_by", "prompt_preview", "output_preview")
+            ),
+        ),
     )
 
 

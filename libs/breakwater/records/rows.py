@@ -20,6 +20,7 @@ from breakwater.calls.rules.refusals import for_operators
 from breakwater.identity.contract import AuditEvent
 from breakwater.jobs.contract.execution import Attempt, ErrorInfo, Execution
 from breakwater.jobs.contract.plans import PlanChange
+from breakwater.jobs.rules.previews import preview, prompt_in
 from breakwater.jobs.rules.runs import run_id
 from breakwater.kernel.clickhouse.errors import UnstorableError
 from breakwater.kernel.clickhouse.table import MONEY, MONEY_BY_WORD, MONEY_OR_NULL, TIME, TIME_OR_NULL, Table
@@ -65,6 +66,8 @@ def execution_row(record: Execution, sequence: int) -> StoredRow:
         sequence,
         calls_by_cause=calls,
         cost_by_cause=costs,
+        prompt_preview=preview(prompt_in({"messages": record.messages, "input": record.input})),  # pyright: ignore[reportArgumentType]  # JSON
+        output_preview=preview(record.output),
         run_id=record.run_id or run_id(record.tenant, record.task_key or record.execution_id),
         **{name: _json_or_null(getattr(record, name)) for name in JSON_COLUMNS},
         **_error(record.error),

@@ -36,6 +36,22 @@ async def test_an_empty_plane_says_how_to_fill_it(console: Console):
     assert "Remove a filter" in filtered.words
 
 
+async def test_executions_have_a_preview_of_prompt_and_answer_the_submitter_and_tokens(console: Console):
+    asked = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Where is\n my parcel?"}]
+    texts: dict[str, object] = {"messages": asked, "output": "On its way. " * 20}
+    who: dict[str, object] = {"submitted_by": "checkout", "tenant": "acme", "total_tokens": 1_234}
+    encrypted = {"messages": None, "output": None, "encrypted": "bwe1.00000000.token"}
+    await store(console, ended(1, **texts, **who), ended(2, **encrypted, submitted_by="checkout"))
+    for address in ("/executions?window=24h&flat=1", "/executions?window=24h"):
+        page = await console.get(address)
+        assert f"Where is my parcel? → {'On its way. ' * 10}".rstrip() in page.words
+        assert "writer checkout · acme succeeded" in page.words
+        assert "writer checkout succeeded" in page.words, "without the texts that are encrypted"
+        assert "1,234 tokens" in page.words
+    shown = await console.get("/executions/job-001")
+    assert "Submitted by checkout Tenant acme" in shown.words
+
+
 async def test_all_are_paged_through_and_none_twice(console: Console):
     await store(console, *(ended(number) for number in range(1, 61)))
     seen: list[str] = []

@@ -60,6 +60,7 @@ async def test_a_job_belongs_to_who_sent_it_whatever_its_headers_say(start_worke
             attempt = await plane.last("EVENTS", subjects.attempt("writer", called(user, f"of-{user}"), 1))
             assert attempt is not None
             assert attempt.get("submitted_by") == sender
+            assert result["submitted_by"] == sender
             assert not result["queued_at"].startswith("2001")
 
 

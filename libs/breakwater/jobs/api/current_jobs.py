@@ -37,9 +37,9 @@ from breakwater.jobs.rules.current_jobs import (
     Phase,
     held_state,
     is_parked,
-    prompt_in,
 )
 from breakwater.jobs.rules.ownership import may_see
+from breakwater.jobs.rules.previews import PREVIEW_CHARACTERS, prompt_in
 from breakwater.jobs.rules.workers import LIVENESS
 from breakwater.jobs.store.claim_states import claim_states
 from breakwater.kernel.http.problems import RequestError
@@ -54,8 +54,6 @@ from breakwater.kernel.types import is_identifier, ms_from_time, time_from_ms
 from breakwater.kernel.validation import FieldError
 from breakwater.redaction.rules.redact import Redactor
 from breakwater.redaction.rules.scanner import holds_key
-
-PROMPT_CHARACTERS = 120
 
 MAX_READ = 500
 """The most messages that a request reads, with those that it does not list."""
@@ -190,7 +188,7 @@ class _Page:
         self._query = query
         self._caller = caller
         self._queues = queues
-        self._redactor = replace(needs.redactor, max_length=PROMPT_CHARACTERS)
+        self._redactor = replace(needs.redactor, max_length=PREVIEW_CHARACTERS)
         self._listed_ids: set[str] = set()
         self.jobs: list[CurrentJob] = []
         self.sees_all = caller.may(("read",))

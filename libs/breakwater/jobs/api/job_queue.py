@@ -16,7 +16,7 @@ import orjson
 import structlog
 
 from breakwater.jobs.api.submission import Submission
-from breakwater.jobs.rules.current_jobs import prompt_in
+from breakwater.jobs.rules.previews import prompt_in
 from breakwater.jobs.store.accepted import AcceptedJobs
 from breakwater.kernel.http.problems import unavailable
 from breakwater.kernel.nats import subjects

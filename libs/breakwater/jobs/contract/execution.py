@@ -341,6 +341,11 @@ class Execution(Event):
     cached_from: Identifier | None = Field(default=None, description="Execution that a cached answer comes from.")
     dry_run: bool = False
     owner: Identifier | None = Field(default=None, description="Name of the API key that the job belongs to, if any.")
+    submitted_by: Identifier | None = Field(
+        default=None,
+        description="Name of the API key that the job was submitted with, or NATS user of the program. Null for the "
+        "NATS user that all programs share.",
+    )
     job_digest: str | None = Field(
         default=None,
         description="Digest of the request. A different request with the same id is refused (`id_conflict`).",
@@ -526,6 +531,11 @@ class ExecutionQuery(Message):
         return self
 
 
+Preview = Annotated[str | None, Field(max_length=200)]
+
+_IN_LISTS = "Redacted; null if its agent does not keep it, if texts are encrypted, and in the stream of events."
+
+
 class ExecutionSummary(Event):
     """An execution without its texts and attempts, for lists and for the stream of events."""
 
@@ -556,6 +566,11 @@ class ExecutionSummary(Event):
     error_status_code: int | None = Field(default=None, description="HTTP status that the provider answered with.")
     cache_hit: bool
     dry_run: bool
+    submitted_by: Identifier | None = Field(default=None, description="As in the execution.")
+    prompt_preview: Preview = Field(
+        default=None, description=f"The beginning of the prompt, or of the last message of a user. {_IN_LISTS}"
+    )
+    output_preview: Preview = Field(default=None, description=f"The beginning of the output. {_IN_LISTS}")
 
     @property
     def model(self) -> str | None:
@@ -566,7 +581,8 @@ class ExecutionSummary(Event):
     def of(cls, record: Execution) -> Self:
         """Returns the summary of a record."""
         error = record.error
-        fields = {name: getattr(record, name) for name in cls.model_fields if not name.startswith("error_")}
+        left_out = ("error_", "prompt_preview", "output_preview")
+        fields = {name: getattr(record, name) for name in cls.model_fields if not name.startswith(left_out)}
         return cls(
             **fields,
             error_kind=error and error.kind,
@@ -609,6 +625,9 @@ class RunSummary(Event):
     duration_ms: Count = Field(description="From `started_at` to `completed_at`.")
     cache_hit: bool = Field(description="True if all steps were answered from the cache.")
     dry_run: bool = Field(description="True if all steps are dry runs.")
+    submitted_by: Identifier | None = Field(default=None, description="Of the first step.")
+    prompt_preview: Preview = Field(default=None, description="Of the first step, as in `ExecutionSummary`.")
+    output_preview: Preview = Field(default=None, description="Of the last step, as in `ExecutionSummary`.")
 
 
 class RunList(Event):

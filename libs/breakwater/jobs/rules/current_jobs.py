@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal, Self, get_args
-
-from pydantic import JsonValue
+from typing import Literal, Self, get_args
 
 from breakwater.jobs.contract.current_jobs import JobState, JobWait
-from breakwater.jobs.rules.chat_messages import fields, objects, parts_of
 from breakwater.jobs.rules.checkpoints import SavedCheckpoint
 from breakwater.kernel.nats.subjects import decode_token, encode_token
 from breakwater.kernel.types import is_identifier
@@ -117,28 +114,3 @@ class ListPlace:
         if agent and not is_identifier(agent):
             raise ValueError(message)
         return cls(phase, agent, int(number))  # pyright: ignore[reportArgumentType]  # one of PHASES, as checked above
-
-
-def prompt_in(document: JsonValue) -> str | None:
-    """Returns the text that a person would know a job by: its prompt, its last user's message, or its text input.
-
-    Args:
-        document: the body of the job, valid or not.
-    """
-    job = fields(document)
-    native = fields(fields(job.get("api_request")).get("body"))
-    texts = (job.get("prompt"), job.get("messages"), native.get("messages"), native.get("input"), job.get("input"))
-    return next((text for value in texts if (text := _text_of(value))), None)
-
-
-def _text_of(value: Any) -> str | None:
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        return None
-    by_users = [message for message in objects(value) if message.get("role") == "user"]
-    for message in reversed(by_users):
-        if text := parts_of(message.get("content"))[0]:
-            return text
-    # Inputs for embeddings are texts without roles.
-    return next((text for text in value if isinstance(text, str)), None)

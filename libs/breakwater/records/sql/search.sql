@@ -130,7 +130,11 @@ SELECT
     max(executions.completed_at) AS completed_at,
     greatest(dateDiff('millisecond', started_at, completed_at), 0) AS duration_ms,
     min(executions.cache_hit) AS cache_hit,
-    min(executions.dry_run) AS dry_run
+    min(executions.dry_run) AS dry_run,
+    -- A tuple: argMin would pass over a step without a value.
+    (argMin(tuple(executions.submitted_by), (queued_at, executions.execution_id))).1 AS submitted_by,
+    (argMin(tuple(executions.prompt_preview), (queued_at, executions.execution_id))).1 AS prompt_preview,
+    (argMax(tuple(executions.output_preview), (executions.completed_at, executions.execution_id))).1 AS output_preview
 FROM executions FINAL
 PREWHERE run_id IN {runs:Array(String)}
 GROUP BY run_id

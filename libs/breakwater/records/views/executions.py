@@ -37,12 +37,15 @@ COLUMNS: tuple[Column[ExecutionSummary], ...] = (
     Column("agent", lambda execution: execution.agent, "agent", sortable=False),
     Column("status", lambda execution: execution.status, "state", sortable=False),
     Column("model", lambda execution: execution.model, drop=2, sortable=False),
+    Column("key", lambda execution: execution.submitted_by, name="submitted_by", drop=7, page=False),
     Column("tenant", lambda execution: execution.tenant, terminal=False, page=False),
     Column("task", lambda execution: execution.task_id, terminal=False, page=False),
     Column("plan", lambda execution: execution.plan_id, terminal=False, page=False),
     Column("run", lambda execution: execution.run_id, terminal=False, page=False),
     Column("attempts", lambda execution: execution.attempts_count, "count", name="attempts_count", drop=5),
-    Column("tokens", lambda execution: execution.total_tokens, "count", name="total_tokens", terminal=False),
+    Column(
+        "tokens", lambda execution: execution.total_tokens, "count", name="total_tokens", terminal=False, page=False
+    ),
     Column("cost", lambda execution: execution.total_cost, "usd", name="total_cost", drop=1),
     Column("wasted_cost", lambda execution: execution.wasted_cost, "usd", terminal=False, page=False),
     Column("cost_basis", lambda execution: execution.cost_basis, terminal=False, page=False),
@@ -52,6 +55,8 @@ COLUMNS: tuple[Column[ExecutionSummary], ...] = (
     Column("reason", lambda execution: execution.error_message, display=_remarks, name="error", drop=6, sortable=False),
     Column("dry_run", lambda execution: str(execution.dry_run).lower(), terminal=False, page=False),
     Column("cache_hit", lambda execution: str(execution.cache_hit).lower(), terminal=False, page=False),
+    Column("prompt_preview", lambda execution: execution.prompt_preview, terminal=False, page=False),
+    Column("output_preview", lambda execution: execution.output_preview, terminal=False, page=False),
 )
 
 
@@ -102,6 +107,7 @@ RUNS: tuple[Column[RunSummary], ...] = (
     Column("model", lambda run: _list_names(run.models), sortable=False, terminal=False),
     Column("steps", lambda run: run.steps, "count", page=False),
     Column("attempts", lambda run: run.attempts_count, "count", name="attempts_count", terminal=False),
+    Column("tokens", lambda run: run.total_tokens, "count", name="total_tokens", terminal=False, page=False),
     Column("cost", lambda run: run.total_cost, "usd", name="total_cost"),
     Column("wasted", lambda run: run.wasted_cost, "usd", name="wasted_cost", drop=2),
     Column("started", lambda run: run.started_at, "time", drop=3, page=False),
@@ -207,6 +213,7 @@ FACTS: tuple[Column[Execution], ...] = (
         lambda execution: None if execution.execution_id == execution.job_id else execution.execution_id,
     ),
     Column("agent", lambda execution: execution.agent),
+    Column("submitted by", lambda execution: execution.submitted_by),
     Column("status", lambda execution: execution.status, "state"),
     Column("reason", lambda execution: execution.reason, "words"),
     Column("error", lambda execution: execution.error and f"{execution.error.class_}: {execution.error.message}"),
