@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from datetime import UTC, datetime, timedelta
+from unittest.mock import AsyncMock, patch
 
 import orjson
 import pytest
@@ -13,6 +14,7 @@ from nats.aio.client import Client
 
 from breakwater.dialects.contract.stored_response import StoredResponse
 from breakwater.dialects.store.response_log import DELETED, ResponseLog
+from breakwater.kernel.nats.bodies import BodyReader, BodyReference
 from breakwater.kernel.nats.errors import AlreadyDecidedError, BusUnavailableError
 from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.provision import provision
@@ -94,7 +96,28 @@ async def test_a_request_is_stored_once_and_found_with_others(client: Client) ->
     second = RESPONSE.model_copy(update={"execution_id": "j2"})
     await log.keep(second, private=False, lasts=DAY)
     assert await log.find("j1") == RESPONSE
-    assert await log.find_all(("j1", "j2", "j3")) == {"j1": RESPONSE, "j2": second}
+    assert await log.find_all(("j1", "j2", "j3"), AsyncMock()) == {"j1": RESPONSE, "j2": second}
+
+
+async def test_a_large_input_is_read_only_where_it_is_needed_and_once_there_is_room_for_it(client: Client) -> None:
+    log = log_of(client)
+    whole = RESPONSE.model_copy(update={"body": {"input": "x" * 5_000_000, "instructions": "Be brief."}})
+    await log.keep(whole, private=False, lasts=DAY)
+    steps: list[int | str] = []
+    read = BodyReader.read
+
+    async def spy(self: BodyReader, reference: BodyReference) -> bytes:
+        steps.append("read")
+        return await read(self, reference)
+
+    async def take_room(size: int) -> None:
+        steps.append(size)
+
+    with patch.object(BodyReader, "read", spy):
+        assert await log.find("j1") == RESPONSE.model_copy(update={"body": {"instructions": "Be brief."}})
+        assert steps == []
+        assert await log.find_all(("j1",), take_room) == {"j1": whole}
+    assert steps == [len(whole.json_bytes()), "read"]
 
 
 async def test_a_deleted_response_leaves_a_note_and_refuses_its_writer(client: Client) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -65,12 +65,10 @@ class EarlierItems:
     Attributes:
         items: all items, the oldest first.
         executions: the executions that they come from, the oldest first.
-        size: the size of all items, in bytes.
     """
 
     items: list[JsonValue]
     executions: tuple[str, ...]
-    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,13 +181,16 @@ class ResponseStore:
         message = f"there is no response {response_id!r}: it was never stored, has expired, or was deleted"
         raise RequestError(404, "response_not_found", message)
 
-    async def conversation(self, caller: Caller, response_id: str, request_bytes: int = 0) -> EarlierItems:
+    async def conversation(
+        self, caller: Caller, response_id: str, request_bytes: int, take_room: Callable[[int], Awaitable[None]]
+    ) -> EarlierItems:
         """Reads the conversation up to and including a response.
 
         Args:
             caller: the sender of the request.
             response_id: the response.
             request_bytes: the size of the request that continues it.
+            take_room: takes room in memory for its requests.
 
         Raises:
             RequestError: 404, there is no such response; 400, it can't be continued; 413, it is too large.
@@ -202,33 +203,36 @@ class ResponseStore:
             executions = (*stored.previous, stored.execution_id)
             if len(executions) > MAX_TURNS:
                 raise _wrong("previous_response_id", f"the conversation has more than {MAX_TURNS} responses")
-            items = await self._read_items(executions)
-        size = len(encode_json(items))
+            items = await self._read_items(executions, take_room)
+        size = len(encode_json(items)) + request_bytes
         limit = self.config.limits.max_body_bytes
-        if size + request_bytes > limit:
-            total = size + request_bytes
-            message = f"the conversation has {total} bytes with this request, over limits.max_body_bytes ({limit})"
+        if size > limit:
+            message = f"the conversation has {size} bytes with this request, over limits.max_body_bytes ({limit})"
             raise _wrong("previous_response_id", message, 413, "body_too_large")
-        return EarlierItems(items, executions, size)
+        return EarlierItems(items, executions)
 
-    async def input_items(self, stored: StoredResponse) -> list[JsonValue]:
+    async def input_items(self, stored: StoredResponse, take_room: Callable[[int], Awaitable[None]]) -> list[JsonValue]:
         """Reads all items that a response answers. Raises RequestError: 400, some of them are not stored."""
         try:
-            return await self._read_items((*stored.previous, stored.execution_id), last_result=False)
+            executions = (*stored.previous, stored.execution_id)
+            return await self._read_items(executions, take_room, last_result=False)
         except RequestError as error:
             raise RequestError(error.status, error.code, error.message.partition(": ")[2]) from None
 
-    async def _read_items(self, executions: tuple[str, ...], *, last_result: bool = True) -> list[JsonValue]:
+    async def _read_items(
+        self, executions: tuple[str, ...], take_room: Callable[[int], Awaitable[None]], *, last_result: bool = True
+    ) -> list[JsonValue]:
         """Reads the items of a conversation.
 
         Args:
             executions: its executions, the oldest first.
+            take_room: takes room in memory for its requests.
             last_result: include the output of the last execution.
 
         Raises:
             RequestError: 400, some items are missing.
         """
-        stored = await self.log.find_all(executions)
+        stored = await self.log.find_all(executions, take_room)
         results = await self._results(executions if last_result else executions[:-1])
         items: list[JsonValue] = []
         for number, execution_id in enumerate(executions, 1):

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from typing import Any, ClassVar
 
 import orjson
@@ -93,8 +94,9 @@ class ResponsesRoutes:
         full_body = native
         previous_executions = ()
         if previous_id is not None:
-            earlier = await self._stored.store.conversation(caller_of(request), previous_id, len(body))
-            await take_room(request, earlier.size)
+            earlier = await self._stored.store.conversation(
+                caller_of(request), previous_id, len(body), partial(take_room, request)
+            )
             full_body = {**native, "input": [*earlier.items, *input_of(native)]}
             previous_executions = earlier.executions
         job = Job(

@@ -36,6 +36,7 @@ from breakwater.jobs.api.submission import Submission
 from breakwater.jobs.contract.execution import Cancellation, PendingCancel
 from breakwater.jobs.contract.job import Job
 from breakwater.jobs.rules.chat_messages import encode_json
+from breakwater.kernel.http.bodies import take_room
 from breakwater.kernel.http.parsing import read_query
 from breakwater.kernel.http.problems import RequestError, not_done, not_read
 from breakwater.kernel.nats import subjects
@@ -253,7 +254,7 @@ class StoredResponseRoutes:
         query = read_query(request, InputItemsQuery, _IGNORED)
         with outages_as(not_read):
             stored = await self._find(request)
-            input_items = await self.store.input_items(stored)
+            input_items = await self.store.input_items(stored, partial(take_room, request))
         items = listed_items(stored.job_id, input_items)
         if query.order == "desc":
             items.reverse()

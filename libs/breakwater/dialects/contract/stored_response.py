@@ -20,7 +20,7 @@ class StoredResponse(Event):
         created_at: when it was accepted.
         background: it was created to run without its client.
         body: the request as the client wrote it, with the input of this response alone; without texts for an agent
-            that keeps no prompts.
+            that keeps no prompts. Of a large request, the input may be in the object store.
         keeps_input: `body` has the input.
         previous_response_id: the response that it continues, in the client's words.
         previous: the executions that it continues, the oldest first.

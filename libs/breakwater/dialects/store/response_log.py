@@ -7,6 +7,7 @@ The chunks of an execution are a log of one writer at a time. Each message names
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from datetime import timedelta
 from functools import partial
@@ -57,7 +58,8 @@ class ResponseLog:
     async def keep(self, response: StoredResponse, *, private: bool, lasts: timedelta) -> StoredResponse:
         """Stores the request of a response once. Returns what is stored, perhaps by another process.
 
-        The body of a large request is stored in the object store, where it expires with the response.
+        A large request is put into the object store, where it expires with the response. RESPONSES then has it without
+        its input, which only those need who continue the response or list its input.
 
         Args:
             response: what is to be known of it.
@@ -79,29 +81,48 @@ class ResponseLog:
             until = response.created_at + lasts
             await self._body_writer.put(reference, stored, response.agent, response.execution_id, until=until)
             headers[Header.BODY.value] = str(reference)
-            stored = response.model_copy(update={"body": {}}).json_bytes()
+            stored = self._without_input(response, private=private)
         subject = subjects.kept_request(response.execution_id)
         try:
             await self._publish(subject, stored, headers)
         except AlreadyDecidedError:
             if reference is not None:
                 await self._body_writer.remove_if_possible(reference.name)
-            return await self._read(await self._lookup.winner(Stream.RESPONSES, subject))
+            return await self._read_without_input(await self._lookup.winner(Stream.RESPONSES, subject))
         return response
 
     async def find(self, execution_id: str) -> StoredResponse | None:
-        """The request of a stored response that is not deleted; None if there is none. Raises as `keep`."""
+        """The request of a stored response that is not deleted; None if there is none. Raises as `keep`.
+
+        A large request comes without its input.
+        """
         subject = subjects.kept_request(execution_id)
         # A replica may not have it yet, or not know yet that it was deleted; the leader does.
         message = await self._lookup.newest_on(Stream.RESPONSES, subject)
-        stored = None if message is None else await self._read(message)
+        stored = None if message is None else await self._read_without_input(message)
         return None if stored is None or stored.deleted else stored
 
-    async def find_all(self, execution_ids: tuple[str, ...]) -> dict[str, StoredResponse]:
-        """The requests of the stored responses among these, by execution. Raises as `keep`."""
+    async def find_all(
+        self, execution_ids: tuple[str, ...], take_room: Callable[[int], Awaitable[None]]
+    ) -> dict[str, StoredResponse]:
+        """The whole requests of the stored responses among these, by execution. Raises as `keep`.
+
+        Args:
+            execution_ids: the executions of the responses.
+            take_room: is called with the size of all of them, before large ones are read into memory.
+        """
         wanted = list(map(subjects.kept_request, execution_ids))
         async with aclosing(self._lookup.last_on(Stream.RESPONSES, wanted)) as stored:
-            responses = [await self._read(message) async for message in stored]
+            messages = [message async for message in stored]
+        references = [BodyReference.parse(message.headers.get(Header.BODY.value)) for message in messages]
+        sizes = (
+            len(message.data) if reference is None else reference.job_bytes
+            for message, reference in zip(messages, references, strict=True)
+        )
+        await take_room(sum(sizes))
+        responses = [
+            await self._read(message, reference) for message, reference in zip(messages, references, strict=True)
+        ]
         return {response.execution_id: response for response in responses}
 
     async def delete(self, response: StoredResponse) -> None:
@@ -191,13 +212,28 @@ class ResponseLog:
         except StreamFullError as error:
             raise EventStreamFullError(f"{error}: the server has no storage left") from error
 
-    async def _read(self, message: StoredMessage) -> StoredResponse:
+    def _without_input(self, response: StoredResponse, *, private: bool) -> bytes:
+        """Returns a large request as RESPONSES stores it; without anything if it is large even without its input."""
+        for body in ({name: value for name, value in response.body.items() if name != "input"}, {}):
+            document = response.model_copy(update={"body": body}).json_bytes()
+            stored = self._cipher.encrypt_document(document, private=private, names=_BODY)
+            if len(stored) <= IN_MESSAGE_BYTES:
+                break
+        return stored
+
+    async def _read_without_input(self, message: StoredMessage) -> StoredResponse:
+        """Reads a request; a large one without its input, if that is what makes it large."""
         reference = BodyReference.parse(message.headers.get(Header.BODY.value))
+        response = StoredResponse.model_validate_json(self._cipher.decrypt_document(message.data))
+        return response if reference is None or response.body else await self._read(message, reference)
+
+    async def _read(self, message: StoredMessage, reference: BodyReference | None) -> StoredResponse:
         if reference is None:
             return StoredResponse.model_validate_json(self._cipher.decrypt_document(message.data))
         try:
             stored = await self._bodies.read(reference)
         except BodyLostError:
             # It has expired, or is being deleted.
-            return StoredResponse.model_validate_json(message.data).model_copy(update={"deleted": True})
+            outline = StoredResponse.model_validate_json(self._cipher.decrypt_document(message.data))
+            return outline.model_copy(update={"deleted": True})
         return StoredResponse.model_validate_json(await asyncio.to_thread(self._cipher.decrypt_document, stored))
