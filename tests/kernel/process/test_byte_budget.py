@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from breakwater.kernel.process.byte_budget import ByteBudget
+from breakwater.kernel.process.byte_budget import ByteBudget, NoRoomError
 
 
 async def test_who_comes_first_is_served_first_and_at_once_if_there_is_room() -> None:
@@ -50,6 +50,21 @@ async def test_more_than_there_is_takes_all_of_it_even_after_the_budget_shrinks(
     budget.resize(5)
     budget.give_back(taken)
     assert await waiting == 9
+
+
+async def test_who_holds_some_and_needs_more_never_waits_for_others_that_do_the_same() -> None:
+    budget = ByteBudget(10)
+    first, second = await budget.take(5), await budget.take(5)
+    for holding in (first, second):
+        with pytest.raises(NoRoomError):
+            await budget.take(3, holding=holding)
+    budget.give_back(second)
+    assert await budget.take(7, holding=first) == 7, "alone, it gets more than there is"
+    waiting = asyncio.create_task(budget.take(1))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    budget.give_back(7)
+    assert await waiting == 1
 
 
 @given(st.lists(st.tuples(st.integers(1, 12), st.booleans()), max_size=12))

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from breakwater.kernel.http.problems import RequestError
 from breakwater.kernel.http.server import OPEN_BODY_BYTES, OPEN_BODY_S
-from breakwater.kernel.process.byte_budget import ByteBudget
+from breakwater.kernel.process.byte_budget import ByteBudget, NoRoomError
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -177,7 +177,7 @@ class HoldBodies:
 
         async def hold(size: int) -> None:
             nonlocal taken
-            taken += await self._budget.take(size)
+            taken += await self._budget.take(size, holding=taken)
 
         try:
             scope[HOLD] = hold
@@ -216,10 +216,10 @@ class _Room:
         try:
             async with asyncio.timeout(WAIT_TIMEOUT_S):
                 await self._hold(size)
-        except TimeoutError:
+        except (TimeoutError, NoRoomError):
             message = (
-                f"other large bodies take all the room in memory (limits.bodies_in_memory_bytes), and none became "
-                f"free within {WAIT_TIMEOUT_S:g} s; send it again"
+                "other large bodies take all the room in memory (limits.bodies_in_memory_bytes), and none became free "
+                "in time; send it again"
             )
             headers = {"Retry-After": "5", "Connection": "close"}
             raise RequestError(503, "busy", message, headers=headers) from None

@@ -7,6 +7,12 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
+from breakwater.kernel.errors import BreakwaterError
+
+
+class NoRoomError(BreakwaterError):
+    """The budget has too few bytes left for somebody who must not wait for them."""
+
 
 class ByteBudget:
     """Bytes that may be taken until they are given back. Whoever finds too few of them waits, in order of arrival."""
@@ -16,10 +22,19 @@ class ByteBudget:
         self.taken = 0
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
-    async def take(self, size: int) -> int:
-        """Takes `size` bytes, all at once and at most the whole budget. Returns how many to give back."""
+    async def take(self, size: int, *, holding: int = 0) -> int:
+        """Takes `size` bytes, all at once and at most the whole budget. Returns how many to give back.
+
+        Whoever is `holding` bytes already never waits for more: it might wait for another that does the same.
+
+        Raises NoRoomError: it would have to wait.
+        """
         size = min(size, self.total)
-        if self._waiting or self.taken + size > self.total:
+        if holding:
+            if self.taken + size > self.total and self.taken > holding:
+                raise NoRoomError
+            self.taken += size
+        elif self._waiting or self.taken + size > self.total:
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append((size, turn))
             try:
