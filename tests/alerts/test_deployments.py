@@ -172,6 +172,13 @@ def test_a_refused_key_without_a_fallback_says_so() -> None:
     assert incidents.alerts[KEY].payload["fallback_share"] is None
 
 
+def test_a_fallback_that_fails_between_two_others_says_that_others_answer() -> None:
+    incidents = Incidents()
+    incidents.end(fell_back(1, requested_model="openai/first"))
+    assert incidents.alerts[KEY].title == "openai refuses the key: other models answer the jobs of content-writer"
+    assert incidents.alerts[KEY].payload["cost_factor"] is None
+
+
 @each_row(
     ("error", "answered", "title"),
     [

@@ -267,7 +267,9 @@ def _failing(outage: _Outage, attempt: Attempt, error: ErrorInfo, refusal: Refus
     else:
         problem = _WORDS[refusal].format(provider=outage.provider, model=outage.model)
     agents = outage.agent_names()
-    traffic = outage.traffic_in_words() or f"no fallback answers the jobs of {_named(agents, 'agent')}"
+    # A fallback that fails behind a primary carries no traffic that could be on others now.
+    answering = "other models answer" if outage.others_answered else "no fallback answers"
+    traffic = outage.traffic_in_words() or f"{answering} the jobs of {_named(agents, 'agent')}"
     payload: dict[str, JsonValue] = {
         "provider": outage.provider,
         "model_id": outage.model,
