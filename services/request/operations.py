@@ -61,6 +61,7 @@ from breakwater.limits.store.tasks import Tasks
 from breakwater.records.api.costs import CostRoutes
 from breakwater.records.api.events import EventLog, EventRoutes
 from breakwater.records.api.executions import ExecutionRoutes
+from breakwater.records.api.export import ExportRoutes
 from breakwater.records.api.query import Analyst, QueryRoutes
 from breakwater.records.reconciliation import RecordedSpend, compare
 from breakwater.redaction.rules.redact import Redactor
@@ -223,6 +224,7 @@ HANDLERS: Mapping[type, Callable[[ApiDependencies], object]] = MappingProxyType(
         ResponsesRoutes: lambda needs: ResponsesRoutes(needs.request_handler, needs.stored_responses),
         ExecutionRoutes: lambda needs: ExecutionRoutes(needs.analytics, needs.cipher),
         QueryRoutes: lambda needs: QueryRoutes(needs.analyst),
+        ExportRoutes: lambda needs: ExportRoutes(needs.analyst),
         EventRoutes: lambda needs: EventRoutes(needs.streams, needs.event_log),
         AgentRoutes: lambda needs: needs.agents,
         BreakerRoutes: lambda needs: BreakerRoutes(

@@ -270,7 +270,20 @@ class ApiClient:
         headers: Mapping[str, str] = _NO_HEADERS,
         begins_within_s: float = ACT_TIMEOUT_S,
     ) -> AsyncGenerator[aiohttp.StreamReader]:
-        """Opens a resource that is written line by line, and yields its body.
+        """Opens a resource that is written line by line, and yields its body. Arguments as for `open_response`."""
+        async with self.open_response(path, body, headers=headers, begins_within_s=begins_within_s) as response:
+            yield response.content
+
+    @asynccontextmanager
+    async def open_response(
+        self,
+        path: str,
+        body: Mapping[str, object] | None = None,
+        *,
+        headers: Mapping[str, str] = _NO_HEADERS,
+        begins_within_s: float = ACT_TIMEOUT_S,
+    ) -> AsyncGenerator[aiohttp.ClientResponse]:
+        """Opens a resource whose body may be long, and yields the response with its headers.
 
         Args:
             path: the path of the resource.
@@ -290,7 +303,7 @@ class ApiClient:
             if response.status != 200:
                 raise UnexpectedResponseError(response.status, _not_ours(response.status))
             until_it_begins.reschedule(None)
-            yield response.content
+            yield response
 
     @asynccontextmanager
     async def _request(

@@ -1,12 +1,14 @@
-"""Requests for the record as a whole: statements."""
+"""Requests for the record as a whole: statements and exports."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from breakwater.kernel.types import Message
+from breakwater.jobs.contract.execution import Status
+from breakwater.kernel.http.contract import Moment
+from breakwater.kernel.types import Identifier, Message
 
 MAX_STATEMENT = 200_000
 LONGEST_S = 600.0
@@ -21,3 +23,23 @@ class QueryRequest(Message):
     )
     limit: int | None = Field(default=None, ge=1, description="Maximum number of rows; by default all.")
     timeout_s: float = Field(default=60.0, gt=0, le=LONGEST_S, description="Time limit of the statement.")
+
+
+ExportedRecords = Literal["executions", "attempts"]
+ExportFormat = Literal["parquet", "jsonl"]
+
+EXPORTED_ROWS = "Breakwater-Rows"
+"""The header with the number of exported rows."""
+
+
+class ExportQuery(Message):
+    """A selection of records to export."""
+
+    format: ExportFormat = Field(description="Parquet, or one line of JSON per record.")
+    what: ExportedRecords = Field(default="executions", description="Kind of records.")
+    since: Moment | None = Field(
+        default=None, description="Earliest end, of attempts earliest begin (inclusive): a time in RFC 3339."
+    )
+    until: Moment | None = Field(default=None, description="And latest (exclusive); default: now.")
+    agent: Identifier | None = Field(default=None, description="Filter by agent.")
+    status: Status | None = Field(default=None, description="Filter executions by status.")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from decimal import Decimal
-from typing import Any, Literal
+from typing import Any
 
 from pydantic_core import from_json, to_json
 
@@ -25,6 +25,7 @@ from breakwater.jobs.rules.runs import run_id
 from breakwater.kernel.clickhouse.errors import UnstorableError
 from breakwater.kernel.clickhouse.table import MONEY, MONEY_BY_WORD, MONEY_OR_NULL, TIME, TIME_OR_NULL, Table
 from breakwater.limits.contract import BudgetEvent, GuardEvent
+from breakwater.records.contract import ExportedRecords, ExportFormat
 from breakwater.records.schema import (
     ALERTS,
     ATTEMPTS,
@@ -248,9 +249,6 @@ _PARQUET_SETTINGS: Mapping[str, object] = {
     # The default would buffer a million rows of every column.
     "output_format_parquet_row_group_size": 100_000,
 }
-
-ExportedRecords = Literal["executions", "attempts"]
-ExportFormat = Literal["parquet", "jsonl"]
 
 _EXPORTED_TABLES: Mapping[ExportedRecords, Table] = {"executions": EXECUTIONS, "attempts": ATTEMPTS}
 """A table's `time` is when an execution ended, and when an attempt began."""

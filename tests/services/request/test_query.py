@@ -26,6 +26,7 @@ from breakwater.kernel.security.encryption import Cipher, new_key
 from breakwater.local.commands.setup import bus_plan
 from breakwater.local.ports import free_port
 from breakwater.records import rows, schema
+from breakwater.records.api import export as export_api
 from breakwater.records.api import query as query_api
 from breakwater.records.api import streamed_rows
 from breakwater.records.migrations import migrate
@@ -320,3 +321,40 @@ async def test_a_plane_without_a_user_that_only_reads_runs_no_statement(
             answer = await api.ask("POST", "/api/v1/query", data=b'{"statement": "SELECT 1"}')
             assert (answer.status, answer.code) == (501, "no_analyst")
             assert problem in answer.message
+
+
+@each_row(
+    "options", [(), ("--what", "attempts"), ("--agent", "nobody"), ("--status", "succeeded", "--since", "2026-11-01")]
+)
+async def test_an_export_by_url_and_key_alone_is_the_file_that_clickhouse_gives(
+    plane: Queried, options: tuple[str, ...]
+) -> None:
+    by_url = {"BREAKWATER_URL": plane.api.url, "BREAKWATER_API_KEY": plane.key}
+    by_server = {"BREAKWATER_CLICKHOUSE_URL": plane.reader_url}
+    for form in ("jsonl", "parquet"):
+        exported = list[tuple[int, str, list[bytes]]]()
+        for environment in (by_server, by_url):
+            file = plane.directory / "exported"
+            command = ("executions", "export", "--format", form, "--output", str(file), *options)
+            ran = await asyncio.to_thread(run_command, *command, environment=environment, directory=plane.directory)
+            content = file.read_bytes() if file.exists() else b""
+            file.unlink(missing_ok=True)
+            note = ran.stderr.splitlines()[0 if "nobody" in options else -1]
+            exported.append((ran.returncode, note, sorted(content.splitlines()) if form == "jsonl" else [content]))
+        assert exported[0] == exported[1]
+        assert exported[0][0] == ExitCode.OK
+        assert "nobody" in options or "in " in exported[0][1]
+
+
+async def test_an_export_that_breaks_off_leaves_no_file(plane: Queried, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = "SELECT throwIf(number = 2900000, 'in the middle') FROM numbers(3000000) FORMAT TSVRaw"
+
+    def failing_statement(*_: object) -> str:
+        return failing
+
+    monkeypatch.setattr(export_api, "export_statement", failing_statement)
+    environment = {"BREAKWATER_URL": plane.api.url, "BREAKWATER_API_KEY": plane.key}
+    command = ("executions", "export", "--format", "jsonl", "--output", "cut.jsonl")
+    ran = await asyncio.to_thread(run_command, *command, environment=environment, directory=plane.directory)
+    assert (ran.returncode, "no response from" in ran.stderr) == (ExitCode.UNREACHABLE, True)
+    assert not (plane.directory / "cut.jsonl").exists()

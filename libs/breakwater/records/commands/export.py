@@ -5,19 +5,23 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, BinaryIO
+from urllib.parse import urlencode
 
+import aiohttp
 import typer
 
+from breakwater.client.commands import SEE_DOCTOR, Api, api_command, api_errors
 from breakwater.jobs.contract.execution import Status
 from breakwater.kernel.commands import connect, formats, output
 from breakwater.kernel.commands.errors import CliError, replacing_file, unreachable, usage_error
-from breakwater.local.plane import DataOption, JsonOption, PlaneLocation
-from breakwater.records.rows import EXPORT_SETTINGS, ExportedRecords, ExportFormat, export_statement, exported_rows
+from breakwater.records.commands.record_source import CLICKHOUSE_VARIABLE
+from breakwater.records.contract import EXPORTED_ROWS, ExportedRecords, ExportFormat, ExportQuery
+from breakwater.records.rows import EXPORT_SETTINGS, export_statement, exported_rows
 
 MAX_SILENCE_S = 120.0
 """Longest wait in seconds for the next bytes, because a server that hangs looks like one that works."""
@@ -40,7 +44,9 @@ class ExportedFile:
     """The file; None if there were no rows, or they went to stdout."""
 
 
+@api_command
 def export(
+    api: Api,
     form: Annotated[ExportFormat, typer.Option("--format", help="Parquet, or one line of JSON per record.")],
     kind: Annotated[ExportedRecords, typer.Option("--what", help="Kind of records.")] = "executions",
     since: Annotated[
@@ -59,14 +65,14 @@ def export(
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
-    data: DataOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Write executions or attempts to a file, each once, in no particular order, without a limit.
 
     Money is exact: a decimal string in USD in JSON lines, Decimal(18, 9) in Parquet. Times are UTC, in JSON lines as
     RFC 3339. Messages, input, output and metadata are JSON values in JSON lines, and text with JSON in Parquet. The
     file appears only when it is complete. With --json a summary is printed.
+
+    Reads ClickHouse; or the HTTP API with --url or --api-key, or if only BREAKWATER_URL is set.
 
     For example:
 
@@ -80,17 +86,17 @@ def export(
     if status is not None and kind != "executions":
         raise usage_error("--status applies only to executions", "Attempts have an `outcome`.")
     if target == STDOUT:
-        if as_json:
+        if api.as_json:
             raise usage_error("--json prints a summary on stdout, where the rows would go", _OTHER_FILE)
         if form == "parquet" and output.is_terminal(sys.stdout):
             raise usage_error("Parquet is a binary format", _OTHER_FILE)
     elif target.exists() and not force:
         raise usage_error(f"{target} already exists", f"{_OTHER_FILE} Or add --force.")
     begin, end = _range(since, until)
-    rows, parameters = exported_rows(kind, since=begin, until=end, agent=agent, status=status)
-    url = PlaneLocation(data).clickhouse_url
-    exported = connect.run(_export(url, ExportProgress(kind, form), rows, parameters, target))
-    if as_json:
+    query = ExportQuery(format=form, what=kind, since=begin, until=end, agent=agent, status=status)
+    with api_errors(unanswered=SEE_DOCTOR):
+        exported = connect.run(_export(api, query, target))
+    if api.as_json:
         output.json_document(exported)
     elif exported.rows:
         destination = "stdout" if exported.file is None else exported.file
@@ -98,9 +104,9 @@ def export(
     else:
         of_agent = "" if agent is None else f" of agent {agent!r}"
         output.note(f"no {kind}{of_agent} to export; {'nothing' if target == STDOUT else 'no file'} is written")
-        if agent is not None:
+        if agent is not None and not api.uses_http(CLICKHOUSE_VARIABLE):
             rows, parameters = exported_rows(kind, since=begin, until=end, agent=None, status=status)
-            output.note(f"(the other filters match {_agents(url, rows, parameters)})")
+            output.note(f"(the other filters match {_agents(api.plane.clickhouse_url, rows, parameters)})")
 
 
 _OTHER_FILE = "Name another file with --output."
@@ -130,26 +136,13 @@ def _agents(url: str, rows: str, parameters: dict[str, object]) -> str:
     return f"agents {', '.join(names[:MAX_NAMED_AGENTS])}{suffix}" if names else "no agent"
 
 
-async def _export(
-    url: str, progress: ExportProgress, rows: str, parameters: dict[str, object], target: Path
-) -> ExportedFile:
-    async with connect.analytics(url, answer_timeout_s=MAX_SILENCE_S) as analytics:
-        # Uses the longest time limit that the user may set, because an export of years exceeds the reader's default.
-        limit_sql = "SELECT ifNull(max, '0') FROM system.settings WHERE name = 'max_execution_time'"
-        ((longest_s,),) = (await analytics.query(limit_sql)).rows
-        settings = await connect.read_only_settings(
-            analytics, {**EXPORT_SETTINGS[progress.form], "max_execution_time": int(longest_s)}
-        )
-        if not settings:
-            raise CliError(
-                "read_only_user",
-                "this ClickHouse user may not change settings, which an export requires",
-                "Use a user with `readonly = 2`.",
-            )
-        ((progress.total,),) = (await analytics.query(f"SELECT count() FROM {rows}", parameters)).rows  # noqa: S608  parameters hold what people give
+async def _export(api: Api, query: ExportQuery, target: Path) -> ExportedFile:
+    progress = ExportProgress(query.what, query.format)
+    is_remote = api.uses_http(CLICKHOUSE_VARIABLE)
+    source = _from_api(api, query) if is_remote else _from_clickhouse(api.plane.clickhouse_url, query)
+    async with source as (progress.total, chunks):
         if not progress.total:
             return ExportedFile(0, 0, None)
-        chunks = analytics.raw_stream(export_statement(progress.kind, progress.form, rows), parameters, settings)
         async with connect.progress(progress.describe, lines_every_s=PROGRESS_EVERY_S):
             if target == STDOUT:
                 await _to_stdout(chunks, progress)
@@ -159,6 +152,43 @@ async def _export(
                 if not progress.is_complete:
                     raise unreachable(f"ClickHouse aborted in the middle of its response; {target} was not written")
         return ExportedFile(progress.rows, progress.bytes, str(target))
+
+
+@asynccontextmanager
+async def _from_clickhouse(url: str, query: ExportQuery) -> AsyncGenerator[tuple[int, AsyncGenerator[bytes]]]:
+    """Yields the expected number of rows, and the bytes of the file."""
+    assert query.until is not None
+    rows, parameters = exported_rows(
+        query.what, since=query.since, until=query.until, agent=query.agent, status=query.status
+    )
+    async with connect.analytics(url, answer_timeout_s=MAX_SILENCE_S) as analytics:
+        # Uses the longest time limit that the user may set, because an export of years exceeds the reader's default.
+        limit_sql = "SELECT ifNull(max, '0') FROM system.settings WHERE name = 'max_execution_time'"
+        ((longest_s,),) = (await analytics.query(limit_sql)).rows
+        settings = await connect.read_only_settings(
+            analytics, {**EXPORT_SETTINGS[query.format], "max_execution_time": int(longest_s)}
+        )
+        if not settings:
+            raise CliError(
+                "read_only_user",
+                "this ClickHouse user may not change settings, which an export requires",
+                "Use a user with `readonly = 2`.",
+            )
+        ((total,),) = (await analytics.query(f"SELECT count() FROM {rows}", parameters)).rows  # noqa: S608  parameters hold what people give
+        yield total, analytics.raw_stream(export_statement(query.what, query.format, rows), parameters, settings)
+
+
+@asynccontextmanager
+async def _from_api(api: Api, query: ExportQuery) -> AsyncGenerator[tuple[int, AsyncGenerator[bytes]]]:
+    """Does what `_from_clickhouse` does, over the HTTP API."""
+    path = f"export?{urlencode(query.model_dump(mode='json', exclude_none=True))}"
+    async with api.client() as client, client.open_response(path, begins_within_s=MAX_SILENCE_S) as response:
+        yield int(response.headers[EXPORTED_ROWS]), _chunks(response.content)
+
+
+async def _chunks(content: aiohttp.StreamReader) -> AsyncGenerator[bytes]:
+    while chunk := await content.readany():
+        yield chunk
 
 
 async def _copy(chunks: AsyncGenerator[bytes], file: BinaryIO, progress: ExportProgress) -> None:
