@@ -62,6 +62,7 @@ from breakwater.records.api.costs import CostRoutes
 from breakwater.records.api.events import EventLog, EventRoutes
 from breakwater.records.api.executions import ExecutionRoutes
 from breakwater.records.api.export import ExportRoutes
+from breakwater.records.api.figures import FigureRoutes
 from breakwater.records.api.query import Analyst, QueryRoutes
 from breakwater.records.reconciliation import RecordedSpend, compare
 from breakwater.redaction.rules.redact import Redactor
@@ -223,6 +224,7 @@ HANDLERS: Mapping[type, Callable[[ApiDependencies], object]] = MappingProxyType(
         MessageRoutes: lambda needs: MessageRoutes(needs.request_handler),
         ResponsesRoutes: lambda needs: ResponsesRoutes(needs.request_handler, needs.stored_responses),
         ExecutionRoutes: lambda needs: ExecutionRoutes(needs.analytics, needs.cipher),
+        FigureRoutes: lambda needs: FigureRoutes(needs.analytics, needs.budget_counters, needs.config.budgets.zone),
         QueryRoutes: lambda needs: QueryRoutes(needs.analyst),
         ExportRoutes: lambda needs: ExportRoutes(needs.analyst),
         EventRoutes: lambda needs: EventRoutes(needs.streams, needs.event_log),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from breakwater.kernel.commands.errors import ExitCode
@@ -12,11 +10,6 @@ from tests.cli.api_stub import Stub
 from tests.cli.conftest import Run, in_thread
 
 AGENTS = [health("writer", "degraded") | {"told_in_a_later_version": True}, health("tool")]
-
-CONFIG = """
-providers: {a: {base_url: "http://127.0.0.1:9/v1"}}
-agents: {writer: {model: a/large}}
-"""
 
 
 @pytest.fixture
@@ -29,12 +22,9 @@ async def test_a_field_of_a_later_version_is_passed_on_as_json(run: Run, stub: S
     assert (await in_thread(run, "agents", "--json")).json == AGENTS
 
 
-async def test_figures_that_nobody_knows_are_said_to_be_missing(
-    run: Run, stub: Stub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("BREAKWATER_CLICKHOUSE_URL", "http://127.0.0.1:9/breakwater")
-    monkeypatch.setenv("BREAKWATER_REDIS_URL", "redis://127.0.0.1:9/0")
-    (tmp_path / "breakwater.yaml").write_text(CONFIG)
+async def test_figures_that_nobody_knows_are_said_to_be_missing(run: Run, stub: Stub) -> None:
+    missing = ["ClickHouse does not answer", "Redis does not answer"]
+    stub.answers["GET agents/figures"] = (200, {"agents": None, "spent_today": None, "missing": missing})
     ran = await in_thread(run, "agents", "--since", "1h")
     assert ran.code == ExitCode.UNREACHABLE
     assert "ClickHouse does not answer" in ran.err

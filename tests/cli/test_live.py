@@ -27,7 +27,7 @@ from breakwater.kernel.nats import subjects
 from breakwater.kernel.process.settings import Settings
 from breakwater.local.commands.setup import prepare
 from breakwater.local.ports import free_port, http_ready
-from tests.cli.conftest import Ran, Run, in_thread
+from tests.cli.conftest import VARIABLES, Ran, Run, in_thread
 from tests.flow.kit import Plane, model, running_plane
 from tests.forked_commands import start_command
 from tests.helpers import ZONE, until
@@ -252,21 +252,36 @@ async def test_a_task_that_its_guard_stopped_goes_on_once_it_is_reset(run: Run, 
     assert (await in_thread(run, "guards")).err == "no task is stopped\n"
 
 
-async def test_agents_shows_what_there_is_when_clickhouse_is_away(
+BY_API = [
+    *("agents", "agents --since 1d", "jobs", "executions", "executions --runs", "costs", "plans", "breakers", "guards"),
+    *(
+        "budgets",
+        "alerts",
+        "dlq list",
+        "tail --since 1h --no-follow",
+        "submit writer hello",
+        "cancel nothing-of-this-id",
+    ),
+]
+ON_THE_MACHINE = ["console", "simulate fault sim/good --status 500"]
+
+
+async def test_every_command_of_the_api_works_with_url_and_key_alone_in_an_empty_directory(
     run: Run, plane: Plane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await in_thread(run, "submit", "writer", "x")
-    monkeypatch.setenv("BREAKWATER_CLICKHOUSE_URL", "http://127.0.0.1:9/breakwater")
-
-    async def called() -> Any:
-        ran = await in_thread(run, "agents", "--since", "1h")
-        return ran if " healthy " in ran.out else None
-
-    ran = await until(called, what="the call to be counted")
-    assert ran.code == ExitCode.OK
-    assert "ClickHouse does not answer" in ran.err
-    monkeypatch.setenv("BREAKWATER_REDIS_URL", "redis://127.0.0.1:9/0")
-    assert (await in_thread(run, "agents", "--since", "1h")).code == ExitCode.UNREACHABLE
+    for name in VARIABLES:
+        if name not in ("URL", "API_KEY"):
+            monkeypatch.delenv(f"BREAKWATER_{name}", raising=False)
+    for command in BY_API:
+        ran = await in_thread(run, *command.split())
+        refused = "cancel" in command and "nothing-of-this-id" in ran.err
+        assert ran.code == ExitCode.OK or refused, (command, ran.err)
+    for command in ON_THE_MACHINE:
+        ran = await in_thread(run, *command.split())
+        assert ran.code == ExitCode.UNREACHABLE, command
+        assert "BREAKWATER_URL does not lead to what this command needs" in ran.err, command
+    over_nats = await in_thread(run, "submit", "writer", "hello", "--via", "nats")
+    assert "BREAKWATER_NATS_URL is not set" in over_nats.err
 
 
 async def test_query_prints_rows_in_three_forms_and_clickhouses_own_errors(run: Run, plane: Plane) -> None:

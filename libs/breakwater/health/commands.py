@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -20,23 +19,20 @@ from breakwater.client.commands import Api, DefaultListGroup, api_command
 from breakwater.config.commands.init import StartingAgent, with_agent
 from breakwater.health.views import HEALTH
 from breakwater.kernel.columns import Cell, Column, Value
-from breakwater.kernel.commands import connect, formats, output
+from breakwater.kernel.commands import formats, output
 from breakwater.kernel.commands.connect import run
-from breakwater.kernel.commands.errors import CliError, ExitCode, as_cli_error, replacing_file, usage_error
+from breakwater.kernel.commands.errors import CliError, ExitCode, replacing_file, usage_error
 from breakwater.kernel.commands.formats import breakwater_command, usd
 from breakwater.kernel.formats import money, percent
+from breakwater.kernel.types import format_time
 from breakwater.local.plane import (
     DEFAULT_DATA,
     EDITED_CONFIG_HELP,
-    ConfigOption,
     DataOption,
     PlaneLocation,
     config_to_edit,
 )
-
-if TYPE_CHECKING:
-    from breakwater.config import Config
-    from breakwater.records.figures import AgentSummary
+from breakwater.records.contract import AgentFigures, AgentFiguresList
 
 _HELP = """Show the health of agents, and add agents to the config. Alone, it is `breakwater agents list`.
 """
@@ -52,14 +48,13 @@ def agents(
         str | None,
         typer.Option("--since", metavar="AGO", help="Also show runs, latency and cost since: 1h, 24h, 7d, or a time."),
     ] = None,
-    config: ConfigOption = None,
 ) -> None:
     """Show the health of every agent, and of each of its models.
 
     `healthy`; `degraded`: the last call failed, or a model is down; `unhealthy`: no call succeeds. A model is unhealthy
     while its breaker is not closed, an agent when all its models are. The column `fails` counts failed calls in a row.
 
-    With --since it also shows what each agent did, from ClickHouse, and what it spent today, from Redis.
+    With --since it also shows what each agent did, as ClickHouse counts it, and what it spent today, as Redis does.
 
     For example:
 
@@ -71,13 +66,12 @@ def agents(
     """
     begin = None if since is None else formats.since(since, datetime.now(UTC))
     agents_json, agents = api.get(list[AgentHealth], "agents")
+    names = [agent.agent_id for agent in agents]
     figures = None
     if begin is not None:
-        plane = PlaneLocation(api.data)
-        figures = run(_figures(plane.clickhouse_url, plane.redis_url, plane.config(config), begin))
-        for error in figures.missing:
-            output.note(error.message)
-    names = [agent.agent_id for agent in agents]
+        _, figures = api.get(AgentFiguresList, "agents/figures", since=format_time(begin))
+        for reason in figures.missing:
+            output.note(reason)
     if api.as_json:
         if figures is not None:
             agents_json = [
@@ -185,114 +179,68 @@ async def _until_listed(plane: PlaneLocation, agent: str, file: Path) -> None:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class AgentFigures:
-    """The figures of agents. Summaries come from ClickHouse, the spend from Redis; None if that does not answer."""
-
-    summaries: Mapping[str, AgentSummary] | None
-    spent_today: Mapping[str, int] | None
-    """Nano-dollars by agent, for agents that have spent any."""
-    missing: tuple[CliError, ...]
-
-
-async def _figures(clickhouse_url: str, redis_url: str, config: Config, since: datetime) -> AgentFigures:
-    """Asks ClickHouse and Redis at the same time. Raises no error if one of them does not answer."""
-    summaries, spent = await asyncio.gather(
-        _summaries(clickhouse_url, since), _spent_today(redis_url, config), return_exceptions=True
-    )
-    return AgentFigures(
-        None if isinstance(summaries, BaseException) else summaries,
-        None if isinstance(spent, BaseException) else spent,
-        tuple(as_cli_error(answer) for answer in (summaries, spent) if isinstance(answer, BaseException)),
-    )
-
-
-def _show_figures(agents: Sequence[str], figures: AgentFigures) -> None:
+def _show_figures(agents: Sequence[str], figures: AgentFiguresList) -> None:
     """Prints a row for each configured agent, and for each that has run but is no longer configured."""
-    summaries = figures.summaries
+    figures_by_agent = _by_agent(figures)
     spent = figures.spent_today
 
-    def from_summary(get: Callable[[AgentSummary], Value]) -> Callable[[str], Value]:
+    def from_figures(get: Callable[[AgentFigures], Value]) -> Callable[[str], Value]:
         def value(name: str) -> Value:
-            summary = (summaries or {}).get(name)
-            return None if summary is None else get(summary)
+            return None if (of_agent := figures_by_agent.get(name)) is None else get(of_agent)
 
         return value
 
     def runs(name: str) -> int | None:
-        return None if summaries is None else summaries[name].executions if name in summaries else 0
+        return None if figures.agents is None else getattr(figures_by_agent.get(name), "executions", 0)
 
     columns: list[Column[str]] = [
         Column("agent", lambda name: name if name in agents else (f"{name} (not configured)", "faint")),
         Column("runs", runs, "count", drop=2),
-        Column("ok", from_summary(_rate), align_right=True, drop=1),
-        Column("p50", from_summary(lambda summary: summary.p50_ms), "duration", drop=6),
-        Column("p95", from_summary(lambda summary: summary.p95_ms), "duration", drop=5),
+        Column("ok", from_figures(_rate), align_right=True, drop=1),
+        Column("p50", from_figures(lambda of_agent: of_agent.p50_ms), "duration", drop=6),
+        Column("p95", from_figures(lambda of_agent: of_agent.p95_ms), "duration", drop=5),
         Column(
             "retried/fell back/refused",
-            from_summary(lambda summary: f"{summary.retries}/{summary.fallbacks}/{summary.short_circuits}"),
+            from_figures(lambda of_agent: f"{of_agent.retries}/{of_agent.fallbacks}/{of_agent.short_circuits}"),
             align_right=True,
             drop=8,
         ),
-        Column("on fallbacks", from_summary(lambda summary: percent(summary.fallback_share)), align_right=True, drop=9),
+        Column(
+            "on fallbacks", from_figures(lambda of_agent: percent(of_agent.fallback_share)), align_right=True, drop=9
+        ),
         Column(
             "cost",
-            from_summary(lambda summary: formats.at_least(summary.spend, summary.unknown_costs)),
+            from_figures(lambda of_agent: formats.at_least(of_agent.spend, of_agent.unknown_costs)),
             align_right=True,
             drop=4,
         ),
-        Column("wasted", from_summary(lambda summary: money(summary.wasted)), align_right=True, drop=7),
+        Column("wasted", from_figures(lambda of_agent: money(of_agent.wasted)), align_right=True, drop=7),
         Column("today", lambda name: None if spent is None else money(spent.get(name, 0)), align_right=True, drop=3),
     ]
     output.table(columns, [*agents, *_removed_agents(agents, figures)], empty="no agents")
 
 
-def _figures_json(agent: str, figures: AgentFigures) -> dict[str, Any]:
+def _figures_json(agent: str, figures: AgentFiguresList) -> dict[str, Any]:
     """An agent's figures as JSON; unknown ones are None."""
-    summary = (figures.summaries or {}).get(agent)
+    of_agent = _by_agent(figures).get(agent)
     spent_today = figures.spent_today
-    figures_json: dict[str, Any] | None = None
-    if summary is not None:
-        figures_json = asdict(summary) | {
-            "success_rate": summary.success_rate,
-            "fallback_share": summary.fallback_share,
-            "fallback_cost_factor": summary.fallback_cost_factor,
-            "fallback_cost": formats.exact(summary.fallback_cost),
-            "requested_model_cost": formats.exact(summary.requested_model_cost),
-            "spend": formats.exact(summary.spend),
-            "wasted": formats.exact(summary.wasted),
-        }
     return {
-        "figures": figures_json,
+        "figures": of_agent and of_agent.model_dump(mode="json"),
         "spent_today": None if spent_today is None else formats.exact(spent_today.get(agent, 0)),
     }
 
 
-def _removed_agents(agents: Sequence[str], figures: AgentFigures) -> list[str]:
+def _by_agent(figures: AgentFiguresList) -> dict[str, AgentFigures]:
+    return {of_agent.agent: of_agent for of_agent in figures.agents or ()}
+
+
+def _removed_agents(agents: Sequence[str], figures: AgentFiguresList) -> list[str]:
     """The agents that have run but are no longer configured."""
-    return sorted(set(figures.summaries or ()) - set(agents))
+    return sorted(_by_agent(figures).keys() - set(agents))
 
 
-async def _summaries(url: str, since: datetime) -> dict[str, AgentSummary]:
-    from breakwater.records.figures import agent_summaries
-
-    async with connect.analytics(url) as analytics:
-        return {summary.agent: summary for summary in await agent_summaries(analytics, since=since)}
-
-
-async def _spent_today(url: str, config: Config) -> dict[str, int]:
-    from breakwater.limits.rules.budget import period
-    from breakwater.limits.store.budget_counters import BudgetCounters
-
-    zone = config.budgets.zone
-    async with connect.state(url) as redis:
-        snapshot = await BudgetCounters(redis, zone).snapshot([period("daily", datetime.now(UTC), zone)])
-    sums = snapshot.periods[0].figures
-    return {key.removeprefix("agent:"): spend.spent for key, spend in sums.items() if key.startswith("agent:")}
-
-
-def _rate(summary: AgentSummary) -> Cell:
-    rate = summary.success_rate
+def _rate(figures: AgentFigures) -> Cell:
+    rate = figures.success_rate
     if rate is None:
         return ""
     # Rounded down, so that 99.96 % does not read as 100 %.

@@ -262,7 +262,11 @@ class PlaneLocation:
         return self._endpoints
 
     def _not_running(self, problem: str, variable: str) -> CliError:
-        message = problem if self._only_data or not variable else f"{problem}, and {variable} is not set"
+        message = problem
+        if variable and not self._only_data:
+            message += f", and {variable} is not set"
+        elif self._variable("BREAKWATER_URL"):
+            message += ", and BREAKWATER_URL does not lead to what this command needs"
         or_variable = f" or {variable}" if variable else ""
         data_option = "" if self.data == DEFAULT_DATA else f" --data {self.data}"
         return CliError(

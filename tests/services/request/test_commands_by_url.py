@@ -23,6 +23,7 @@ from breakwater.kernel.commands import output
 from breakwater.kernel.commands.errors import ExitCode
 from breakwater.kernel.nats.provision import provision
 from breakwater.local.commands.setup import bus_plan
+from breakwater.local.ports import free_port
 from breakwater.records import rows, schema
 from breakwater.records.commands import tail
 from tests.commands import run_command
@@ -222,3 +223,17 @@ async def test_tail_by_url_shows_new_events_and_goes_on_where_a_broken_connectio
     assert notes == ["waiting for events; Ctrl-C ends", "connection lost", "connected again"]
     assert places[0] is None
     assert places[1] is not None
+
+
+async def test_figures_of_agents_come_without_what_does_not_answer(plane: TwoWays) -> None:
+    path = "/api/v1/agents/figures?since=2026-11-01T00:00:00Z"
+    whole = (await plane.api.ask("GET", path)).json
+    figures = {agent["agent"]: agent for agent in whole["agents"]}
+    assert (figures["tagger"]["executions"], figures["tagger"]["success_rate"]) == (1, 0.0)
+    assert (whole["missing"], whole["spent_today"] is None) == ([], False)
+    fields = plane.api.settings.model_dump() | {"clickhouse_url": f"http://127.0.0.1:{free_port()}/breakwater"}
+    settings = type(plane.api.settings).model_validate(fields | {"http_port": free_port()})
+    async with running(settings, parse_config(CONFIG), plane.key) as api:
+        part = (await api.ask("GET", path)).json
+    assert (part["agents"], part["spent_today"] is None) == (None, False)
+    assert [reason.partition(":")[0] for reason in part["missing"]] == ["ClickHouse does not answer"]
