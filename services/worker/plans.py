@@ -23,7 +23,7 @@ async def reach_stage(worker: WorkerContext, job: Assignment, stage: Stage, reas
     tenant = job.job.tenant
     if plan_id is None or ids.plan_key is None or job.job.dry_run:
         return
-    plan_job = NotedJob(job.delivery.queued_at, job.agent_name, tenant, job.owner, ids.job_id)
+    plan_job = NotedJob(job.delivery.queued_at, job.agent_name, tenant, job.owner, ids.job_id, ids.dependencies)
     stage_words = {"pending": "was accepted", "running": "was dispatched"}
     reason_text = "" if reason is None else f": {reason}"
     description = f"the job {ids.job_id!r} {stage_words.get(stage, f'ended {stage}{reason_text}')}"

@@ -12,7 +12,7 @@ from breakwater.jobs.rules.plans import plan_state, state_by_stages
 from breakwater.jobs.store.plans import NotedJob, PlanMove, Plans, TooManyPlansError
 from breakwater.kernel.redis.connection import Redis
 
-NOTED = NotedJob(datetime(2026, 11, 28, tzinfo=UTC), "writer", None, "app", "j")
+NOTED = NotedJob(datetime(2026, 11, 28, tzinfo=UTC), "writer", None, "app", "j", ("first", "second"))
 
 
 async def test_whoever_changes_the_state_of_a_plan_learns_of_it_also_after_a_crash(redis: Redis) -> None:

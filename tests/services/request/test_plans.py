@@ -119,6 +119,7 @@ async def test_a_plan_goes_from_draft_over_pending_and_running_to_its_end(planni
         assert (shown["state"], shown["jobs_by_status"]) == ("partial", {"succeeded": 1, "dead_lettered": 1})
         assert (shown["total_cost"], shown["wasted_cost"]) == ("0.000000006", "0.000000002")
         assert (shown["cost_basis"], [one["job_id"] for one in shown["jobs"]]) == ("estimated", sorted((a, b)))
+        assert {one["job_id"]: one["depends_on"] for one in shown["jobs"]} == {a: [], b: [a]}
         for job_id, fields in ((a, cost), (b, failed)):
             await planning.record(job_id, agent="patient", completed_at=datetime.now(UTC), **fields)
 

@@ -205,7 +205,8 @@ class JobIntake:
         return duplicate
 
     async def _plan(self, sent: Submission, plan: PlanName, traceparent: str | None) -> None:
-        planned_job = NotedJob(sent.received_at, sent.job.agent, sent.job.tenant, sent.owner, sent.job_id)
+        dependencies = sent.ids.dependencies
+        planned_job = NotedJob(sent.received_at, sent.job.agent, sent.job.tenant, sent.owner, sent.job_id, dependencies)
         trace_id = tracing.trace_id_of(traceparent)
         source = PlanSource(sent.job.tenant, sent.owner, trace_id, sent.execution_id, sent.job_id)
         reason = f"the job {sent.job_id!r} was accepted"

@@ -210,7 +210,8 @@ class PlanRoutes:
         for sent in compared:
             plan = plan_names[sent.execution_id]
             if sent.execution_id not in before[plan.key].jobs and not sent.job.dry_run:
-                noted_job = NotedJob(at, sent.job.agent, sent.job.tenant, sent.owner, sent.job_id)
+                dependencies = sent.ids.dependencies
+                noted_job = NotedJob(at, sent.job.agent, sent.job.tenant, sent.owner, sent.job_id, dependencies)
                 new_jobs[plan][sent.execution_id] = noted_job
         missing = {execution_id: plan.key for plan, jobs in new_jobs.items() for execution_id in jobs}
         try:
@@ -281,6 +282,10 @@ class PlanRoutes:
                         status="running" if execution_id in known_plan.begun else "pending",
                         queued_at=job.accepted_at,
                     )
+            if with_jobs:
+                for execution_id in jobs.keys() & known_plan.jobs.keys():
+                    dependencies = known_plan.jobs[execution_id].depends_on
+                    jobs[execution_id] = jobs[execution_id].model_copy(update={"depends_on": dependencies})
             announced = (visible or known_plan).announced
             plan_changes_seen = [
                 change

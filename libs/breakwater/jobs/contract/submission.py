@@ -118,6 +118,9 @@ class PlanJob(Event):
     execution_id: Identifier = Field(description="Id of its execution inside the plane.")
     agent: Identifier
     status: PlanJobStatus
+    depends_on: tuple[Identifier, ...] = Field(
+        default=(), description="Executions that it waits for. Known for 72 hours after the plan's last change."
+    )
     reason: Reason | None = None
     total_cost: Money | None = Field(default=None, description="Null while unknown.")
     wasted_cost: Money | None = None

@@ -48,6 +48,8 @@ class NotedJob:
     """The name of the API key that it belongs to."""
     job_id: str
     """Its own id."""
+    depends_on: tuple[str, ...] = ()
+    """The executions that it waits for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,13 +194,15 @@ def _read_plan(notes: Mapping[str, str]) -> KnownPlan:
         elif name == _NAME:
             plan_id = text
         elif not name.startswith(_OTHERS):
-            epoch_ms, agent, tenant, owner, *job_id = json.loads(text)
-            jobs[name] = NotedJob(time_from_ms(epoch_ms), agent, tenant, owner, *(job_id or [name]))
+            epoch_ms, agent, tenant, owner, *later_fields = json.loads(text)
+            job_id = later_fields[0] if later_fields else name
+            dependencies = tuple(later_fields[1]) if len(later_fields) > 1 else ()
+            jobs[name] = NotedJob(time_from_ms(epoch_ms), agent, tenant, owner, job_id, dependencies)
     return KnownPlan(jobs, announced, frozenset(begun), plan_id)
 
 
 def _note(job: NotedJob) -> str:
-    return json.dumps([ms_from_time(job.accepted_at), job.agent, job.tenant, job.owner, job.job_id])
+    return json.dumps([ms_from_time(job.accepted_at), job.agent, job.tenant, job.owner, job.job_id, job.depends_on])
 
 
 def _key(plan_key: str) -> str:
