@@ -64,13 +64,19 @@ async def test_what_was_replayed_is_not_counted_again(console: Console):
     assert "e/8~r" in page.words
 
 
-async def test_a_long_error_leaves_room_for_what_became_of_it(console: Console):
+async def test_dead_letters_show_the_error_first_and_shortened_ids(console: Console):
     long = f"client 401 {'x ' * 500}"
-    console.interface.answers["GET dlq"] = listed(dead_letter(error=long))
+    replayed = {"replayed_as": "rpl_0123456789abcdef0123456789abcdef", "replay_status": "succeeded"}
+    letter = dead_letter(error=long, execution_id="01a22663-c120-790e-af84-d2633434e675", **replayed)
+    console.interface.answers["GET dlq"] = listed(letter)
     page = await console.get("/dead-letters")
     letters = page.text[page.text.index('id="list"') :]
-    assert letters.index(">Replay</a></th>") < letters.index(">Error</a></th>")
-    assert 'class="two-lines" title="client 401 x x' in page.text
+    headings = re.findall(r">(\w[\w ]*)</a></th>", letters)
+    assert headings == ["Error", "Dead letter", "Given up", "Reason", "Agent", "Execution", "Replay"]
+    assert '<a href="/dead-letters/7"><span class="two-lines" title="client 401 x x' in letters
+    assert 'href="/executions/01a22663-c120-790e-af84-d2633434e675"' in letters
+    assert ">01a22663…34e675</a>" in letters
+    assert ">rpl_0123…abcdef</a>" in letters
 
 
 async def test_one_form_filters_both_tables(console: Console):

@@ -71,6 +71,8 @@ FILTERS = ("agent", "error", "after", "left")
 """Parameters of the URL that a change of the page's filter replaces."""
 CHECKBOXES: Column[ListedDeadLetter] = Column("", None, name="choice")
 """The column of checkboxes for users who may replay."""
+ERROR_FIRST = tuple(sorted(COLUMNS, key=lambda column: column.key != "error"))
+"""The columns on the page: what went wrong comes before its number."""
 
 LINK = NavigationLink("/dead-letters", "Dead letters", "d")
 
@@ -100,7 +102,7 @@ def view(visit: Visit, dead_letter_list: PagePart[DeadLetterList]) -> dict[str, 
     total = sum(count.count for count in counts if _is_of(count, reason, agent))
     dead_letters = dead_letter_list.value.dead_letters if dead_letter_list.value else ()
     groups = by_error(dead_letters)
-    columns = (CHECKBOXES, *COLUMNS) if visit.session.may_operate else COLUMNS
+    columns = (CHECKBOXES, *ERROR_FIRST) if visit.session.may_operate else ERROR_FIRST
     matching = [dead_letter for dead_letter in dead_letters if not error or error_identity(dead_letter.error) == error]
     return {
         "error": error,
