@@ -42,7 +42,11 @@ async def test_parallel_large_bodies_take_the_memory_of_the_budget_and_a_killed_
     key = create_key(keys, "tests")
     environment = {"BREAKWATER_HTTP_PORT": str(port), "BREAKWATER_API_KEYS_FILE": str(keys), "BREAKWATER_PACE": "4"}
     agents = {"writer": {"model": "sim/m", "concurrency": 32, "breaker": "off", "guard": "off"}}
-    limits: dict[str, Any] = {"max_body_bytes": BODY_BYTES + 1_000_000, "bodies_in_memory_bytes": BUDGET_BYTES}
+    limits: dict[str, Any] = {
+        "max_body_bytes": BODY_BYTES + 1_000_000,
+        "bodies_in_memory_bytes": BUDGET_BYTES,
+        "jobs_max_bytes_per_agent": 2 * 1024**3,
+    }
     image = base64.b64encode(os.urandom(BODY_BYTES * 3 // 4)).decode()
     content = [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{image}"}}]
     chat = {"model": "writer", "messages": [{"role": "user", "content": content}]}
@@ -68,6 +72,7 @@ async def test_parallel_large_bodies_take_the_memory_of_the_budget_and_a_killed_
                     assert answer.status == 200, found
                     return found["choices"][0]["message"]["content"]
 
+        # All are accepted at once, though the worker has room for a part of them: `request` keeps no texts of a chat.
         asking = [asyncio.create_task(ask()) for _ in range(BODIES)]
         await until(lambda: plane.sim.ledger.totals.in_progress, "the first call")
         worker_mb = peak_mb(plane.processes["worker"])

@@ -583,3 +583,25 @@ async def test_a_repeated_message_of_an_ended_job_is_no_id_conflict_if_its_end_i
 
             await until(is_acknowledged, "the acknowledgement")
         assert (await plane.api.ask("GET", "/api/v1/dlq")).json["dead_letters"] == []
+
+
+async def test_a_request_that_waits_for_its_answer_holds_no_room_in_memory(open_plane: OpenPlane) -> None:
+    async with open_plane(limits={"bodies_in_memory_bytes": LIMIT}) as plane:
+        await plane.worker.end()
+        chat = {"model": "writer", "messages": [{"role": "user", "content": large_text()}]}
+        path = "/v1/chat/completions"
+        asking = [
+            asyncio.create_task(plane.api.ask("POST", path, json=chat)),
+            asyncio.create_task(plane.api.ask("POST", path, json={**chat, "stream": True})),
+            asyncio.create_task(plane.submit("job", query="?wait_s=60")),
+        ]
+
+        async def all_are_queued() -> bool:
+            return await plane.api.queued() == len(asking)
+
+        await until(all_are_queued, "all jobs to be queued, one after the other")
+        plane.worker.begin()
+        whole, streamed, job = await asyncio.gather(*asking)
+        assert whole.json["choices"][0]["message"]["content"] == "A cat."
+        assert b"[DONE]" in streamed.body
+        assert job.json["status"] == "succeeded"

@@ -80,3 +80,11 @@ class PendingRequest:
     repeats: bool
     cancels: bool
     authorize: Callable[[str | None, str], Submission]
+
+    def drop_texts(self) -> bool:
+        """Drops the texts of a chat whose job is stored. Returns False if the answer to the request needs them."""
+        if self.repeats or self.accepted is not None or self.sent.job.api_request is not None:
+            return False
+        self.sent.drop_texts()
+        object.__setattr__(self, "authorize", None)  # only for a request that repeats another
+        return True

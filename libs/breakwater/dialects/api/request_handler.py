@@ -28,7 +28,7 @@ from breakwater.jobs.api.submission import Submission
 from breakwater.jobs.api.submission_trace import traced_submission
 from breakwater.jobs.rules.record import ends_with_client
 from breakwater.jobs.store.in_flight_requests import InFlightRequests
-from breakwater.kernel.http.bodies import read_body
+from breakwater.kernel.http.bodies import read_body, release_room
 from breakwater.kernel.http.parsing import invalid_job
 from breakwater.kernel.http.problems import unavailable
 from breakwater.kernel.nats.errors import BusError
@@ -84,11 +84,13 @@ class ModelRequestHandler:
                 raise invalid_job(problems(error)) from None
             del body  # it may have megabytes, and the answer may take minutes
             pending = await self._begin(self._pending_request(request, parsed))
+            detached = parsed.detached
+            del parsed
             trace.set_job(pending.sent.job.agent, pending.sent.execution_id)
-            if parsed.detached is not None:
-                response = await self._respond_detached(request, pending, trace.traceparent, parsed.detached)
+            if detached is not None:
+                response = await self._respond_detached(request, pending, trace.traceparent, detached)
             else:
-                respond = self._stream if parsed.job.stream else self._respond_when_done
+                respond = self._stream if pending.sent.job.stream else self._respond_when_done
                 response = await respond(request, pending, trace.traceparent)
             trace.set_status(response.status_code)
         return response
@@ -99,6 +101,8 @@ class ModelRequestHandler:
             async with self._intake.follow(request, sent, traceparent, LONGEST_REQUEST_S) as followed:
                 if pending.accepted is not None:
                     await pending.accepted(sent)
+                if pending.drop_texts():
+                    release_room(request)
                 result = await followed.deciding
                 has_left = followed.disconnection.done()
         except BaseException:

@@ -15,6 +15,7 @@ from breakwater.dialects.api.response_writer import ResponseWriter, stopping_err
 from breakwater.dialects.api.shared_jobs import SharedJobs
 from breakwater.dialects.api.streams import ChunkInbox, EncodedStream
 from breakwater.jobs.api.intake import FollowedJob, JobIntake
+from breakwater.kernel.http.bodies import release_room
 from breakwater.kernel.http.problems import unavailable
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.core import core_subscription
@@ -64,6 +65,8 @@ class StreamedRequest:
         self._followed = await self._resources.enter_async_context(following)
         if self._pending.accepted is not None:
             await self._pending.accepted(sent)
+        if self._pending.drop_texts():
+            release_room(request)
         deciding = self._followed.deciding
         await self._inbox.wait_nonempty(deciding, keepalive_s)
         if self._inbox.first is not None or not deciding.done():

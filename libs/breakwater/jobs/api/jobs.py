@@ -20,7 +20,7 @@ from breakwater.jobs.contract.job import Job
 from breakwater.jobs.contract.submission import AcceptedJob, SubmitQuery, UndecidedJob
 from breakwater.jobs.rules.ids import possible_executions
 from breakwater.jobs.rules.record import without_figures
-from breakwater.kernel.http.bodies import read_body
+from breakwater.kernel.http.bodies import read_body, release_room
 from breakwater.kernel.http.parsing import read_job, wait_s_of
 from breakwater.kernel.http.problems import unavailable
 from breakwater.kernel.http.server import wait_for_disconnect
@@ -85,6 +85,8 @@ class JobRoutes:
                 response = accepted_response(sent, duplicate=await self.intake.store(sent, trace.traceparent))
             else:
                 async with self.intake.follow(request, sent, trace.traceparent, wait_s) as followed:
+                    sent.drop_texts()
+                    release_room(request)
                     result = await followed.deciding
                     if result is not None:
                         result = await self.lookup.explain(caller, result)

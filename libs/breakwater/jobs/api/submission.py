@@ -12,6 +12,7 @@ from breakwater.jobs.rules.ids import JobIds, execution_of, ids_of, key_of
 from breakwater.jobs.rules.ownership import job_digest
 from breakwater.jobs.store.accepted import JobStatus
 from breakwater.kernel.http.parsing import invalid_job
+from breakwater.kernel.nats.bodies import IN_MESSAGE_BYTES
 from breakwater.kernel.validation import FieldError
 from breakwater.redaction.rules.redact import id_objection
 from breakwater.redaction.settings import DEFAULT_REDACTION, RedactionRules
@@ -54,6 +55,17 @@ class Submission:
     def with_hashed_id(self) -> Submission:
         """Returns the job as another execution, for a generated id that another owner's job has."""
         return replace(self, execution_id=key_of(self.scope, self.job_id))
+
+    def drop_texts(self) -> None:
+        """Drops the texts of a large job that is stored. Whoever waits for its result needs its other fields alone."""
+        if len(self.payload) <= IN_MESSAGE_BYTES:
+            return
+        if not self.id_generated:
+            _ = self.digest  # it is compared with that of the result
+        without_texts = {"prompt": None, "messages": None, "input": None}
+        # Other frames hold this submission, too, while the answer takes minutes.
+        object.__setattr__(self, "job", self.job.model_copy(update=without_texts))
+        object.__setattr__(self, "payload", b"")
 
     @cached_property
     def digest(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import zlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from starlette.requests import ClientDisconnect, Request
@@ -173,25 +173,45 @@ class HoldBodies:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        taken = 0
-
-        async def hold(size: int) -> None:
-            nonlocal taken
-            taken += await self._budget.take(size, holding=taken)
-
+        hold = scope[HOLD] = BodyHold(self._budget)
         try:
-            scope[HOLD] = hold
             await self._app(scope, receive, send)
         finally:
-            if taken:
-                self._budget.give_back(taken)
+            hold.release()
+
+
+class BodyHold:
+    """The part of the budget for large bodies that one request has taken."""
+
+    __slots__ = ("_budget", "_taken")
+
+    def __init__(self, budget: ByteBudget) -> None:
+        self._budget = budget
+        self._taken = 0
+
+    async def take(self, size: int) -> None:
+        """Takes `size` bytes more. Raises NoRoomError: it has some, and would have to wait."""
+        self._taken += await self._budget.take(size, holding=self._taken)
+
+    def release(self) -> None:
+        """Gives all of it back."""
+        if self._taken:
+            self._budget.give_back(self._taken)
+            self._taken = 0
+
+
+def release_room(request: Request) -> None:
+    """Gives back the room in memory of a request's body, of which nothing is left."""
+    hold: BodyHold | None = request.scope.get(HOLD)
+    if hold is not None:
+        hold.release()
 
 
 class _Room:
     """The room in memory that one body takes."""
 
     def __init__(self, request: Request, limit: int) -> None:
-        self._hold: Callable[[int], Awaitable[None]] | None = request.scope.get(HOLD)
+        self._hold: BodyHold | None = request.scope.get(HOLD)
         self.reading: asyncio.Timeout | None = None
         """The time limit of the client, while the body is read."""
         self._taken = limit <= BUDGETED_FROM
@@ -215,7 +235,7 @@ class _Room:
             self.reading.reschedule(None)
         try:
             async with asyncio.timeout(WAIT_TIMEOUT_S):
-                await self._hold(size)
+                await self._hold.take(size)
         except (TimeoutError, NoRoomError):
             message = (
                 "other large bodies take all the room in memory (limits.bodies_in_memory_bytes), and none became free "

@@ -36,7 +36,7 @@ class Limits(Message):
         ge=_MIB,
         description=(
             "Maximum bytes of bodies over 4,000,000 bytes that one process of `request` or `worker` has in memory; "
-            "the next one waits. They take up to five times as much memory."
+            "the next one waits. They take up to six times as much memory."
         ),
     )
     # Redis remembers for six days which events were applied.
