@@ -10,7 +10,8 @@ from typing import Any, cast
 import pytest
 
 from breakwater.breakers.rules.breaker import BreakerKey, consecutive_failures
-from breakwater.calls.providers.base import Answer
+from breakwater.calls.providers.base import Answer, CallError
+from breakwater.calls.rules.classify import HttpFailure
 from breakwater.jobs.store.executions import Claim
 from breakwater.limits.store.budget_counters import BudgetCounters, PeriodCounters
 from breakwater.prices.rules.usage import Usage
@@ -188,6 +189,29 @@ async def test_a_job_that_is_refused_or_cut_off_between_its_tries_has_failed_onc
                 [loaded] = await plane.worker.breakers.load([BreakerKey(name, called)])
                 assert consecutive_failures(loaded.breaker) == number + 1
             assert loaded.breaker.reason == "3 jobs in a row failed (threshold: 3)"
+
+
+async def test_a_job_whose_worker_died_between_its_tries_counts_once(start_worker: StartWorker) -> None:
+    agents = {"writer": {"model": "sim/m", "retry": {"max_attempts": 2, "base_s": 0.01, "max_delay_s": 0.01}}}
+    async with start_worker({"sim/m": model(FAILS)}, agents, begin=False) as plane:
+        await plane.worker.breakers.mark_filled("log")
+        plane.begin()
+        await plane.run_until("breakwater.services.worker.attempts.Attempts._carry_out", "j")
+        plane.begin()
+        result = await plane.result("j")
+        assert [attempt["tried_again"] for attempt in result["attempts"]] == [True, False]
+        [loaded] = await plane.worker.breakers.load([BreakerKey("writer", "sim/m")])
+        assert (consecutive_failures(loaded.breaker), loaded.breaker.total_failures) == (1, 2)
+
+
+async def test_a_repaired_request_is_tried_again(start_worker: StartWorker) -> None:
+    refused = CallError(HttpFailure(400, "Unsupported parameter: 'max_tokens'", param="max_tokens"), maybe_billed=False)
+    provider = ScriptedProvider(refused, said(40))
+    async with start_worker({"sim/m": model()}, {"writer": {"model": "sim/m"}}, providers={"sim": provider}) as plane:
+        result = await plane.run({"agent": "writer", "job_id": "j", "prompt": "x"})
+        assert [(one["cause"], one["tried_again"]) for one in result["attempts"]] == [
+            ("first", True), ("parameter", False),
+        ]  # fmt: skip
 
 
 async def test_a_success_between_failures_counts_before_its_event_has_gone_through_the_log(
