@@ -462,13 +462,13 @@ def test_a_probe_that_fails_opens_it_for_another_cooldown() -> None:
     assert (change.consecutive_failures, again.total_failures, again.openings) == (4, 4, 2)
 
 
-def test_only_one_that_was_reported_to_wait_for_anybodys_call_is_probed() -> None:
+def test_only_one_that_was_reported_to_wait_for_a_call_is_probed() -> None:
     waits = replace(HALF_OPEN, waits=True, probe=None, probe_until_ms=0)
     assert awaits_call(waits, NOW)
     assert awaits_call(replace(waits, probe="lost", probe_until_ms=NOW), NOW)
+    assert awaits_call(replace(waits, alone="k1a2b3c4d"), NOW)
     for breaker in (
         replace(waits, waits=False),
-        replace(waits, alone="k1a2b3c4d"),
         replace(waits, probe="p", probe_until_ms=NOW + 1),
         replace(OPEN, open_until_ms=NOW - 1),
         Breaker(),

@@ -80,7 +80,7 @@ class BreakerGate(Gate):
         if self._key is None:
             return None
         job = admission.job.job
-        caller = caller_of(admission.job.caller, job.tenant)
+        caller = "" if admission.job.is_probe else caller_of(admission.job.caller, job.tenant)
         # A task with a breaker of its own is not stopped by what its own failures have opened.
         has_own = admission.job.breaker is not None
         task = task_of(job.tenant, admission.job.ids.own_task_key) if has_own else ""

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from breakwater.breakers.metrics import BreakerMetrics
-from breakwater.breakers.rules.breaker import Breaker, BreakerKey
+from breakwater.breakers.rules.breaker import Breaker, BreakerKey, caller_of
 from breakwater.breakers.store import Breakers, Saving
 from breakwater.health.store import Healths
 from breakwater.kernel.nats.subjects import Header
@@ -64,7 +64,9 @@ async def test_exactly_one_process_probes_a_breaker_that_waits_for_a_call_for_th
     agents = {"writer": agent(output=schema, retry={"max_attempts": 3})}
     models = {"sim/m": model(), "sim/n": model()}
     async with start_worker(models, agents) as plane:
-        breakers = await wait_for_a_call(plane, key := BreakerKey("writer", "sim/m"))
+        # What a sole caller has opened is open for that one.
+        key, alone = BreakerKey("writer", "sim/m"), caller_of("app", "acme")
+        breakers = await wait_for_a_call(plane, key, alone=alone, alone_name="key app and tenant acme")
         await look(plane)  # now it is reported as half-open
         await look(plane)
         await look(plane)
@@ -77,7 +79,7 @@ async def test_exactly_one_process_probes_a_breaker_that_waits_for_a_call_for_th
         [call] = plane.sim.ledger.calls
         assert call.model == "sim/m"
         [closed] = await breakers.load([key])
-        assert closed.breaker.state == "closed"
+        assert (closed.breaker.state, closed.breaker.alone) == ("closed", "")
         await look(plane)
         assert len(await jobs(plane)) == 1
 
@@ -85,7 +87,8 @@ async def test_exactly_one_process_probes_a_breaker_that_waits_for_a_call_for_th
 async def test_a_probe_that_fails_opens_the_breaker_again_and_leaves_no_dead_letter(start_worker: StartWorker) -> None:
     models = {"sim/m": model({"requests": [1, 9], "status": 500}), "sim/n": model()}
     async with start_worker(models, {"writer": agent()}) as plane:
-        breakers = await wait_for_a_call(plane, key := BreakerKey("writer", "sim/m"))
+        key = BreakerKey("writer", "sim/m")
+        breakers = await wait_for_a_call(plane, key, alone=caller_of("app", None))
         await look(plane)
         await look(plane)
         [record] = await until(lambda: jobs(plane), what="the record of the probe")
@@ -102,7 +105,7 @@ async def test_a_breaker_is_probed_by_an_agent_that_uses_it_and_only_as_often_as
     agents = {"writer": shared, "off": {"model": "sim/m"}, "other": {**shared}}
     async with start_worker({"sim/m": model()}, agents, begin=False) as plane:
         await wait_for_a_call(plane, BreakerKey("*", "sim/*"))
-        # One that has no probe waits for a call, and what refuses one caller for that caller's.
+        # One that has no probe waits for a call.
         await wait_for_a_call(plane, BreakerKey("off", "sim/m"))
         for _ in range(3):
             await look(plane)

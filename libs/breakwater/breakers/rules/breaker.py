@@ -288,7 +288,8 @@ def observe(
         observation.version is not None
         and not _counts_from(breaker, observation.caller) <= observation.version <= breaker.version
     )
-    concerns = concerns_caller(breaker, observation.caller)
+    # The plane's own probe is nobody's, and tries a breaker that refuses one caller, too.
+    concerns = concerns_caller(breaker, observation.caller) or observation.attempt_id == breaker.probe
     if breaker.state == "isolated" or is_stale or (breaker.state == "open" and concerns):
         return breaker, None
     # The log's clock may be ahead of ours. That must neither keep an outcome counting for longer nor delay it.
@@ -414,10 +415,9 @@ def wait_for_call(breaker: Breaker, rules: BreakerRules, now_ms: int) -> tuple[B
 
 
 def awaits_call(breaker: Breaker, now_ms: int) -> bool:
-    """Returns True if a breaker was reported to wait for a call, and the call of anybody would try it."""
+    """Returns True if a breaker was reported to wait for a call, and none tries it now."""
     is_probed = breaker.probe is not None and breaker.probe_until_ms > now_ms
-    # One that refuses a single caller is only tried by a call of that caller.
-    return breaker.state == "half_open" and breaker.waits and not breaker.alone and not is_probed
+    return breaker.state == "half_open" and breaker.waits and not is_probed
 
 
 def _operator_reason(action: str, by: str, why: str) -> str:
