@@ -13,6 +13,7 @@ from breakwater.identity.operations import ApiRequest
 from breakwater.identity.rules.callers import Caller
 from breakwater.jobs.api.current_jobs import CurrentJobRoutes
 from breakwater.jobs.contract.current_jobs import CurrentJob, CurrentJobQuery
+from breakwater.services.worker import attempts
 from breakwater.services.worker.slots import Slots
 from tests.flow.kit import model
 from tests.helpers import until
@@ -21,12 +22,11 @@ from tests.services.worker.conftest import StartWorker
 from tests.services.worker.harness import WorkerPlane
 
 
-async def current(plane: WorkerPlane, **query: Any) -> dict[str, CurrentJob]:
+async def jobs_now(plane: WorkerPlane, **query: Any) -> tuple[CurrentJob, ...]:
     worker = plane.worker
     routes = CurrentJobRoutes(worker.config, worker.lookup.as_stored(), worker.redis, worker.cipher, worker.redactor)
     caller = Caller("key", "1", "reader", ("read",), datetime.now(UTC))
-    found = await routes.list_jobs(ApiRequest(CurrentJobQuery(**query), {}, caller, ""))
-    return {job.job_id: job for job in found.jobs}
+    return (await routes.list_jobs(ApiRequest(CurrentJobQuery(**query), {}, caller, ""))).jobs
 
 
 LONG = {"breaker": "off", "total_timeout_s": 600}
@@ -69,7 +69,8 @@ async def test_a_job_says_what_it_waits_for(start_worker: StartWorker, monkeypat
         seen: dict[str, CurrentJob] = {}
 
         async def all_seen() -> bool:
-            for name, job in (await current(plane)).items():
+            for job in await jobs_now(plane):
+                name = job.job_id
                 kind, _, parked = name.partition("-p")
                 state = "running" if name == "running" else "parked" if parked else "waiting"
                 if job.state == state and (job.wait.kind if job.wait else "running") == kind:
@@ -89,3 +90,26 @@ async def test_a_job_says_what_it_waits_for(start_worker: StartWorker, monkeypat
             assert job.wait is not None
             assert job.wait.until is not None
             assert job.wait.since is not None
+
+
+async def test_a_job_is_listed_once_until_it_has_ended_while_jobs_run_wait_and_are_parked(
+    start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempts, "LONG_WAIT_S", 0.2)
+    models = {"sim/m": model({"rate": 0.3, "status": 503}, latency_ms=20)}
+    agents = {"writer": {"model": "sim/m", "breaker": "off", "concurrency": 3, "retry": {"base_s": 0.15}}}
+    async with start_worker(models, agents) as plane:
+        names = {f"j{number}" for number in range(40)}
+        for name in sorted(names):
+            await plane.publish({"agent": "writer", "job_id": name, "prompt": "x"})
+        seen: set[str] = set()
+        undecided = names
+        while undecided:
+            listed = await jobs_now(plane, limit=200)
+            assert len({job.job_id for job in listed}) == len(listed)
+            seen |= {job.state for job in listed}
+            missing = names - {job.job_id for job in listed}
+            ended = {name for name in missing if await plane.last("RESULTS", f"bw.results.{name}") is not None}
+            assert missing <= ended, "it is listed, or has ended"
+            undecided = names - ended
+    assert {"queued", "running", "parked"} <= seen
