@@ -18,14 +18,14 @@ from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.bodies import BodyReader, BodyReference, BodyWriter, Leftovers
 from breakwater.kernel.nats.contract import DeadLetter
 from breakwater.kernel.nats.delivery import Delivery, dead_letter
-from breakwater.kernel.nats.errors import BusUnavailableError
+from breakwater.kernel.nats.errors import BusUnavailableError, StreamFullError
 from breakwater.kernel.nats.lookup import Lookup, StoredMessage
 from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.subjects import Header, Stream
 from breakwater.kernel.nats.topology import Plan, worker_consumer
 from breakwater.kernel.security.encryption import Cipher, new_key
-from tests.helpers import nats_client
+from tests.helpers import nats_client, until
 from tests.servers import RunningServer
 
 BODY = b"x" * 2_000_000
@@ -137,3 +137,30 @@ async def test_a_dead_letter_that_is_written_again_after_a_crash_still_has_its_b
     body = await BodyReader(lookup).read(reference)
     assert cipher.decrypt_document(body) == job
     assert await remove_leftovers(client, lookup) == 0
+
+
+async def test_a_store_that_is_full_to_the_last_byte_can_be_emptied(client: Client) -> None:
+    jetstream = client.jetstream()
+    await writer_of(client).put(REFERENCE, BODY, "a", "j1")
+    info = await jetstream.stream_info("OBJ_bodies")
+    info.config.max_bytes = info.state.bytes + 20
+    await jetstream.update_stream(info.config)
+    with pytest.raises(StreamFullError):
+        await writer_of(client).keep(REFERENCE, "a", "j1", until=datetime.now(UTC))
+    await writer_of(client).remove(REFERENCE.name)
+
+    async def is_empty() -> bool:
+        return (await jetstream.stream_info("OBJ_bodies")).state.messages == 0
+
+    await until(is_empty, "an empty object store")
+
+
+async def test_chunks_that_come_after_their_removal_are_leftovers(client: Client) -> None:
+    await writer_of(client).put(REFERENCE, BODY, "a", "j1")
+    await queue_job(client)
+    await client.jetstream().publish(subjects.body_chunks("late"), b"chunk")
+    lookup = Lookup(lambda: client)
+    assert await remove_leftovers(client, lookup) == 1
+    assert await BodyReader(lookup).read(REFERENCE) == BODY
+    late = await lookup.last(Stream.BODIES, subjects.body_chunks("late"))
+    assert late is None or late.data == b""

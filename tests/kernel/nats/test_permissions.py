@@ -78,6 +78,7 @@ MAY_PUBLISH = {
     "$JS.API.STREAM.MSG.GET.RESPONSES": {"request", "worker"},
     "$JS.API.STREAM.PURGE.RESPONSES": set[str](),
     "$JS.API.STREAM.PURGE.OBJ_bodies": set[str](),
+    "$JS.API.STREAM.MSG.DELETE.OBJ_bodies": {"request", "worker"},
     "$JS.API.STREAM.MSG.GET.OBJ_bodies": {"request", "worker"},
     "$JS.API.DIRECT.GET.OBJ_bodies": {"request", "worker", "setup"},
     "$JS.API.DIRECT.GET.OBJ_bodies.$O.bodies.M.YjE=": {"request", "worker", "setup"},

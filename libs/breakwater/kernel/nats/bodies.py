@@ -21,7 +21,7 @@ import structlog
 
 from breakwater.kernel.ids import new_id
 from breakwater.kernel.nats import subjects
-from breakwater.kernel.nats.errors import BusError, BusUnavailableError, NoStreamError
+from breakwater.kernel.nats.errors import BusError, BusUnavailableError, NoStreamError, StreamFullError
 from breakwater.kernel.nats.lookup import Lookup, StoredMessage
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.subjects import Header, Stream
@@ -171,7 +171,12 @@ class BodyWriter:
     async def remove(self, name: str) -> None:
         """Removes a body. Raises BusUnavailableError, PublishRefusedError."""
         for subject in (subjects.body_chunks(name), subjects.stored_body(name)):
-            await self._publish(subject, b"", _REMOVED)
+            try:
+                await self._publish(subject, b"", _REMOVED)
+            except StreamFullError:
+                # Even the message that removes others needs room.
+                await self._publisher.delete_last(Stream.BODIES, subject)
+                await self._publish(subject, b"", _REMOVED)
 
     async def remove_if_possible(self, name: str) -> None:
         """Removes a body, or leaves it to `Leftovers`."""
@@ -271,7 +276,7 @@ class Leftovers:
         self._lookup = lookup
         self._reader = BodyReader(lookup)
         self._writer = writer
-        self._suspects: frozenset[str] = frozenset()
+        self._suspects = set[str]()
 
     async def remove(self, now: datetime) -> int:
         """Looks for leftovers, and removes those that the last look found, too. Returns how many were removed.
@@ -282,6 +287,11 @@ class Leftovers:
         """
         for stream in (Stream.BODIES, Stream.JOBS, Stream.PARKED):
             await self._lookup.require_current_replicas(stream)
+        # Only chunks that the server has got late, over an old connection, have no description.
+        stored = await self._lookup.counts(Stream.BODIES, f"{subjects.BODIES}.>")
+        chunks = subjects.body_chunks("")
+        names = {subject.removeprefix(chunks) for subject in stored if subject.startswith(chunks)}
+        undescribed = {name for name in names if subjects.stored_body(name) not in stored}
         bodies = await self._reader.all()
         expired = [body.name for body in bodies if body.kept_until is not None and body.kept_until < now]
         old = {body.name: body for body in bodies if body.kept_until is None and body.stored_at < now - LEFT_FOR}
@@ -293,10 +303,10 @@ class Leftovers:
                 await self._drop_parked(old)
                 await self._drop_queued(old, start)
             await self._drop_parked(old)
-        leftovers = [*expired, *(name for name in old if name in self._suspects)]
+        leftovers = [*expired, *(name for name in (*old, *undescribed) if name in self._suspects)]
         for name in leftovers:
             await self._writer.remove(name)
-        self._suspects = frozenset(old).difference(leftovers)
+        self._suspects = undescribed.union(old).difference(leftovers)
         if leftovers:
             structlog.get_logger().info("leftover_bodies_removed", bodies=len(leftovers))
         return len(leftovers)

@@ -164,8 +164,8 @@ _below = _all("bw.{}.>")
 _PARKED = f"$JS.API.DIRECT.GET.{Stream.PARKED}.>"
 """A job that sleeps, by its id."""
 
-_BODIES = f"{subjects.BODIES}.>"
-"""The chunks and descriptions of large bodies of jobs, also to remove them."""
+_BODIES = (f"{subjects.BODIES}.>", f"$JS.API.STREAM.MSG.DELETE.{Stream.BODIES}")
+"""The chunks and descriptions of large bodies of jobs, also to remove them, even while the object store is full."""
 
 _BODIES_END = f"$JS.API.STREAM.MSG.GET.{Stream.BODIES}"
 """The last chunk of a body, as the leader knows it: a body that a replica lacks is not lost."""
@@ -188,7 +188,7 @@ GRANTS = (
             *_below("breakers", "guards", "budgets", "plans"),
             *reads(Stream.EVENTS, Stream.RESULTS, Stream.DLQ),
             # Large bodies of jobs, and of dead letters that are shown or replayed.
-            _BODIES,
+            *_BODIES,
             *reads(Stream.BODIES),
             _BODIES_END,
             # Stored responses, and the notes that they were deleted.
@@ -227,7 +227,7 @@ GRANTS = (
             # Breakers: from open to half-open, when it takes the probe.
             *_below("attempts", "executions", "breakers", "guards", "plans", "results", "dlq"),
             # Bodies of jobs, which it removes when the jobs have ended, and keeps for dead letters.
-            _BODIES,
+            *_BODIES,
             *reads(Stream.BODIES),
             _BODIES_END,
             *_facts(Stream.BODIES),

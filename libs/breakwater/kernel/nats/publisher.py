@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import count
@@ -15,6 +16,7 @@ import orjson
 import structlog
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.js.errors import NotFoundError
 from pydantic import BaseModel
 
 from breakwater.kernel.nats.core import RESTART, UnhealthyServer, unhealthy_servers
@@ -28,8 +30,8 @@ from breakwater.kernel.nats.errors import (
     StreamFullError,
     unavailable,
 )
-from breakwater.kernel.nats.lookup import ClientGetter
-from breakwater.kernel.nats.subjects import Header
+from breakwater.kernel.nats.lookup import ClientGetter, translated_errors
+from breakwater.kernel.nats.subjects import Header, Stream
 from breakwater.kernel.security.encryption import OFF, Cipher
 from breakwater.kernel.types import Event, format_time
 
@@ -194,6 +196,17 @@ class Publisher:
     def _check_size(self, subject: str, size: int) -> None:
         if size + HEADERS_BYTES > self._connection().max_payload:
             raise MessageTooLargeError(f"{subject}: {size} bytes exceed the server's message limit")
+
+    async def delete_last(self, stream: Stream, subject: str) -> None:
+        """Deletes the last message on a subject, if there is one, even if its stream is full.
+
+        Raises BusUnavailableError.
+        """
+        jetstream = self._connection().jetstream(timeout=PUBLISH_TIMEOUT_S)
+        with translated_errors(subject), suppress(NotFoundError):
+            message = await jetstream.get_last_msg(stream.value, subject)
+            assert message.seq is not None
+            await jetstream.delete_msg(stream.value, message.seq)
 
     async def acknowledge(self, ack_subject: str) -> bool:
         """Acknowledges the delivery with that subject as `Delivery.ack_sync` does, but at less cost."""
