@@ -36,7 +36,7 @@ class ExportQuery(Message):
     """A selection of records to export."""
 
     format: ExportFormat = Field(description="Parquet, or one line of JSON per record.")
-    what: ExportedRecords = Field(default="executions", description="Kind of records.")
+    records: ExportedRecords = Field(default="executions", description="Kind of records.")
     since: Moment | None = Field(
         default=None, description="Earliest end, of attempts earliest begin (inclusive): a time in RFC 3339."
     )

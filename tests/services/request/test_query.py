@@ -346,6 +346,11 @@ async def test_an_export_by_url_and_key_alone_is_the_file_that_clickhouse_gives(
         assert "nobody" in options or "in " in exported[0][1]
 
 
+async def test_the_head_of_an_export_tells_the_number_of_records_and_runs_nothing(plane: Queried) -> None:
+    answer = await plane.api.ask("HEAD", "/api/v1/export?format=jsonl&agent=nobody")
+    assert (answer.status, answer.headers["breakwater-rows"], answer.body) == (200, "0", b"")
+
+
 async def test_an_export_that_breaks_off_leaves_no_file(plane: Queried, monkeypatch: pytest.MonkeyPatch) -> None:
     failing = "SELECT throwIf(number = 2900000, 'in the middle') FROM numbers(3000000) FORMAT TSVRaw"
 

@@ -49,12 +49,12 @@ class ExportRoutes:
     async def export_records(self, request: Request) -> Response:
         """Streams the file. Raises RequestError: a parameter is wrong, or ClickHouse is unavailable."""
         query = read_query(request, ExportQuery)
-        if query.status is not None and query.what != "executions":
+        if query.status is not None and query.records != "executions":
             message = "status: applies only to executions; attempts have an `outcome`"
             raise RequestError(422, "invalid_query", message, [FieldError("status", "applies only to executions")])
         until = query.until or datetime.now(UTC)
         rows, parameters = exported_rows(
-            query.what, since=query.since, until=until, agent=query.agent, status=query.status
+            query.records, since=query.since, until=until, agent=query.agent, status=query.status
         )
         settings = {
             **EXPORT_SETTINGS[query.format],
@@ -67,7 +67,7 @@ class ExportRoutes:
             ((total,),) = (await ask_clickhouse(analytics.query(count_sql, parameters))).rows
         except AnalyticsUnavailableError as error:
             raise not_read(error) from error
-        statement = export_statement(query.what, query.format, rows)
+        statement = export_statement(query.records, query.format, rows)
         return StreamedRows(
             request,
             self.analyst.running,

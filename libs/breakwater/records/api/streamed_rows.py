@@ -65,7 +65,11 @@ class StreamedRows(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends the result until it ends, its time is over, its reader leaves, or its key is revoked."""
-        del scope
+        if scope["method"] == "HEAD":
+            sender = Sender(send)
+            await self._begin(sender)
+            await sender.send(b"", more=False)
+            return
         with self._running.open(self._request) as ending:
             sending = asyncio.create_task(self._send(Sender(send)))
             leaving = asyncio.create_task(wait_for_disconnect(receive))

@@ -93,7 +93,7 @@ def export(
     elif target.exists() and not force:
         raise usage_error(f"{target} already exists", f"{_OTHER_FILE} Or add --force.")
     begin, end = _range(since, until)
-    query = ExportQuery(format=form, what=kind, since=begin, until=end, agent=agent, status=status)
+    query = ExportQuery(format=form, records=kind, since=begin, until=end, agent=agent, status=status)
     with api_errors(unanswered=SEE_DOCTOR):
         exported = connect.run(_export(api, query, target))
     if api.as_json:
@@ -137,7 +137,7 @@ def _agents(url: str, rows: str, parameters: dict[str, object]) -> str:
 
 
 async def _export(api: Api, query: ExportQuery, target: Path) -> ExportedFile:
-    progress = ExportProgress(query.what, query.format)
+    progress = ExportProgress(query.records, query.format)
     is_remote = api.uses_http(CLICKHOUSE_VARIABLE)
     source = _from_api(api, query) if is_remote else _from_clickhouse(api.plane.clickhouse_url, query)
     async with source as (progress.total, chunks):
@@ -159,7 +159,7 @@ async def _from_clickhouse(url: str, query: ExportQuery) -> AsyncGenerator[tuple
     """Yields the expected number of rows, and the bytes of the file."""
     assert query.until is not None
     rows, parameters = exported_rows(
-        query.what, since=query.since, until=query.until, agent=query.agent, status=query.status
+        query.records, since=query.since, until=query.until, agent=query.agent, status=query.status
     )
     async with connect.analytics(url, answer_timeout_s=MAX_SILENCE_S) as analytics:
         # Uses the longest time limit that the user may set, because an export of years exceeds the reader's default.
@@ -175,7 +175,7 @@ async def _from_clickhouse(url: str, query: ExportQuery) -> AsyncGenerator[tuple
                 "Use a user with `readonly = 2`.",
             )
         ((total,),) = (await analytics.query(f"SELECT count() FROM {rows}", parameters)).rows  # noqa: S608  parameters hold what people give
-        yield total, analytics.raw_stream(export_statement(query.what, query.format, rows), parameters, settings)
+        yield total, analytics.raw_stream(export_statement(query.records, query.format, rows), parameters, settings)
 
 
 @asynccontextmanager
