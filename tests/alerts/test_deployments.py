@@ -89,8 +89,8 @@ def test_a_revoked_key_is_told_with_the_share_that_the_fallback_carries_and_its_
     )
     assert alert.text == (
         "Since 2026-11-21 12:00:00 UTC nothing has succeeded on openai/gpt-4o of openai: 19 jobs of content-writer "
-        "failed there, the last one with UnauthorizedError, HTTP 401. To do: replace the provider's key in the config. "
-        "`breakwater executions e18` shows that job."
+        "failed there, the last one with UnauthorizedError, HTTP 401. To do: replace the key that "
+        "`providers.openai.api_key` in the config refers to. `breakwater executions e18` shows that job."
     )
     assert {name: alert.payload[name] for name in ("refusal", "jobs", "fallback_share", "cost_factor")} == {
         "refusal": "key",

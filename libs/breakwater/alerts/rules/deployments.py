@@ -53,7 +53,7 @@ _WORDS: Mapping[Refusal, str] = {
     "access": "{provider} denies access to {model}",
 }
 _ADVICE: Mapping[Refusal | None, str] = {
-    "key": "replace the provider's key in the config",
+    "key": "replace the key that `providers.{provider}.api_key` in the config refers to",
     "model": "name a model that the provider has, or correct the provider's `base_url`",
     "access": "give the key access to the model at the provider",
     None: "look at the errors, and at the provider's status page",
@@ -266,6 +266,7 @@ def _failing(outage: _Outage, attempt: Attempt, error: ErrorInfo, refusal: Refus
         problem = f"{outage.model} answers nothing"
     else:
         problem = _WORDS[refusal].format(provider=outage.provider, model=outage.model)
+    advice = _ADVICE[refusal].format(provider=outage.provider)
     agents = outage.agent_names()
     # A fallback that fails behind a primary carries no traffic that could be on others now.
     answering = "other models answer" if outage.others_answered else "no fallback answers"
@@ -291,7 +292,7 @@ def _failing(outage: _Outage, attempt: Attempt, error: ErrorInfo, refusal: Refus
         title=f"{problem}: {traffic}",
         text=f"Since {moment(outage.since)} nothing has succeeded on {outage.model} of {outage.provider}: "
         f"{quantity(outage.jobs, 'job')} of {_named(agents, 'agent')} failed there, the last one with {error.class_}"
-        f"{status}. To do: {_ADVICE[refusal]}. `{command('executions', None, attempt.execution_id)}` shows that job.",
+        f"{status}. To do: {advice}. `{command('executions', None, attempt.execution_id)}` shows that job.",
         source_id=f"{attempt.attempt_id}/failing",
         at=attempt.completed_at,
         payload=payload,
