@@ -92,6 +92,10 @@ async def test_a_source_that_fails_is_reported_once_and_the_key_stays(
         "credential_unreadable",
     ]
     assert logs[0]["log_level"] == "warning"
+    assert logs[2]["source"] == {
+        "file": f"the secret file {tmp_path / 'secret'}",
+        "command": "the output of the secret command",
+    }.get(kind, "the environment variable A_KEY")
     assert OLD not in str(logs)
     assert NEW not in str(logs)
 

@@ -113,7 +113,7 @@ class Credential:
             if value != self.value:
                 self.value = value
                 self.version += 1
-                log.info("credential_changed", version=self.version)
+                log.info("credential_changed", source=_source(ref), version=self.version)
         self._reads += 1
 
 
