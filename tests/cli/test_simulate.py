@@ -32,9 +32,16 @@ async def test_faults_are_added_and_taken_back(run: Run, tmp_path: Path) -> None
             assert (await simulate("fault", MODEL, "--hang-s", "0.01", "--json")).json[MODEL][0] == {"hang_s": 0.01}
             assert (await post(session, sim.url))[0] == 200
             assert (await simulate("reset")).out == f"{MODEL}: answers\n"
-            for arguments, message in (((MODEL,), "exactly one of"), (("none", "--status", "500"), "no model none")):
+            for arguments, message in (
+                ((MODEL, "--rate", "0.5"), "error: a fault has either --status or --hang-s; neither is given"),
+                (
+                    (MODEL, "--status", "500", "--hang-s", "1"),
+                    "error: a fault has either --status or --hang-s; both are given",
+                ),
+                (("none", "--status", "500"), f"error: The simulated provider has no model none; it has {MODEL}"),
+            ):
                 ran = await simulate("fault", *arguments)
-                assert (ran.code, message in ran.err) == (ExitCode.USAGE, True)
+                assert (ran.code, ran.err.startswith(message)) == (ExitCode.USAGE, True)
             data.write_endpoints(
                 endpoints(data.path).model_copy(update={"simulated_provider_url": "http://127.0.0.1:9"})
             )

@@ -10,7 +10,7 @@ from aiohttp import ClientError, ClientSession, ClientTimeout
 
 from breakwater.calls.providers.failures import transport_failure, unreachable_at
 from breakwater.kernel.commands import connect, output
-from breakwater.kernel.commands.errors import CliError, ExitCode, unreachable
+from breakwater.kernel.commands.errors import CliError, ExitCode, unreachable, usage_error
 from breakwater.local.plane import DataOption, JsonOption, PlaneLocation
 
 _HELP = """Break the simulated provider of a running `breakwater up --simulate`, and watch how the plane reacts.
@@ -46,6 +46,9 @@ def fault(
 
         breakwater simulate fault gpt-4o-mini --hang-s 90 --rate 0.3
     """
+    if (status is None) == (hang_s is None):
+        given = "neither is" if status is None else "both are"
+        raise usage_error(f"a fault has either --status or --hang-s; {given} given")
     fault_fields = {"status": status, "hang_s": hang_s, "rate": rate}
     _inject(
         {model: [{name: value for name, value in fault_fields.items() if value is not None}]}, data, as_json=as_json

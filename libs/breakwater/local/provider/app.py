@@ -190,7 +190,9 @@ class SimulatedProvider:
             return _refusal(400, "; ".join(mistakes(error)))
         plans = {name: plan for name in faults if (plan := self._plan(name)) is not None}
         if unknown := faults.keys() - plans.keys():
-            return _refusal(404, f"The script has no model {', '.join(unknown)}; it has {', '.join(self.models)}.")
+            return _refusal(
+                404, f"The simulated provider has no model {', '.join(unknown)}; it has {', '.join(self.models)}."
+            )
         if not faults:
             self._plans = make_plans(self._script)
         for name, plan in plans.items():
