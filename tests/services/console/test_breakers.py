@@ -43,6 +43,21 @@ async def test_what_is_open_comes_first_with_why_and_until_when(console: Console
     assert "No actions in the last 24h" in page.words
 
 
+async def test_a_half_open_one_waits_for_a_call_or_is_tried_by_one_and_counts_jobs_or_calls(console: Console):
+    counts = {"consecutive_failures": 3, "total_failures": 9}
+    console.interface.answers["GET breakers"] = listed(
+        breaker("waits", **(OPEN | {"state": "half_open"}), **counts),
+        breaker("tried", **(OPEN | {"state": "half_open"}), **counts, count="attempts", probe_until=now(60)),
+    )
+    console.interface.answers["GET guards"] = 200, {"stopped": []}
+    page = await console.get("/breakers")
+    assert "Open now 0 of 2 Half-open 2 1 being tried now" in page.words
+    assert "3 jobs in a row 9 calls in total" in page.words
+    assert "3 calls in a row 9 calls in total" in page.words
+    assert "waits for a call to try it" in page.words
+    assert "waits for a call to try it" in (await console.get("/breakers/one?agent=waits&model=gpt-4.1")).words
+
+
 async def test_how_long_each_was_open_and_who_did_what(console: Console):
     console.interface.answers["GET breakers"] = listed(breaker())
     console.interface.answers["GET guards"] = 200, {"stopped": []}
