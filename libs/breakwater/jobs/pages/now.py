@@ -95,7 +95,6 @@ async def cancel(request: Request) -> Response:
     if not execution_ids:
         session.notify("Nothing is selected: tick the jobs to cancel.", "bad")
         return back_to("/now", query)
-    # A job of which the API knows nothing more has ended, and its record may not be stored yet.
     outcomes = await _cancel_all(session, execution_ids, reason_of(fields))
     session.notify(_outcome(outcomes), "bad" if any(problem for _, problem in outcomes) else "good")
     return back_to("/now", query)
@@ -130,8 +129,9 @@ def _outcome(outcomes: Sequence[tuple[str, str | None]]) -> str:
     sentences = [f"{quantity(cancelled, 'job')} {verb} being cancelled, and will make no further call."]
     if problems:
         named = "; ".join(f"{job}: {problem}" for job, problem in problems[:MAX_NAMED])
-        others = f"; and {len(problems) - MAX_NAMED:,} more" if len(problems) > MAX_NAMED else ""
-        sentences.append(f"{len(problems):,} could not be cancelled: {named}{others}.")
+        unnamed_count = len(problems) - MAX_NAMED
+        more = f"; and {unnamed_count:,} more" if unnamed_count > 0 else ""
+        sentences.append(f"{len(problems):,} could not be cancelled: {named}{more}.")
         if not cancelled:
             del sentences[0]
     return " ".join(sentences)
