@@ -23,16 +23,18 @@ from breakwater.calls.assignment import Assignment
 from breakwater.calls.providers.base import Call
 from breakwater.config import load_config
 from breakwater.identity.api_keys import create_key
+from breakwater.jobs.api import dead_letters
 from breakwater.jobs.api.job_queue import QueueQuota
 from breakwater.jobs.commands.submit_over_nats import send
 from breakwater.jobs.rules.workers import LIVENESS
 from breakwater.jobs.store.executions import ClaimLostError
 from breakwater.kernel.commands.errors import CliError
 from breakwater.kernel.http import bodies as http_bodies
-from breakwater.kernel.nats.bodies import BodyReader, BodyWriter, Leftovers
+from breakwater.kernel.nats.bodies import BodyReader, BodyReference, BodyWriter, Leftovers
 from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.subjects import Header, Stream
+from breakwater.kernel.process.byte_budget import ByteBudget
 from breakwater.kernel.process.pace import at_pace
 from breakwater.kernel.security.encryption import new_key
 from breakwater.local.plane import PlaneLocation
@@ -605,3 +607,44 @@ async def test_a_request_that_waits_for_its_answer_holds_no_room_in_memory(open_
         assert whole.json["choices"][0]["message"]["content"] == "A cat."
         assert b"[DONE]" in streamed.body
         assert job.json["status"] == "succeeded"
+
+
+async def test_a_dead_letter_that_two_operators_replay_at_once_is_replayed_once(open_plane: OpenPlane) -> None:
+    async with open_plane(faults=({"requests": [1, 1], "status": 400},)) as plane:
+        assert (await plane.submit("failed")).status == 202
+        assert (await plane.worker.result("failed"))["status"] == "dead_lettered"
+        await plane.worker.end()
+        read = BodyReader.read
+        firsts: list[Any] = []
+
+        async def overtaken(self: BodyReader, reference: BodyReference) -> bytes:
+            if not firsts:
+                firsts.append(None)
+                firsts.append((await plane.api.act("dlq/replay", all=True)).json)
+            return await read(self, reference)
+
+        with patch.object(BodyReader, "read", overtaken):
+            second = (await plane.api.act("dlq/replay", all=True)).json
+        assert (len(firsts[1]["replayed"]), firsts[1]["already"]) == (1, 0)
+        assert (second["replayed"], second["already"], second["skipped"]) == ([], 1, [])
+        assert len(await plane.bodies()) == 1, "that of the replay"
+
+
+async def test_a_dead_letter_is_not_shown_without_room_in_memory(
+    open_plane: OpenPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letters, "WAIT_TIMEOUT_S", 0.2)
+    async with open_plane(faults=({"requests": [1, 1], "status": 400},)) as plane:
+        assert (await plane.submit("failed")).status == 202
+        assert (await plane.worker.result("failed"))["status"] == "dead_lettered"
+        [listed] = (await plane.api.ask("GET", "/api/v1/dlq")).json["dead_letters"]
+        path = f"/api/v1/dlq/{listed['dead_letter_id']}"
+
+        async def wait_forever(_: ByteBudget, size: int) -> int:
+            await asyncio.Event().wait()
+            return size
+
+        with patch.object(ByteBudget, "take", wait_forever):
+            busy = await plane.api.ask("GET", path)
+        assert (busy.status, busy.code) == (503, "busy")
+        assert (await plane.api.ask("GET", path)).status == 200

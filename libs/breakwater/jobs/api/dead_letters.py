@@ -44,6 +44,7 @@ from breakwater.jobs.contract.dead_letters import (
 from breakwater.jobs.contract.execution import Status
 from breakwater.jobs.contract.job import Job
 from breakwater.jobs.rules.ownership import longest_job
+from breakwater.kernel.http.bodies import NO_ROOM, WAIT_TIMEOUT_S
 from breakwater.kernel.http.parsing import read_job, suggestion
 from breakwater.kernel.http.problems import RequestError, not_done, unavailable, unknown
 from breakwater.kernel.nats import subjects
@@ -198,11 +199,21 @@ class Replays:
 
     @asynccontextmanager
     async def with_body(self, stored: StoredDeadLetter) -> AsyncGenerator[StoredDeadLetter]:
-        """Has the large body of a dead letter in memory while the block runs. Raises BusUnavailableError."""
+        """Has the large body of a dead letter in memory while the block runs.
+
+        Raises:
+            BusUnavailableError: it can't be read now.
+            RequestError: 503, no room in memory became free.
+        """
         if stored.body is None or stored.payload:
             yield stored
             return
-        async with self.budget.taking(stored.body.job_bytes):
+        try:
+            async with asyncio.timeout(WAIT_TIMEOUT_S):
+                taken = await self.budget.take(stored.body.job_bytes)
+        except TimeoutError:
+            raise unavailable("busy", NO_ROOM) from None
+        try:
             try:
                 payload = await BodyReader(self.lookup).read(stored.body)
                 if stored.body.encrypted:
@@ -211,6 +222,8 @@ class Replays:
                 yield dataclasses.replace(stored, unreadable=str(error))
             else:
                 yield dataclasses.replace(stored, payload=payload)
+        finally:
+            self.budget.give_back(taken)
 
     def _job_of(self, stored: StoredDeadLetter) -> Job | None:
         if stored.kind != "job":
@@ -322,6 +335,8 @@ class Replays:
                     read_job = self.job_of(with_body)
                     if isinstance(read_job, Job):
                         await put(with_body, read_job)
+                    elif await self.notes([stored.number]):
+                        tally.already += 1  # by another request meanwhile, which has removed the body
                     else:
                         tally.skip(stored.number, read_job or "its body could not be read")
             elif await self._put(stored, job, by, why, at):

@@ -38,6 +38,11 @@ _A_JOB = (
     "keep large inputs elsewhere and send a reference to them"
 )
 
+NO_ROOM = (
+    "other large bodies take all the room in memory (limits.bodies_in_memory_bytes), and none became free in time; "
+    "send it again"
+)
+
 A_REQUEST = "the maximum size of this request is {limit:,} bytes"
 
 MAX_CODINGS = 2
@@ -237,12 +242,8 @@ class _Room:
             async with asyncio.timeout(WAIT_TIMEOUT_S):
                 await self._hold.take(size)
         except (TimeoutError, NoRoomError):
-            message = (
-                "other large bodies take all the room in memory (limits.bodies_in_memory_bytes), and none became free "
-                "in time; send it again"
-            )
             headers = {"Retry-After": "5", "Connection": "close"}
-            raise RequestError(503, "busy", message, headers=headers) from None
+            raise RequestError(503, "busy", NO_ROOM, headers=headers) from None
         if self.reading is not None and deadline is not None:
             self.reading.reschedule(deadline + loop.time() - begun)
 
