@@ -95,9 +95,7 @@ class AlertDigest(Event):
     """Alerts that a channel held back for its rate limit or quiet hours, in one message."""
 
     digest_id: str = Field(description="Unique; the `webhook-id`. Plain ASCII.")
-    why: Literal["rate_limit", "quiet_hours", "notices"] = Field(
-        description="`notices`: nobody needs to act on any of them."
-    )
+    why: Literal["rate_limit", "quiet_hours", "notices"] = Field(description="`notices`: none of them needs an action.")
     severity: Severity = Field(description="Highest severity among them.")
     held_from: Timestamp = Field(description="Time of the earliest alert.")
     held_until: Timestamp = Field(description="Time of the latest alert.")

@@ -59,6 +59,7 @@ RIGHTS: Mapping[str, set[str]] = {
     **dict.fromkeys(
         ("list_executions", "list_runs", "show_execution", "list_agents", "list_breakers", "list_stopped_tasks"), ALL
     ),
+    **dict.fromkeys(("show_run", "show_tree", "run_query", "list_agent_figures", "export_records"), ALL),
     **dict.fromkeys(("list_budgets", "reconcile_budgets", "show_costs", "export_costs", "list_queues"), ALL),
     **dict.fromkeys(("list_plans", "show_plan", "list_incidents", "show_incident", "list_undelivered_alerts"), ALL),
     **dict.fromkeys(("list_dead_letters", "show_dead_letter", "list_jobs"), ALL),
@@ -146,6 +147,7 @@ async def test_each_role_may_do_what_the_table_says_and_nothing_else(api: HttpAp
                 dead_letter_id=1,
                 model="writer",
                 execution_id="x",
+                run_id="x",
                 plan_id="p",
                 response_id="resp_x",
             )
