@@ -29,6 +29,7 @@ PAGES = {
     "breaker": "/breakers/one?agent=support-triage&model=gpt-4o-mini",
 }
 ONE_OF = {
+    "plan": ("/plans", "main th a[href^='/plans/']"),
     "budget": ("/budgets", "main th a[href^='/budgets/']"),
     "alert": ("/alerts", "main a[href^='/alerts/']"),
     "dead-letter": ("/dead-letters?agent=wrong-key", "#list a[href^='/dead-letters/']"),
