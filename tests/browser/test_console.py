@@ -477,6 +477,12 @@ def test_on_a_phone_a_row_is_two_lines_that_unfold_with_their_headings(by_phone:
     assert page.locator("#list .scroll").evaluate("part => part.scrollWidth <= part.clientWidth")
     expect(page.get_by_role("table").first).to_be_attached()
     expect(first.get_by_role("cell").first).to_be_visible()
+    # An incident's title says what is wrong in its second half.
+    by_phone.open("/alerts")
+    headline = page.locator("#history tbody .headline").first
+    headline.evaluate("link => { link.textContent = 'openai refuses the key '.repeat(9); }")
+    lines = "link => Math.round(link.clientHeight / parseFloat(getComputedStyle(link).lineHeight))"
+    assert headline.evaluate(lines) == 2
 
 
 @pytest.mark.timeout(600)
