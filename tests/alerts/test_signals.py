@@ -265,7 +265,7 @@ def test_an_open_breaker_is_reported_with_what_where_since_when_and_what_to_do()
         "3 jobs in a row failed (threshold: 3). To do: look at `breakwater executions --agent=writer --since=1h` and "
         "at the provider's status page; `breakwater breakers reset writer gpt-4.1:mini` admits calls now. "
         "Since 2026-11-21 10:00:00 UTC its jobs use the fallback models, or fail if there are none. "
-        "One probe call is admitted then."
+        "After the cool-down, one probe call is admitted."
     )
 
 
@@ -324,7 +324,8 @@ def test_a_breaker_that_agents_share_is_reported_as_theirs(scope: str, model: st
         f"The breaker of the agents that share it for {named} is open until 2026-11-21 10:01:00 UTC. "
         "3 jobs in a row failed (threshold: 3). To do: look at `breakwater executions --since=1h` and at the "
         f"provider's status page; `breakwater breakers reset '*' {quoted}` admits calls now. Since 2026-11-21 10:00:00 "
-        "UTC their jobs use the fallback models, or fail if there are none. One probe call is admitted then."
+        "UTC their jobs use the fallback models, or fail if there are none. After the cool-down, one probe call is "
+        "admitted."
     )
     assert f"`breakwater breakers reset '*' {quoted}`" in forced.text
     assert closed.title == f"Breaker closed: all agents on {named}"

@@ -177,7 +177,7 @@ def _open_text(event: BreakerTransition) -> str:
     until = ""
     if state is not None and event.open_until is not None:
         state = f"open until {moment(event.open_until)}"
-        until = " One probe call is admitted then."
+        until = " After the cool-down, one probe call is admitted."
     refused = breaker_open(BreakerKey(event.agent, event.model), event.reason, state=state)
     jobs = f"{'their' if shared else 'its'} jobs"
     if event.open_for is not None:
