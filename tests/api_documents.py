@@ -173,6 +173,8 @@ def dead_letter(number: int = 7, **fields: Any) -> Document:
         "why_not": None,
         "replayed_as": None,
         "replay_status": None,
+        "dismissed_by": None,
+        "dismissed_at": None,
         **fields,
     }
 
@@ -189,6 +191,7 @@ def dead_letter_details(number: int = 7, **fields: Any) -> Document:
         "payload_cut": False,
         "replayed_by": None,
         "replayed_at": None,
+        "dismissed_why": None,
         **fields,
     }
 

@@ -95,4 +95,12 @@ OPERATOR_CASES = (
         "unknown_dead_letter",
         "breakwater dlq list",
     ),
+    OperatorCase(
+        "dlq/dismiss",
+        {"dead_letters": [2, 3], "why": "sent again"},
+        ("dlq", "dismiss", "2", "3", "--why", "sent again"),
+        "/dead-letters/dismiss?dead_letter_id=2&dead_letter_id=3&why=sent+again",
+        "unknown_dead_letter",
+        "breakwater dlq list",
+    ),
 )

@@ -91,7 +91,7 @@ class RequestService:
         lookup = JobLookup(ResultReader(self._connection, self._reconnects, cipher), self._waiters, self._accepted)
         publisher = publisher_of(
             self._broker,
-            *(channels.JOBS, channels.AGENTS, channels.REPLAYS, channels.AUDIT, channels.ALERTS),
+            *(channels.JOBS, channels.AGENTS, channels.REPLAYS, channels.DISMISSALS, channels.AUDIT, channels.ALERTS),
             *(channels.BREAKERS, channels.GUARDS, channels.BUDGETS, channels.PLANS),
             cipher=cipher,
             connection=self._connection,

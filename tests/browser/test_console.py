@@ -231,6 +231,18 @@ def test_many_dead_letters_are_replayed_with_progress(visitor: Visitor):
     visitor.shoot("replayed")
 
 
+def test_ticked_dead_letters_are_dismissed_and_found_among_the_dismissed(visitor: Visitor):
+    page = visitor.page
+    visitor.open("/dead-letters?agent=wrong-key")
+    page.locator("#list td input[type=checkbox]").first.check()
+    page.get_by_role("button", name="Dismiss 1 selected").click()
+    expect(page.get_by_role("status").first).to_contain_text("1 dead letter dismissed")
+    page.get_by_role("link", name="Dismissed", exact=True).click()
+    expect(page.get_by_role("button", name="Replay selected")).to_be_visible()
+    expect(page.locator("#list tbody input[type=checkbox]")).to_have_count(1)
+    visitor.shoot("dismissed")
+
+
 def test_single_keys_search_go_to_pages_and_help_but_not_while_typing(visitor: Visitor):
     page = visitor.page
     visitor.open("/agents")

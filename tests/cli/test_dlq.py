@@ -179,3 +179,41 @@ async def test_what_was_replayed_before_an_outage_is_said(run: Run, stub: Stub) 
     assert ran.code == ExitCode.UNREACHABLE
     assert "error: the job was not accepted: JOBS is full\n" in ran.err
     assert "Until then: 2 replayed, 0 before, 0 skipped. None of them is replayed twice." in ran.err
+
+
+async def test_dead_letters_are_dismissed_by_their_numbers_or_by_a_reason(run: Run, stub: Stub) -> None:
+    missing = [{"dead_letter_id": 99, "why": "there is no such dead letter"}]
+    answer = {"dismissed": [17], "already": 1, "skipped": missing, "continue_after": None, "up_to": None}
+    stub.answers["POST dlq/dismiss"] = (200, answer)
+    ran = await in_thread(run, "dlq", "dismiss", "17", "18", "99", "17", "--why", "sent again")
+    assert stub.asked == [("POST dlq/dismiss", {"dead_letters": [17, 18, 99], "why": "sent again"})]
+    assert (ran.code, ran.out) == (ExitCode.OK, "1 dead letter dismissed\n")
+    assert ran.err.splitlines() == [
+        "1 dead letter had been dismissed before",
+        "skipped dead letter 99: there is no such dead letter",
+    ]
+    assert set((await in_thread(run, "dlq", "dismiss", "17", "--json")).json) == {"dismissed", "already", "skipped"}
+    await in_thread(run, "dlq", "dismiss", "--reason", "invalid", "--agent", "writer")
+    assert stub.asked[-1] == ("POST dlq/dismiss", {"reason": "invalid", "agent": "writer"})
+    stub.answers["POST dlq/dismiss"] = (200, {**answer, "dismissed": [], "already": 0})
+    assert (await in_thread(run, "dlq", "dismiss", "99")).code == ExitCode.FAILED
+    requests = len(stub.asked)
+    ran = await in_thread(run, "dlq", "dismiss", "17", "--reason", "sent again")
+    assert ran.code == ExitCode.USAGE
+    assert "To record why you do it, use --why." in ran.err
+    assert (await in_thread(run, "dlq", "dismiss")).code == ExitCode.USAGE
+    assert len(stub.asked) == requests
+
+
+async def test_dismissed_ones_are_listed_on_request_and_shown_with_the_reason(run: Run, stub: Stub) -> None:
+    ran = await in_thread(run, "dlq", "list", "--dismissed")
+    assert stub.queries[-1]["state"] == "dismissed"
+    assert ran.err.startswith("(dismissed: 1,200 error of researcher")
+    stub.answers["GET dlq"] = (200, {"dead_letters": [], "more": False, "counts": []})
+    ran = await in_thread(run, "dlq", "list", "--dismissed")
+    assert ran.err == "nothing was dismissed within 7 days\n"
+    noted = {"dismissed_by": "ops", "dismissed_at": "2026-11-21T10:00:00.000Z", "dismissed_why": "sent again"}
+    stub.answers["GET dlq/17"] = (200, SHOWN | noted)
+    shown = await in_thread(run, "dlq", "show", "17")
+    assert "dismissed by" in shown.out
+    assert ": sent again" in shown.out

@@ -5,7 +5,7 @@ from __future__ import annotations
 from breakwater.alerts.contract import Alert
 from breakwater.breakers.contract import BreakerTransition
 from breakwater.identity.contract import AuditEvent
-from breakwater.jobs.contract.dead_letters import ReplayNote
+from breakwater.jobs.contract.dead_letters import DismissalNote, ReplayNote
 from breakwater.jobs.contract.execution import AnswerChunks, Attempt, Execution, Progress, Result
 from breakwater.jobs.contract.job import Job
 from breakwater.jobs.contract.plans import PlanChange
@@ -159,6 +159,19 @@ REPLAYS = Channel(
     ReplayNote,
     Stream.DLQ,
     "The job of a dead letter was queued again. Internal.",
+    public=False,
+)
+DISMISSALS = Channel(
+    "dismissals",
+    "bw.dismissed.{reason}.{agent}.{dead_letter}",
+    {
+        "reason": "The dead letter's reason.",
+        "agent": f"{AGENT} Otherwise `unknown`.",
+        "dead_letter": "The dead letter's sequence in DLQ.",
+    },
+    DismissalNote,
+    Stream.DLQ,
+    "An operator dismissed a dead letter. Internal.",
     public=False,
 )
 

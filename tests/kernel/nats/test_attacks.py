@@ -37,6 +37,7 @@ STORED = {
     "bw.alerts.breaker_open": b"{}",
     "bw.dlq.invalid.writer": b"{}",
     "bw.replayed.17": b"{}",
+    "bw.dismissed.error.writer.17": b"{}",
     "bw.alerter.leader": b"{}",
     "bw.audit.raise_cap": b"{}",
     "bw.alerter.replays.ops.1": b"{}",

@@ -29,9 +29,9 @@ def outcome(*replayed: int, already: int = 0, skipped: int = 0, after: int | Non
     return 200, reported | {"continue_after": after, "up_to": None if after is None else 5_000}
 
 
-def asked(console: Console) -> dict[str, Any]:
-    """What the interface was asked to replay, the last time."""
-    return next(body for what, body in reversed(console.interface.asked) if what == "POST dlq/replay")
+def asked(console: Console, action: str = "replay") -> dict[str, Any]:
+    """What the interface was asked to replay or dismiss, the last time."""
+    return next(body for what, body in reversed(console.interface.asked) if what == f"POST dlq/{action}")
 
 
 async def test_counts_by_reason_filter_the_list(console: Console):
@@ -44,7 +44,7 @@ async def test_counts_by_reason_filter_the_list(console: Console):
     assert "timeout 30" in page.words
     assert 'href="/executions/e%2F8~r"' in page.text
     assert "Of the latest 2" in page.words
-    assert 'value="8" aria-label="Select dead letter 8" disabled' in page.text
+    assert 'value="8" aria-label="Select dead letter 8">' in page.text, "it can be dismissed"
     filtered = await console.get("/dead-letters?reason=error&agent=unknown&window=24h")
     query = console.interface.queries[-1]
     assert (query["reason"], query["agent"], query["limit"]) == ("error", "unknown", "1000")
@@ -168,6 +168,66 @@ async def test_all_of_a_filter_without_a_script_goes_on_where_it_stopped(console
     assert asked(console) == {"agent": "writer", "since": since, "after": 400, "up_to": 5_000}
     assert "3 replayed." in page.words
     assert "Go on" not in page.words
+
+
+def dismissals(*dismissed: int, already: int = 0, skipped: int = 0, after: int | None = None) -> tuple[int, Any]:
+    missing = [{"dead_letter_id": 1_000 + number, "why": "there is no such dead letter"} for number in range(skipped)]
+    position = {"continue_after": after, "up_to": None if after is None else 5_000}
+    return 200, {"dismissed": dismissed, "already": already, "skipped": missing, **position}
+
+
+async def test_one_is_dismissed_next_to_its_replay_and_says_by_whom(console: Console):
+    console.interface.answers["GET dlq/7"] = 200, dead_letter_details()
+    console.interface.answers["POST dlq/dismiss"] = dismissals(7)
+    opened = await console.get("/dead-letters/7")
+    assert ("Replay it" in opened.words, "Dismiss it" in opened.words) == (True, True)
+    fields = {"dead_letter_id": "7", "from": "one", "why": "sent again"}
+    page = await console.submit("/dead-letters/7", "/dead-letters/dismiss", **fields)
+    assert asked(console, "dismiss") == {"dead_letters": [7], "why": "sent again"}
+    assert page.url.endswith("/dead-letters/7")
+    assert "1 dead letter dismissed." in page.words
+    noted = {"dismissed_by": "ops", "dismissed_at": "2026-11-21T10:00:00.000Z", "dismissed_why": EVIL}
+    console.interface.answers["GET dlq/7"] = 200, dead_letter_details(**noted)
+    page = await console.get("/dead-letters/7")
+    assert f"by ops: {EVIL}" in page.words
+    assert EVIL not in page.text
+    assert ("Replay it" in page.words, "Dismiss it" in page.words) == (True, False)
+
+
+async def test_the_chosen_ones_or_all_that_match_are_dismissed(console: Console):
+    console.interface.answers["GET dlq"] = listed(dead_letter(7), dead_letter(9))
+    opened = await console.get("/dead-letters?reason=error")
+    assert "Dismiss selected" in opened.words
+    assert "Dismiss all like these" in opened.words
+    form = [("csrf", opened.csrf), ("reason", "error"), ("window", "24h"), ("after", "400-5000"), ("why", "")]
+    console.interface.answers["POST dlq/dismiss"] = dismissals(7, 9, already=1, skipped=1)
+    page = await console.post("/dead-letters/dismiss", [*form, ("dead_letter_id", "7"), ("dead_letter_id", "9")])
+    assert asked(console, "dismiss") == {"dead_letters": [7, 9]}
+    assert "2 dead letters dismissed; 1 had been dismissed before; 1 no longer exist." in page.words
+    assert ("reason=error" in page.url, "window=24h" in page.url) == (True, True)
+    console.interface.answers["POST dlq/dismiss"] = dismissals(*range(1, 1_001), after=1_000)
+    page = await console.post("/dead-letters/dismiss", [*form, ("all", "1"), ("since", "2026-11-01T00:00:00.000Z")])
+    body = {"reason": "error", "since": "2026-11-01T00:00:00.000Z"}
+    assert asked(console, "dismiss") == body, "from the beginning, as these left the list"
+    assert "1,000 dead letters dismissed. There are more: dismiss those, too." in page.words
+    del console.interface.answers["POST dlq/dismiss"]
+    page = await console.post("/dead-letters/dismiss", form)
+    assert "Nothing is selected: tick the dead letters to dismiss." in page.words
+
+
+async def test_dismissed_ones_are_a_list_of_their_own_from_which_they_can_be_replayed(console: Console):
+    noted = {"dismissed_by": "ops", "dismissed_at": "2026-11-21T10:00:00.000Z"}
+    console.interface.answers["GET dlq"] = listed(dead_letter(7, **noted))
+    page = await console.get("/dead-letters")
+    assert "state" not in console.interface.queries[-1]
+    assert 'href="/dead-letters?state=dismissed&amp;window=7d"' in page.text
+    page = await console.get("/dead-letters?state=dismissed")
+    assert console.interface.queries[-1]["state"] == "dismissed"
+    assert "Replay selected" in page.words
+    assert not any(words in page.words for words in ("Dismiss selected", "Dismiss all", "Replay all"))
+    tile = re.search(r'<a class="tile" href="([^"]*reason=timeout[^"]*)"', page.text)
+    assert tile is not None
+    assert "state=dismissed" in tile[1]
 
 
 async def test_a_script_is_answered_in_figures_until_there_are_no_more(console: Console):

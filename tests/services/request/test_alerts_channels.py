@@ -172,6 +172,16 @@ async def test_what_did_not_arrive_is_listed_the_latest_first(alerting: HttpApi,
     assert (wrong.status, wrong.code, wrong.paths) == (422, "invalid_query", ["limit"])
 
 
+async def test_a_dismissed_alert_is_no_longer_listed_as_undelivered_nor_sent_again_with_all(
+    alerting: HttpApi, alert: Alert
+) -> None:
+    dismissed, kept = [await give_up(alerting, "ops", alert), await give_up(alerting, "second.line", alert)]
+    assert (await alerting.act("dlq/dismiss", dead_letters=[dismissed])).json["dismissed"] == [dismissed]
+    assert [one["dead_letter_id"] for one in await undelivered(alerting)] == [kept]
+    assert (await alerting.act("alerts/replay")).json["channels"] == {"second.line": 1}
+    assert (await alerting.act("alerts/replay", dead_letter_id=dismissed)).json["channels"] == {"ops": 1}
+
+
 async def test_each_is_tried_again_once_with_the_bytes_that_were_kept(alerting: HttpApi, alert: Alert) -> None:
     payload = json.dumps({"of": "a later version"}).encode()
     dead_letters = [

@@ -21,6 +21,7 @@ NAMES = {
     "alerts/resolve": "resolve_incident",
     "alerts/replay": "replay_alerts",
     "dlq/replay": "replay_dead_letters",
+    "dlq/dismiss": "dismiss_dead_letters",
 }
 WHAT = ("action", "outcome", "by", "actor", "reason", "error")
 
@@ -40,7 +41,7 @@ async def test_every_action_is_recorded_before_it_is_done_and_with_its_outcome(
         reason = case.body.get("reason") or case.body.get("why")
         assert begun == begun | of_case | {"outcome": "begun", "reason": reason, "error": None}
         # Of dead letters there are none, which is no mistake.
-        refused = case.action != "dlq/replay"
+        refused = not case.action.startswith("dlq/")
         outcome = {"outcome": "refused", "error": case.unknown} if refused else {"outcome": "done"}
         assert ended == begun | outcome
         assert set(begun["details"]) == set(case.body) - {"reason", "why"}

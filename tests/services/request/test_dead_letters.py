@@ -97,6 +97,12 @@ async def replay(api: HttpApi, **body: Any) -> Any:
     return answer.json
 
 
+async def dismiss(api: HttpApi, **body: Any) -> Any:
+    answer = await api.act("dlq/dismiss", **body)
+    assert answer.status == 200, answer.json
+    return answer.json
+
+
 async def jobs(api: HttpApi) -> list[Any]:
     """What JOBS holds, each with its subject and headers."""
     return [
@@ -132,6 +138,8 @@ async def test_dead_letters_are_listed_the_latest_first_with_what_is_kept_in_all
         "why_not": None,
         "replayed_as": None,
         "replay_status": None,
+        "dismissed_by": None,
+        "dismissed_at": None,
     }
     assert answer["counts"] == [
         {"reason": "error", "agent": "writer", "count": 2},
@@ -505,6 +513,106 @@ async def test_many_are_replayed_a_part_at_a_time(api: HttpApi, monkeypatch: pyt
     assert len(await jobs(api)) == 8
 
 
+async def test_a_dismissed_dead_letter_leaves_the_list_and_its_counts_and_is_found_by_its_state(api: HttpApi) -> None:
+    kept = await give_up(api)
+    odd = await give_up(api, {"agent": ODD_AGENT, "prompt": "x"}, agent=ODD_AGENT, reason="timeout")
+    event = await give_up(api, b"?", agent=None, stream="EVENTS", execution_id=None)
+    result = await dismiss(api, dead_letters=[event, odd, odd], why="mail ann@example.com")
+    assert result == {
+        "dismissed": [odd, event],
+        "already": 0,
+        "skipped": [],
+        "continue_after": None,
+        "up_to": None,
+    }
+    counts = {
+        "open": [("error", "writer", 1)],
+        "dismissed": [("error", "unknown", 1), ("timeout", ODD_AGENT, 1)],
+        "all": [("error", "unknown", 1), ("error", "writer", 1), ("timeout", ODD_AGENT, 1)],
+    }
+    for state, numbers in {"open": [kept], "dismissed": [event, odd], "all": [event, odd, kept]}.items():
+        answer = (await api.ask("GET", f"/api/v1/dlq?state={state}")).json
+        assert [one["dead_letter_id"] for one in answer["dead_letters"]] == numbers, state
+        assert [(one["reason"], one["agent"], one["count"]) for one in answer["counts"]] == counts[state], state
+        by = {one["dead_letter_id"]: one["dismissed_by"] for one in answer["dead_letters"]}
+        assert by == {number: None if number == kept else "tests" for number in numbers}
+    assert [one["dead_letter_id"] for one in await listed(api)] == [kept], "open ones are the default"
+    assert [one["dead_letter_id"] for one in await listed(api, "?state=dismissed&reason=timeout")] == [odd]
+    shown = (await api.ask("GET", f"/api/v1/dlq/{odd}")).json
+    assert (shown["dismissed_by"], shown["dismissed_why"]) == ("tests", "mail [REDACTED]")
+    assert abs(datetime.fromisoformat(shown["dismissed_at"]) - datetime.now(UTC)) < timedelta(hours=1)
+    assert (await api.ask("GET", f"/api/v1/dlq/{kept}")).json["dismissed_at"] is None
+    assert (await api.ask("GET", "/api/v1/dlq?state=gone")).paths == ["state"]
+
+
+async def test_dismissing_again_changes_nothing_and_an_unknown_id_is_named(api: HttpApi) -> None:
+    dead_letters = [await give_up(api, sequence=number) for number in range(1, 11)]
+    answers = await asyncio.gather(*(dismiss(api, dead_letters=dead_letters) for _ in range(4)))
+    assert sum(len(one["dismissed"]) for one in answers) == 10
+    assert all(len(one["dismissed"]) + one["already"] == 10 for one in answers)
+    before = (await api.ask("GET", f"/api/v1/dlq/{dead_letters[0]}")).json
+    result = await dismiss(api, dead_letters=[dead_letters[0], 999], why="another reason")
+    assert (result["dismissed"], result["already"]) == ([], 1)
+    assert result["skipped"] == [{"dead_letter_id": 999, "why": "there is no such dead letter"}]
+    assert (await api.ask("GET", f"/api/v1/dlq/{dead_letters[0]}")).json == before
+    assert (await dismiss(api, all=True))["already"] == 0, "all are the open ones"
+
+
+async def test_a_dismissed_dead_letter_is_replayed_if_it_is_named_and_left_out_by_a_replay_of_all(api: HttpApi) -> None:
+    dismissed = await give_up(api)
+    kept = await give_up(api, sequence=2, execution_id="order-2")
+    await dismiss(api, dead_letters=[dismissed])
+    outcome = await replay(api, all=True)
+    assert [one["dead_letter_id"] for one in outcome["replayed"]] == [kept]
+    assert (outcome["already"], outcome["skipped"]) == (0, [])
+    [found] = await listed(api, "?state=dismissed")
+    assert found["replayable"] is True
+    [again] = (await replay(api, dead_letters=[dismissed]))["replayed"]
+    [found] = await listed(api, "?state=dismissed")
+    assert (found["replayed_as"], found["dismissed_by"]) == (again["execution_id"], "tests")
+    assert (await dismiss(api, dead_letters=[kept]))["dismissed"] == [kept], "replayed ones can be cleared away, too"
+
+
+async def test_a_dismissal_and_a_replay_at_the_same_moment_are_both_noted_and_the_job_runs_once(api: HttpApi) -> None:
+    dead_letters = [await give_up(api, sequence=number, execution_id=f"order-{number}") for number in range(1, 21)]
+    await asyncio.gather(
+        *(action(api, dead_letters=dead_letters) for action in (dismiss, replay, dismiss, replay)),
+    )
+    found = await listed(api, "?state=dismissed")
+    assert len(found) == 20
+    assert all(one["replayed_as"] for one in found)
+    assert len(await jobs(api)) == 20
+
+
+async def test_many_are_dismissed_a_part_at_a_time_and_only_those_that_are_meant(
+    api: HttpApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(routes, "MAX_DEAD_LETTERS", 2)
+    meant = [await give_up(api, sequence=number) for number in range(1, 6)]
+    other = await give_up(api, agent="reader", execution_id="order-2")
+    await dismiss(api, dead_letters=[meant[1]])
+    first = await dismiss(api, agent="writer")
+    assert (first["dismissed"], first["continue_after"]) == ([meant[0], meant[2]], meant[2])
+    later = await give_up(api, sequence=9)
+    last = await dismiss(api, agent="writer", after=first["continue_after"], up_to=first["up_to"])
+    assert (last["dismissed"], last["continue_after"]) == (meant[3:], None)
+    assert [one["dead_letter_id"] for one in await listed(api)] == [later, other]
+    assert (await dismiss(api, all=True, since="9999-12-31T00:00:00Z"))["dismissed"] == []
+    answer = await api.act("dlq/dismiss", why="no selection")
+    assert (answer.status, answer.code) == (422, "invalid_request")
+
+
+async def test_the_dismissal_of_a_dead_letter_that_has_expired_counts_for_nothing(api: HttpApi) -> None:
+    expired = await give_up(api)
+    await dismiss(api, dead_letters=[expired])
+    kept = await give_up(api, sequence=2)
+    await api.bus.jetstream().purge_stream("DLQ", seq=expired + 1)
+    for state, count in {"open": 1, "dismissed": 0, "all": 1}.items():
+        answer = (await api.ask("GET", f"/api/v1/dlq?state={state}")).json
+        assert (len(answer["dead_letters"]), sum(one["count"] for one in answer["counts"])) == (count, count), state
+    assert [one["dead_letter_id"] for one in await listed(api)] == [kept]
+
+
 async def test_a_request_that_takes_long_is_answered_with_what_is_done(
     api: HttpApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -612,6 +720,9 @@ async def test_what_the_user_of_the_bus_may_do_is_enough_for_all_of_it(guarded_b
     assert answer["counts"] == [{"reason": "error", "agent": "writer", "count": 1}]
     assert [one["replay_status"] for one in answer["dead_letters"]] == ["succeeded"]
     assert (await api.ask("GET", f"/api/v1/dlq/{dead_letter}")).json["replayed_by"] == "tests"
+    assert (await dismiss(api, all=True))["dismissed"] == [dead_letter]
+    assert (await api.ask("GET", "/api/v1/dlq")).json == {"dead_letters": [], "more": False, "counts": []}
+    assert [one["dismissed_by"] for one in await listed(api, "?state=dismissed")] == ["tests"]
 
 
 async def test_what_is_encrypted_under_a_key_that_is_missing_is_kept_and_the_key_is_named(api: HttpApi) -> None:

@@ -331,12 +331,15 @@ async def test_a_dead_letter_keeps_its_body_until_it_is_replayed_with_its_origin
         shown = (await plane.api.ask("GET", f"/api/v1/dlq/{listed['dead_letter_id']}")).json
         assert shown["payload_bytes"] > LARGE * 0.99
         assert SECRET.strip()[:10] in json.dumps(shown["payload"])
+        dismissed = (await plane.api.act("dlq/dismiss", dead_letters=[listed["dead_letter_id"]])).json
+        assert dismissed["dismissed"] == [listed["dead_letter_id"]]
+        assert len(await plane.bodies()) == 1, "somebody may change their mind"
         replayed = (await plane.api.act("dlq/replay", dead_letters=[listed["dead_letter_id"]])).json
         [replay] = replayed["replayed"]
         assert (await plane.worker.result(replay["execution_id"]))["status"] == "succeeded"
         assert [call.messages[-1]["content"] for call in calls] == [large_text()] * 2
         await plane.emptied()
-        [after] = (await plane.api.ask("GET", "/api/v1/dlq")).json["dead_letters"]
+        [after] = (await plane.api.ask("GET", "/api/v1/dlq?state=all")).json["dead_letters"]
         assert after["replayed_as"] == replay["execution_id"]
 
 

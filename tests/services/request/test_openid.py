@@ -65,7 +65,7 @@ RIGHTS: Mapping[str, set[str]] = {
     **dict.fromkeys(("list_dead_letters", "show_dead_letter", "list_jobs"), ALL),
     **dict.fromkeys(("acknowledge_incident", "resolve_incident", "reset_task", "raise_cap"), APPROVE),
     **dict.fromkeys(("isolate_breaker", "reset_breaker", "test_channel", "cancel_job"), OPERATE),
-    **dict.fromkeys(("replay_alerts", "replay_dead_letters"), OPERATE),
+    **dict.fromkeys(("replay_alerts", "replay_dead_letters", "dismiss_dead_letters"), OPERATE),
     # What a model has answered is not redacted there.
     **dict.fromkeys(("submit_job", "submit_plan", "show_job", "create_chat_completion"), ADMIN),
     **dict.fromkeys(("create_response", "create_message", "count_message_tokens", "create_embeddings"), ADMIN),

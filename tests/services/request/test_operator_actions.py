@@ -27,8 +27,8 @@ defaults: {model: m}
 agents: {reader: {}}
 """
 # Which of several dead letters there are none of is said in the response.
-REFUSED_IF_UNKNOWN = [case for case in OPERATOR_CASES if case.action != "dlq/replay"]
-ON_ONE_TARGET = [case for case in OPERATOR_CASES if not case.action.endswith("/replay")]
+REFUSED_IF_UNKNOWN = [case for case in OPERATOR_CASES if not case.action.startswith("dlq/")]
+ON_ONE_TARGET = [case for case in OPERATOR_CASES if not case.action.endswith(("/replay", "/dismiss"))]
 THAT_NEED_REDIS = [case for case in OPERATOR_CASES if case.action.startswith(("breakers/", "guards/", "budgets/"))]
 
 

@@ -30,7 +30,7 @@ from breakwater.alerts.rules.alert_rules import agents_of, began_with, urgency
 from breakwater.alerts.rules.incidents import acknowledge, resolve
 from breakwater.alerts.store.incidents import IncidentLog, Incidents
 from breakwater.identity.operations import NATS_UNAVAILABLE, PERHAPS_DONE, ApiRequest, operation, utc_now
-from breakwater.jobs.api.dead_letters import StoredDeadLetter, read_dead_letter
+from breakwater.jobs.api.dead_letters import StoredDeadLetter, dismissed_dead_letters, read_dead_letter
 from breakwater.kernel.http.parsing import suggestion
 from breakwater.kernel.http.problems import RequestError, unavailable, unknown
 from breakwater.kernel.nats import subjects
@@ -257,9 +257,10 @@ class ChannelRoutes:
     async def list_undelivered_alerts(self, request: ApiRequest[UndeliveredQuery]) -> UndeliveredList:
         """Lists the alerts that no channel could deliver, the latest first."""
         query = request.input
+        dismissed = await dismissed_dead_letters(self.lookup)
 
         def undelivered_alert(message: StoredMessage) -> UndeliveredAlert | None:
-            stored = read_dead_letter(message)
+            stored = None if message.sequence in dismissed else read_dead_letter(message)
             if stored is None or stored.channel is None or query.channel not in (None, stored.channel):
                 return None
             return _read_undelivered(stored.channel, stored)
@@ -326,10 +327,11 @@ class ChannelRoutes:
         last = request.after
         replayed: Counter[str] = Counter()
         continue_after: int | None = None
+        dismissed = await dismissed_dead_letters(self.lookup)
         messages = self.lookup.scan(Stream.DLQ, DEAD_LETTERS, start=request.after + 1)
         async with aclosing(messages):
             async for message in messages:
-                stored = read_dead_letter(message)
+                stored = None if message.sequence in dismissed else read_dead_letter(message)
                 if stored is None or (channel := stored.channel) is None or request.channel not in (None, channel):
                     continue
                 if looked_at == MAX_DEAD_LETTERS:

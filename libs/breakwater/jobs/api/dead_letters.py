@@ -1,8 +1,11 @@
-"""`/api/v1/dlq`: dead letters as people may see them, and replays, which run each of their jobs once more.
+"""`/api/v1/dlq`: dead letters as people may see them, replays, which run each of their jobs once more, and dismissals.
 
 The id of a replay is derived from its dead letter, so the worker runs it once as long as its record is kept. A note in
 DLQ is kept longer. It is written after the job is queued: if the process crashes in between, a second replay has the
 same id and does not run again.
+
+A dismissal is a note in DLQ, too. Its subject has the dead letter's reason, agent and number, so that one request for
+the subjects tells which dead letters are dismissed. The original stays, so it can still be replayed.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import base64
 import dataclasses
 import hashlib
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
@@ -30,10 +34,14 @@ from breakwater.jobs.contract.dead_letters import (
     MAX_DEAD_LETTERS,
     DeadLetterCount,
     DeadLetterDetails,
+    DeadLetterDismissals,
     DeadLetterKind,
     DeadLetterList,
     DeadLetterQuery,
     DeadLetterReplays,
+    DeadLetterSelection,
+    DismissalNote,
+    DismissDeadLettersRequest,
     ListedDeadLetter,
     ReplayDeadLettersRequest,
     ReplayedDeadLetter,
@@ -90,6 +98,8 @@ class StoredDeadLetter:
     """A dead letter in DLQ."""
 
     number: int
+    subject: str
+    """Its subject in DLQ."""
     dead_letter: DeadLetter
     payload: bytes
     """The original, with all its secrets; empty for a large body that is not read yet."""
@@ -144,7 +154,13 @@ def read_dead_letter(message: StoredMessage, cipher: Cipher = OFF) -> StoredDead
         unreadable = str(error)
     ce_id = message.headers.get(Header.CE_ID.value, "")
     body = BodyReference.parse(dead_letter.headers.get(Header.BODY.value))
-    return StoredDeadLetter(message.sequence, dead_letter, payload, ce_id, unreadable, body)
+    return StoredDeadLetter(message.sequence, message.subject, dead_letter, payload, ce_id, unreadable, body)
+
+
+def without_original(stored: StoredDeadLetter) -> StoredDeadLetter:
+    """Returns a dead letter without its original, which may have megabytes."""
+    dead_letter = stored.dead_letter.model_copy(update={"payload_base64": "", "headers": {}})
+    return dataclasses.replace(stored, dead_letter=dead_letter, payload=b"")
 
 
 def filter_for(reason: str | None, agent: str | None) -> str:
@@ -152,6 +168,19 @@ def filter_for(reason: str | None, agent: str | None) -> str:
     if reason is None and agent is None:
         return ALL_DEAD_LETTERS
     return ".".join(("bw.dlq", *("*" if name is None else encode_token(name) for name in (reason, agent))))
+
+
+async def dismissed_dead_letters(lookup: Lookup) -> dict[int, str]:
+    """Returns the subject of each dead letter that was dismissed and is still kept, by its number. Raises BusError."""
+    notes, stream = await asyncio.gather(lookup.counts(Stream.DLQ, subjects.ALL_DISMISSALS), lookup.facts(Stream.DLQ))
+    dismissed: dict[int, str] = {}
+    for subject in notes:
+        match subject.split("."):
+            case [_, _, reason, agent, number] if number.isdecimal() and int(number) >= stream.first:
+                dismissed[int(number)] = f"bw.dlq.{reason}.{agent}"
+            case _:
+                continue  # not published by us, or the dead letter has expired before the note
+    return dismissed
 
 
 @dataclass(slots=True)
@@ -430,6 +459,8 @@ class DeadLetterRoutes:
 
         def without_payload(message: StoredMessage) -> tuple[StoredDeadLetter, str | None] | None:
             """Parses a dead letter, drops its payload, which may have megabytes, and checks whether its job can run."""
+            if query.state != "all" and (message.sequence in dismissed) is not (query.state == "dismissed"):
+                return None
             stored = read_dead_letter(message, self.replays.cipher)
             if stored is None or query.execution_id not in (
                 None,
@@ -438,12 +469,19 @@ class DeadLetterRoutes:
             ):
                 return None
             job = self.replays.job_of(stored)
-            dead_letter = stored.dead_letter.model_copy(update={"payload_base64": "", "headers": {}})
-            why_not = job if isinstance(job, str) else None
-            return dataclasses.replace(stored, dead_letter=dead_letter, payload=b""), why_not
+            return without_original(stored), job if isinstance(job, str) else None
 
+        stored_by_subject, dismissed = await asyncio.gather(
+            self.lookup.counts(Stream.DLQ, ALL_DEAD_LETTERS), dismissed_dead_letters(self.lookup)
+        )
+        dismissed_by_subject = Counter(dismissed.values())
+        counted: Counter[str]
+        if query.state == "open":
+            counted = Counter(stored_by_subject) - dismissed_by_subject
+        else:
+            counted = dismissed_by_subject if query.state == "dismissed" else Counter(stored_by_subject)
         counts = list[DeadLetterCount]()
-        for subject, count in (await self.lookup.counts(Stream.DLQ, ALL_DEAD_LETTERS)).items():
+        for subject, count in counted.items():
             match subject.split("."):
                 case [_, _, reason, agent]:
                     counts.append(DeadLetterCount(reason=_name(reason), agent=_name(agent), count=count))
@@ -457,7 +495,9 @@ class DeadLetterRoutes:
             since=self._since(query.since),
             read=without_payload,
         )
-        dead_letters, _ = await self._list(latest[: query.limit])
+        dead_letters, *_ = await self._list(
+            latest[: query.limit], [stored for stored, _ in latest[: query.limit] if stored.number in dismissed]
+        )
         return DeadLetterList(
             dead_letters=dead_letters,
             more=len(latest) > query.limit,
@@ -487,8 +527,9 @@ class DeadLetterRoutes:
     async def _details(self, stored: StoredDeadLetter) -> DeadLetterDetails:
         # In threads, as a large body takes seconds to redact.
         job = await asyncio.to_thread(self.replays.job_of, stored)
-        [listed], notes = await self._list([(stored, job if isinstance(job, str) else None)])
+        [listed], notes, dismissals = await self._list([(stored, job if isinstance(job, str) else None)], [stored])
         note = notes.get(stored.number)
+        dismissal = dismissals.get(stored.number)
         dead_letter = stored.dead_letter
         withheld = dead_letter.withheld
         if stored.kind == "job" and not withheld:
@@ -514,6 +555,7 @@ class DeadLetterRoutes:
                 "payload_cut": cut,
                 "replayed_by": None if note is None else note.by,
                 "replayed_at": None if note is None else note.at,
+                "dismissed_why": None if dismissal is None else dismissal.why,
             }
         )
 
@@ -524,8 +566,9 @@ class DeadLetterRoutes:
         summary="Replay dead letters",
         description="Each once: its job is queued unchanged, under an id derived from the dead letter, with the "
         "original execution as `metadata.replay_of`. A dead letter that was replayed before is skipped; a replay that "
-        f"fails becomes a dead letter of its own. One request covers up to {MAX_DEAD_LETTERS:,} dead letters; if "
-        "there are more, the response says where to continue.",
+        "fails becomes a dead letter of its own. Without ids, dismissed ones are left out. "
+        f"One request covers up to {MAX_DEAD_LETTERS:,} dead letters; if there are more, the response says where to "
+        "continue.",
         result="The jobs that were queued.",
         errors={
             503: "NATS is unavailable (`unavailable`), or JOBS is full (`refused`). Nothing is lost, and "
@@ -569,6 +612,7 @@ class DeadLetterRoutes:
         selection = request.input
         begun = time.monotonic()
         at = self.now()
+        dismissed = set[int]() if selection.dead_letters is not None else set(await dismissed_dead_letters(self.lookup))
         batch = list[StoredDeadLetter]()
         size = 0
         looked_at = 0
@@ -581,8 +625,10 @@ class DeadLetterRoutes:
                 if late and selection.dead_letters is None:
                     continue_after = last
                     break
-                looked_at += 1
                 last = number
+                if number in dismissed:
+                    continue
+                looked_at += 1
                 if stored is None:
                     tally.skip(number, missing)
                     continue
@@ -595,8 +641,91 @@ class DeadLetterRoutes:
         await self.replays.replay(batch, request.by, request.why, at, tally)
         return continue_after
 
+    @operation(
+        "POST",
+        "/api/v1/dlq/dismiss",
+        tag="dead letters",
+        summary="Dismiss dead letters",
+        description="A dismissed dead letter is left out of lists, counts and replays of many. It is found by "
+        "`state=dismissed` until it expires, 30 days after it was given up, and can still be replayed by its id. "
+        f"Dismissing it again changes nothing. One request covers up to {MAX_DEAD_LETTERS:,} dead letters; if there "
+        "are more, the response says where to continue.",
+        result="The dead letters that were dismissed.",
+        errors={503: f"{NATS_UNAVAILABLE} Repeating the request is safe."},
+    )
+    async def dismiss_dead_letters(self, request: ApiRequest[DismissDeadLettersRequest]) -> DeadLetterDismissals:
+        """Hides dead letters that need no replay."""
+        selection = request.input
+        dismissed_before = await dismissed_dead_letters(self.lookup)
+        up_to = selection.up_to
+        if up_to is None and selection.dead_letters is None:
+            last = await self.lookup.last(Stream.DLQ, filter_for(selection.reason, selection.agent))
+            up_to = 0 if last is None else last.sequence
+        at = self.now()
+        missing = "this dead letter can't be read" if selection.dead_letters is None else "there is no such dead letter"
+        chosen = list[StoredDeadLetter]()
+        skipped = list[SkippedDeadLetter]()
+        already = 0
+        continue_after: int | None = None
+        async with aclosing(self._select(selection, up_to)) as selected:
+            async for number, stored in selected:
+                if number in dismissed_before:
+                    already += selection.dead_letters is not None
+                elif stored is None:
+                    skipped.append(SkippedDeadLetter(dead_letter_id=number, why=missing))
+                elif len(chosen) == MAX_DEAD_LETTERS:
+                    continue_after = chosen[-1].number
+                    break
+                else:
+                    chosen.append(without_original(stored))
+        dismissed = list[int]()
+        try:
+            for start in range(0, len(chosen), AT_ONCE):
+                batch = chosen[start : start + AT_ONCE]
+                outcomes = await asyncio.gather(
+                    *(self._dismiss(stored, request.by, request.why, at) for stored in batch), return_exceptions=True
+                )
+                for stored, outcome in zip(batch, outcomes, strict=True):
+                    if outcome is True:
+                        dismissed.append(stored.number)
+                    already += outcome is False
+                for outcome in outcomes:
+                    if isinstance(outcome, BaseException):
+                        raise outcome
+        except BusError as error:
+            raise not_done(error) from error
+        finally:
+            request.log("dead_letters_dismissed", dismissed=len(dismissed), already=already, skipped=len(skipped))
+        return DeadLetterDismissals(
+            dismissed=tuple(sorted(dismissed)),
+            already=already,
+            skipped=tuple(skipped),
+            continue_after=continue_after,
+            up_to=None if continue_after is None else up_to,
+        )
+
+    async def _dismiss(self, stored: StoredDeadLetter, by: str, why: str, at: datetime) -> bool:
+        """Notes a dismissal. Returns False if another request has done so."""
+        note = DismissalNote(dead_letter_id=stored.number, by=by, why=why or None, at=at)
+        subject = subjects.dismissal(stored.subject, stored.number)
+        try:
+            await self.replays.publisher.event(subject, note, id=f"dismissed/{stored.replay_id}", at=at, once=True)
+        except AlreadyDecidedError:
+            return False
+        return True
+
+    async def _dismissals(self, dead_letters: Sequence[StoredDeadLetter]) -> dict[int, DismissalNote]:
+        """Reads the notes of those dead letters that were dismissed. Raises BusError."""
+        notes: dict[int, DismissalNote] = {}
+        wanted = [subjects.dismissal(stored.subject, stored.number) for stored in dead_letters]
+        async with aclosing(self.lookup.last_on(Stream.DLQ, wanted)) as messages:
+            async for message in messages:
+                if (note := message.read(DismissalNote)) is not None:
+                    notes[note.dead_letter_id] = note
+        return notes
+
     async def _select(
-        self, selection: ReplayDeadLettersRequest, up_to: int | None
+        self, selection: DeadLetterSelection, up_to: int | None
     ) -> AsyncGenerator[tuple[int, StoredDeadLetter | None]]:
         """Yields the number of each dead letter that a request selects, with None if it is missing or unreadable."""
         if selection.dead_letters is not None:
@@ -619,18 +748,20 @@ class DeadLetterRoutes:
         return since or self.now() - timedelta(days=SHOWN_DAYS)
 
     async def _list(
-        self, dead_letters: Sequence[tuple[StoredDeadLetter, str | None]]
-    ) -> tuple[tuple[ListedDeadLetter, ...], dict[int, ReplayNote]]:
-        """Returns dead letters with the state of their jobs and replays, and the notes of the replays.
+        self, dead_letters: Sequence[tuple[StoredDeadLetter, str | None]], maybe_dismissed: Sequence[StoredDeadLetter]
+    ) -> tuple[tuple[ListedDeadLetter, ...], dict[int, ReplayNote], dict[int, DismissalNote]]:
+        """Returns dead letters with the state of their jobs, and the notes of their replays and dismissals.
 
         Args:
             dead_letters: each with the reason why its job can't run; None if it can.
+            maybe_dismissed: those of them that may have been dismissed.
 
         Raises:
             BusError: NATS can't be read.
         """
         jobs = [stored for stored, _ in dead_letters if stored.kind == "job"]
         notes = await self.replays.notes([stored.number for stored in jobs])
+        dismissals = await self._dismissals(maybe_dismissed)
         executions = {note.execution_id: note.agent for note in notes.values()}
         for stored in jobs:
             if stored.dead_letter.execution_id and stored.dead_letter.agent and stored.number not in notes:
@@ -640,6 +771,7 @@ class DeadLetterRoutes:
         listed: list[ListedDeadLetter] = []
         for stored, why_not in dead_letters:
             note = notes.get(stored.number)
+            dismissal = dismissals.get(stored.number)
             replay_status: ReplayStatus | None = None
             if note is not None:
                 why_not = f"it was replayed before, as {note.execution_id}"
@@ -662,9 +794,11 @@ class DeadLetterRoutes:
                     why_not=why_not,
                     replayed_as=None if note is None else note.execution_id,
                     replay_status=replay_status,
+                    dismissed_by=None if dismissal is None else dismissal.by,
+                    dismissed_at=None if dismissal is None else dismissal.at,
                 )
             )
-        return tuple(listed), notes
+        return tuple(listed), notes, dismissals
 
     def _visible(self, payload: bytes) -> tuple[JsonValue, bool]:
         """Returns the redacted payload as it may be shown, and True if it is cut."""

@@ -1,4 +1,4 @@
-"""`breakwater dlq`: lists and shows dead letters, and replays jobs."""
+"""`breakwater dlq`: lists and shows dead letters, replays jobs, and dismisses what needs no replay."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ from typing import Annotated, Any
 import typer
 
 from breakwater.client.commands import Api, DefaultListGroup, api_command
-from breakwater.jobs.contract.dead_letters import DeadLetterCount, DeadLetterDetails, DeadLetterList, DeadLetterReplays
+from breakwater.jobs.contract.dead_letters import (
+    DeadLetterCount,
+    DeadLetterDetails,
+    DeadLetterDismissals,
+    DeadLetterList,
+    DeadLetterReplays,
+    SkippedDeadLetter,
+)
 from breakwater.jobs.views.dead_letters import COLUMNS, FACTS
 from breakwater.kernel.columns import Column
 from breakwater.kernel.commands import formats, output
@@ -23,7 +30,7 @@ MAX_NUMBERS = 10
 
 MAX_COUNTS = 5
 
-_HELP = """List dead letters, show one, and replay jobs. Without a command it lists the latest.
+_HELP = """List dead letters, show one, replay jobs, and dismiss. Without a command it lists the latest.
 
 A dead letter keeps a message that could not be handled for 30 days: a job that failed or is invalid, an alert that was
 not delivered, an event that could not be stored.
@@ -43,6 +50,12 @@ SinceOption = Annotated[
     str | None,
     typer.Option("--since", metavar="AGO", help="Dead letters since: 10m, 2h, 30d, or a time. [default: 7d]"),
 ]
+NumbersArgument = Annotated[
+    list[int] | None,
+    typer.Argument(metavar="DEAD_LETTER", min=1, help="Numbers of dead letters, as `breakwater dlq` lists them."),
+]
+AllOption = Annotated[bool, typer.Option("--all", help="Select every reason and agent.")]
+WhyOption = Annotated[str | None, typer.Option("--why", metavar="TEXT", help="Why you do it, for the record.")]
 
 
 @app.command(name="list")
@@ -52,11 +65,12 @@ def list_(
     reason: ReasonsOption = None,
     agent: AgentOption = None,
     since: SinceOption = None,
+    dismissed: Annotated[bool, typer.Option("--dismissed", help="List those that were dismissed instead.")] = False,
     limit: Annotated[
         int, typer.Option("--limit", min=1, max=1_000, help="Maximum number of rows, latest first.")
     ] = 100,
 ) -> None:
-    """List dead letters, latest first.
+    """List dead letters, latest first; dismissed ones only with --dismissed.
 
     The column `replay` shows whether the job can be replayed (`possible`, or `no`: `show` says why), or the status of
     its replay (`accepted`, `succeeded`, `dead_lettered`; `done` if its record has expired).
@@ -70,12 +84,15 @@ def list_(
 
     def show(dead_letter_list: DeadLetterList) -> None:
         output.table(
-            COLUMNS, dead_letter_list.dead_letters, empty=_none_listed(dead_letter_list.counts, reason, agent, since)
+            COLUMNS,
+            dead_letter_list.dead_letters,
+            empty=_none_listed(dead_letter_list.counts, reason, agent, since, "dismissed" if dismissed else "given up"),
         )
         api.note_more(dead_letter_list, limit)
-        _note_counts(dead_letter_list.counts)
+        _note_counts(dead_letter_list.counts, "dismissed" if dismissed else "kept for 30 days")
 
-    result = api.get(DeadLetterList, "dlq", reason=reason, agent=agent, since=_since(since), limit=limit)
+    state = "dismissed" if dismissed else None
+    result = api.get(DeadLetterList, "dlq", reason=reason, agent=agent, since=_since(since), state=state, limit=limit)
     api.show_result(result, show)
 
 
@@ -102,23 +119,19 @@ def show(
 @api_command
 def replay(
     api: Api,
-    dead_letters: Annotated[
-        list[int] | None,
-        typer.Argument(metavar="DEAD_LETTER", min=1, help="Numbers of dead letters, as `breakwater dlq` lists them."),
-    ] = None,
+    dead_letters: NumbersArgument = None,
     reason: ReasonsOption = None,
     agent: AgentOption = None,
-    everything: Annotated[bool, typer.Option("--all", help="Select every reason and agent.")] = False,
+    everything: AllOption = False,
     since: SinceOption = None,
-    why: Annotated[
-        str | None, typer.Option("--why", metavar="TEXT", help="Reason; it is recorded with the replay.")
-    ] = None,
+    why: WhyOption = None,
 ) -> None:
     """Replay dead-lettered jobs, each once: the named ones, or all of a reason, of an agent, or --all.
 
     A replay is a new execution of the same job. `metadata.replay_of` in its record names the old one. Jobs that were
     replayed before are skipped, so repeating the command is safe; a job that fails again is a new dead letter. Jobs
-    that can't be replayed are skipped, with the reason. Exits with code 1 if none could be replayed.
+    that can't be replayed are skipped, with the reason; dismissed ones have to be named. Exits with code 1 if none
+    could be replayed.
 
     For example:
 
@@ -128,15 +141,67 @@ def replay(
 
         breakwater dlq replay --all --since 30d
     """
+    total = _replay(api, _selection(dead_letters, reason, agent, everything, since, why))
+    api.show_result((total.model_dump(exclude={"continue_after", "up_to"}), total), _show_replays)
+    if total.skipped and not total.replayed and not total.already:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+@app.command()
+@api_command
+def dismiss(
+    api: Api,
+    dead_letters: NumbersArgument = None,
+    reason: ReasonsOption = None,
+    agent: AgentOption = None,
+    everything: AllOption = False,
+    since: SinceOption = None,
+    why: WhyOption = None,
+) -> None:
+    """Dismiss dead letters that need no replay: the named ones, or all of a reason, of an agent, or --all.
+
+    They leave lists and counts. `breakwater dlq list --dismissed` finds them until they expire, and `breakwater dlq
+    replay` can still run one that is named. Dismissing one again changes nothing. Exits with code 1 if none of them
+    exists.
+
+    For example:
+
+        breakwater dlq dismiss 17 18 --why "the customer has sent it again"
+
+        breakwater dlq dismiss --reason invalid --since 2h
+    """
+    total = DeadLetterDismissals(dismissed=(), already=0, skipped=())
+    body = _selection(dead_letters, reason, agent, everything, since, why)
+    for part in api.act_in_parts(DeadLetterDismissals, "dlq/dismiss", body, see="breakwater dlq list"):
+        total = DeadLetterDismissals(
+            dismissed=(*total.dismissed, *part.dismissed),
+            already=total.already + part.already,
+            skipped=(*total.skipped, *part.skipped),
+        )
+    api.show_result((total.model_dump(exclude={"continue_after", "up_to"}), total), _show_dismissals)
+    if total.skipped and not total.dismissed and not total.already:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _selection(
+    dead_letters: list[int] | None,
+    reason: str | None,
+    agent: str | None,
+    everything: bool,
+    since: str | None,
+    why: str | None,
+) -> dict[str, Any]:
+    """Builds the request for the chosen dead letters. Raises CliError if they are not chosen in one way."""
     has_filter = reason is not None or agent is not None or everything
     if dead_letters and (has_filter or since is not None):
-        raise usage_error("name dead letters, or select them by --reason, --agent, --all and --since", "Not both.")
+        remedy = "Not both. To record why you do it, use --why."
+        raise usage_error("name dead letters, or select them by --reason, --agent, --all and --since", remedy)
     if not dead_letters and not has_filter:
         raise usage_error(
             "no dead letters were selected",
             "Name them, or select by --reason, --agent or --all; `breakwater dlq` lists them.",
         )
-    body = {
+    return {
         "dead_letters": list(dict.fromkeys(dead_letters or ())) or None,
         "reason": reason,
         "agent": agent,
@@ -144,10 +209,6 @@ def replay(
         "since": _since(since),
         "why": why,
     }
-    total = _replay(api, body)
-    api.show_result((total.model_dump(exclude={"continue_after", "up_to"}), total), _show_replays)
-    if total.skipped and not total.replayed and not total.already:
-        raise typer.Exit(ExitCode.FAILED)
 
 
 def _since(since: str | None) -> str | None:
@@ -177,17 +238,19 @@ def _progress(replays: DeadLetterReplays) -> str:
     return f"{len(replays.replayed):,} replayed, {replays.already:,} before, {len(replays.skipped):,} skipped"
 
 
-def _note_counts(counts: Sequence[DeadLetterCount]) -> None:
-    """Notes how many dead letters are kept, by reason and agent; the largest counts come first."""
+def _note_counts(counts: Sequence[DeadLetterCount], state: str) -> None:
+    """Notes how many dead letters there are, by reason and agent; the largest counts come first."""
     if not counts:
         return
     parts = [f"{count.count:,} {count.reason} of {count.agent}" for count in counts[:MAX_COUNTS]]
     other_count = sum(count.count for count in counts[MAX_COUNTS:])
     parts += [f"{other_count:,} others"] if other_count else []
-    output.note(f"(kept for 30 days: {', '.join(parts)})")
+    output.note(f"({state}: {', '.join(parts)})")
 
 
-def _none_listed(counts: Sequence[DeadLetterCount], reason: str | None, agent: str | None, since: str | None) -> str:
+def _none_listed(
+    counts: Sequence[DeadLetterCount], reason: str | None, agent: str | None, since: str | None, fate: str
+) -> str:
     """A note for an empty list. If the filters name an unknown reason or agent, it lists the known ones."""
     unknown = [
         f"no dead letter {phrase} {value!r}, only {_values(counts, name)}"
@@ -195,7 +258,7 @@ def _none_listed(counts: Sequence[DeadLetterCount], reason: str | None, agent: s
         if value is not None and counts and all(getattr(count, name) != value for count in counts)
     ]
     filtered = " of those you asked for" if reason or agent else ""
-    nothing_listed = f"nothing{filtered} was given up {f'since {since}' if since else 'within 7 days'}"
+    nothing_listed = f"nothing{filtered} was {fate} {f'since {since}' if since else 'within 7 days'}"
     return "; ".join([nothing_listed, *unknown])
 
 
@@ -229,8 +292,21 @@ def _show_replays(replays: DeadLetterReplays) -> None:
         output.write(f"  and {len(replays.replayed) - MAX_NUMBERS:,} more; --json lists all of them")
     if replays.already:
         output.note(f"{quantity(replays.already, 'dead letter')} had been replayed before")
+    _note_skipped(replays.skipped)
+
+
+def _show_dismissals(dismissals: DeadLetterDismissals) -> None:
+    """Prints the result of a dismissal."""
+    output.write(f"{quantity(len(dismissals.dismissed), 'dead letter')} dismissed")
+    if dismissals.already:
+        output.note(f"{quantity(dismissals.already, 'dead letter')} had been dismissed before")
+    _note_skipped(dismissals.skipped)
+
+
+def _note_skipped(skipped_dead_letters: Sequence[SkippedDeadLetter]) -> None:
+    """Notes which dead letters were skipped, by the reason."""
     numbers_by_reason: dict[str, list[int]] = {}
-    for skipped in replays.skipped:
+    for skipped in skipped_dead_letters:
         # Reasons that differ only in the dead letter's own number count as one.
         reason = skipped.why.replace(f" --dead-letter {skipped.dead_letter_id}`", "`")
         numbers_by_reason.setdefault(reason, []).append(skipped.dead_letter_id)

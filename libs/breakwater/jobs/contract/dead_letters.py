@@ -11,9 +11,11 @@ from breakwater.kernel.http.contract import ActionRequest, Limit, Moment, Reason
 from breakwater.kernel.types import NO_CONTROLS, Count, Event, Identifier, Message, Timestamp
 
 MAX_DEAD_LETTERS = 1_000
-"""The most dead letters that one request lists or replays, so that it is answered within seconds."""
+"""The most dead letters that one request lists, replays or dismisses, so that it is answered within seconds."""
 
 DeadLetterKind = Literal["job", "alert", "event"]
+
+DeadLetterState = Literal["open", "dismissed", "all"]
 
 ReplayStatus = Literal["accepted"] | Status
 
@@ -42,6 +44,9 @@ class DeadLetterQuery(Message):
     agent: AgentFilter = None
     execution_id: Identifier | None = Field(default=None, description="Filter by execution, or by the id of its job.")
     since: Since = None
+    state: DeadLetterState = Field(
+        default="open", description="`open` for those that were not dismissed, `dismissed`, or `all`."
+    )
     limit: Limit = 100
 
 
@@ -64,6 +69,8 @@ class ListedDeadLetter(Event):
         description="Status of its replay: `accepted` until it has ended. Null if there was none, or if "
         "its record has expired.",
     )
+    dismissed_by: str | None = Field(default=None, description="The operator who dismissed it.")
+    dismissed_at: Timestamp | None = None
 
 
 class DeadLetterDetails(ListedDeadLetter):
@@ -90,6 +97,7 @@ class DeadLetterDetails(ListedDeadLetter):
     payload_cut: bool = Field(description="True if `payload` is only the beginning of the original, as text.")
     replayed_by: str | None = Field(default=None, description="The operator who replayed it.")
     replayed_at: Timestamp | None = None
+    dismissed_why: str | None = Field(default=None, description="Why it was dismissed; redacted.")
 
 
 class DeadLetterCount(Event):
@@ -106,12 +114,12 @@ class DeadLetterList(Event):
     dead_letters: tuple[ListedDeadLetter, ...]
     more: bool = Field(description="True if there are more results than the limit.")
     counts: tuple[DeadLetterCount, ...] = Field(
-        description="Counts over all dead letters, regardless of the filters; largest first."
+        description="Counts over all dead letters of the `state`, regardless of the other filters; largest first."
     )
 
 
-class ReplayDeadLettersRequest(ActionRequest):
-    """The dead letters to replay: by their ids, or all with a reason, of an agent, or of any kind."""
+class DeadLetterSelection(ActionRequest):
+    """Dead letters: by their ids, or all open ones with a reason, of an agent, or of any kind."""
 
     dead_letters: (
         Annotated[tuple[Annotated[Number, Field(ge=1)], ...], Field(min_length=1, max_length=MAX_DEAD_LETTERS)] | None
@@ -144,6 +152,14 @@ class ReplayDeadLettersRequest(ActionRequest):
         return self
 
 
+class ReplayDeadLettersRequest(DeadLetterSelection):
+    """The dead letters to replay: by their ids, or all open ones with a reason, of an agent, or of any kind."""
+
+
+class DismissDeadLettersRequest(DeadLetterSelection):
+    """The dead letters to dismiss: by their ids, or all open ones with a reason, of an agent, or of any kind."""
+
+
 class ReplayedDeadLetter(Event):
     """A dead letter whose job runs again."""
 
@@ -152,7 +168,7 @@ class ReplayedDeadLetter(Event):
 
 
 class SkippedDeadLetter(Event):
-    """A dead letter that was not replayed."""
+    """A dead letter that was left as it was."""
 
     dead_letter_id: Count
     why: str
@@ -171,6 +187,27 @@ class DeadLetterReplays(Event):
         default=None,
         description="Send it together with `continue_after`, so that jobs that fail again are not replayed in a loop.",
     )
+
+
+class DeadLetterDismissals(Event):
+    """The result of a request to dismiss dead letters."""
+
+    dismissed: tuple[Count, ...] = Field(description="Dead letters that this request has dismissed.")
+    already: Count = Field(description="Skipped, because they were dismissed before.")
+    skipped: tuple[SkippedDeadLetter, ...]
+    continue_after: Count | None = Field(
+        default=None, description="Pass this as `after` to continue. Null if there are no more."
+    )
+    up_to: Count | None = Field(default=None, description="Send it together with `continue_after`.")
+
+
+class DismissalNote(Event):
+    """The record of a dismissal, kept with its dead letter."""
+
+    dead_letter_id: Count
+    by: str
+    why: str | None = Field(default=None, description="Redacted.")
+    at: Timestamp
 
 
 class ReplayNote(Event):

@@ -1,4 +1,4 @@
-"""The pages of dead letters, and replays of one, some or all matching jobs."""
+"""The pages of dead letters, and replays and dismissals of one, some or all that match."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from breakwater.identity.pages.visits import NotFound, ReadModels, Visit, page
 from breakwater.jobs.contract.dead_letters import (
     DeadLetterCount,
     DeadLetterDetails,
+    DeadLetterDismissals,
     DeadLetterList,
     DeadLetterReplays,
     ListedDeadLetter,
@@ -82,12 +83,19 @@ def routes(context: PageContext) -> list[Route]:
     return [
         page(context, "/dead-letters", "dead_letters.html", view, dead_letter_list=_dead_letter_list),
         Route("/dead-letters/replay", replay, methods=["POST"]),
+        Route("/dead-letters/dismiss", dismiss, methods=["POST"]),
         page(context, "/dead-letters/{dead_letter_id}", "dead_letter.html", view_dead_letter, dead_letter=_dead_letter),
     ]
 
 
 def _dead_letter_list(visit: Visit, models: ReadModels) -> Awaitable[PagePart[DeadLetterList]]:
-    query = {"reason": visit.get("reason"), "agent": visit.get("agent"), "since": _since(visit), "limit": MAX_GROUPED}
+    query = {
+        "reason": visit.get("reason"),
+        "agent": visit.get("agent"),
+        "since": _since(visit),
+        "state": _state(visit),
+        "limit": MAX_GROUPED,
+    }
     return fetch_part(models.api.read(DeadLetterList, "dlq", query))
 
 
@@ -105,6 +113,7 @@ def view(visit: Visit, dead_letter_list: PagePart[DeadLetterList]) -> dict[str, 
     columns = (CHECKBOXES, *ERROR_FIRST) if visit.session.may_operate else ERROR_FIRST
     matching = [dead_letter for dead_letter in dead_letters if not error or error_identity(dead_letter.error) == error]
     return {
+        "state": _state(visit) or "",
         "error": error,
         "group": next((group for group in groups if group.hash == error), None),
         "groups": PageTable(visit.address, "errors", "Errors", GROUPS, groups, filters=FILTERS, find_name="find"),
@@ -149,6 +158,11 @@ def view_dead_letter(_: Visit, dead_letter: DeadLetterDetails | ApiError) -> dic
     return {}
 
 
+def _state(visit: Visit) -> str | None:
+    """`dismissed` if the page lists those; None for the open ones."""
+    return "dismissed" if visit.get("state") == "dismissed" else None
+
+
 def _since(visit: Visit) -> str:
     return format_time(visit.now - WINDOWS[window_of(visit.address, "7d")])
 
@@ -158,16 +172,10 @@ async def replay(request: Request) -> Response:
     if "application/json" in request.headers.get("accept", ""):
         return await _replay_for_script(request)
     session, fields = await read_action(request)
-    filters = {name: fields.get(name) for name in ("reason", "agent", "window")}
-    if fields.get("from") == "one":
-        page = f"/dead-letters/{fields.get('dead_letter_id')}"
-        query: dict[str, str] = {}
-    else:
-        page = "/dead-letters"
-        query = filters
+    page, query = _origin(fields)
     if not fields.get("all") and not _chosen_numbers(fields):
         session.notify("Nothing is selected: tick the dead letters to replay.", "bad")
-        return back_to("/dead-letters", filters)
+        return back_to("/dead-letters", query)
     replays = await act(session, DeadLetterReplays, "dlq/replay", _body(fields))
     if replays is None:
         return back_to(page, query)
@@ -176,6 +184,35 @@ async def replay(request: Request) -> Response:
     session.notify(_outcome(replays, remaining), "good" if replays.replayed or not replays.skipped else "bad")
     continuation = {"after": _cursor(replays), "left": str(remaining)} if query and replays.continue_after else {}
     return back_to(page, query | continuation)
+
+
+async def dismiss(request: Request) -> Response:
+    """POST: dismisses one dead letter, the ticked ones, or all that match the filters."""
+    session, fields = await read_action(request)
+    page, query = _origin(fields)
+    if not fields.get("all") and not _chosen_numbers(fields):
+        session.notify("Nothing is selected: tick the dead letters to dismiss.", "bad")
+        return back_to("/dead-letters", query)
+    # What was dismissed leaves the list, so those that are left are dismissed from its beginning.
+    body = {name: value for name, value in _body(fields).items() if name not in ("after", "up_to")}
+    dismissals = await act(session, DeadLetterDismissals, "dlq/dismiss", body)
+    if dismissals is not None:
+        count = len(dismissals.dismissed)
+        parts = [f"{count:,} dead letter{'' if count == 1 else 's'} dismissed"]
+        if dismissals.already:
+            parts.append(f"{dismissals.already:,} had been dismissed before")
+        if dismissals.skipped:
+            parts.append(f"{len(dismissals.skipped):,} no longer exist")
+        more = " There are more: dismiss those, too." if dismissals.continue_after else ""
+        session.notify(f"{'; '.join(parts)}.{more}", "good" if count or not dismissals.skipped else "bad")
+    return back_to(page, query)
+
+
+def _origin(fields: Fields) -> tuple[str, dict[str, str]]:
+    """The path and the filters of the page that sent a form."""
+    if fields.get("from") == "one":
+        return f"/dead-letters/{fields.get('dead_letter_id')}", {}
+    return "/dead-letters", {name: fields.get(name) for name in ("reason", "agent", "window", "state")}
 
 
 async def _replay_for_script(request: Request) -> Response:

@@ -41,6 +41,13 @@ def _replayed_by(dead_letter: DeadLetterDetails) -> str:
     return f"{dead_letter.replayed_by}{at}" if dead_letter.replayed_by else ""
 
 
+def _dismissed_by(dead_letter: DeadLetterDetails) -> str | None:
+    if dead_letter.dismissed_by is None:
+        return None
+    at = "" if dead_letter.dismissed_at is None else f" at {clock(dead_letter.dismissed_at)}"
+    return f"{dead_letter.dismissed_by}{at}{f': {dead_letter.dismissed_why}' if dead_letter.dismissed_why else ''}"
+
+
 FACTS: tuple[Column[DeadLetterDetails], ...] = (
     Column(
         "of",
@@ -57,4 +64,5 @@ FACTS: tuple[Column[DeadLetterDetails], ...] = (
     Column("replayed as", lambda dead_letter: dead_letter.replayed_as),
     Column("replayed by", _replayed_by),
     Column("why not", lambda dead_letter: None if dead_letter.replayed_as else dead_letter.why_not),
+    Column("dismissed by", _dismissed_by),
 )

@@ -200,9 +200,10 @@ GRANTS = (
             *reads(Stream.JOBS),
             # Parked jobs are listed, and put back into their queues when they are cancelled.
             *reads(Stream.PARKED),
-            # The number of dead letters, and those of them that were run again.
+            # The number of dead letters, and those of them that were run again or dismissed.
             *_facts(Stream.DLQ),
             "bw.replayed.*",
+            *_below("dismissed"),
             # Incidents that an operator acknowledges or resolves; alerts to be sent again; the audit log.
             *_below("alerts", "alerter.replays", "audit"),
             *_facts(Stream.ALERTS),

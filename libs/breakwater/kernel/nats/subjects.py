@@ -243,6 +243,14 @@ def replay(dead_letter_id: int) -> str:
     return f"bw.replayed.{dead_letter_id}"
 
 
+ALL_DISMISSALS = "bw.dismissed.>"
+
+
+def dismissal(dead_letter_subject: str, dead_letter_id: int) -> str:
+    """The subject of the dismissal of a dead letter (DLQ), which names the dead letter's subject. Internal."""
+    return f"bw.dismissed.{dead_letter_subject.removeprefix('bw.dlq.')}.{dead_letter_id}"
+
+
 progress: Callable[[str, str], str] = partial(_subject, "progress")
 """Live progress of an execution; core NATS, not stored."""
 

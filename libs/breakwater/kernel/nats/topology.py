@@ -165,7 +165,9 @@ def streams(plan: Plan, *, replicas: int = 1) -> tuple[StreamConfig, ...]:
             allow_rollup_hdrs=True,
         ),
         # Replays are recorded in the stream of the dead letters, to be kept for as long as those.
-        stream(Stream.DLQ, ["bw.dlq.>", "bw.replayed.*"], DEAD_LETTERS_S, duplicate_window=DAY_S, **keeps),
+        stream(
+            Stream.DLQ, ["bw.dlq.>", "bw.replayed.*", "bw.dismissed.>"], DEAD_LETTERS_S, duplicate_window=DAY_S, **keeps
+        ),
         # A separate stream, so that operators can act while EVENTS is full. The oldest actions are dropped: they are in
         # ClickHouse, and an operator who acts a lot must not prevent others from acting.
         stream(

@@ -183,7 +183,7 @@ class ExecutionPage:
             return None
         # The worker writes a dead letter just before the record.
         since = (record.completed_at - timedelta(minutes=1)).isoformat()
-        query = {"execution_id": record.execution_id, "agent": record.agent, "since": since}
+        query = {"execution_id": record.execution_id, "agent": record.agent, "since": since, "state": "all"}
         dead_letters = (await session.api.read(DeadLetterList, "dlq", query)).dead_letters
         # The list also has jobs of other callers whose own id is this execution's.
         own_dead_letters = (letter for letter in dead_letters if letter.execution_id == record.execution_id)

@@ -181,10 +181,13 @@ function replaying() {
   if (!form) return;
   const boxes = [...form.querySelectorAll("input[name=dead_letter_id]")];
   const all = form.querySelector("[data-all]");
-  const button = form.querySelector("[data-replay-chosen]");
+  const buttons = [...form.querySelectorAll("[data-chosen]")];
   const show = () => {
     const chosen = boxes.filter((box) => box.checked).length;
-    if (button) { button.disabled = chosen === 0; button.textContent = chosen ? `Replay ${chosen} selected` : "Replay selected"; }
+    for (const button of buttons) {
+      button.disabled = chosen === 0;
+      button.textContent = `${button.dataset.chosen} ${chosen || ""} selected`.replace("  ", " ");
+    }
   };
   if (all) {
     all.closest("[data-all-label]").hidden = false;
@@ -193,6 +196,7 @@ function replaying() {
   form.addEventListener("change", show);
   show();
   form.addEventListener("submit", async (event) => {
+    if (event.submitter?.hasAttribute("formaction")) return;  // a dismissal, which is one request
     event.preventDefault();
     const bar = form.querySelector("progress");
     const result = form.querySelector("[data-replay-result]");
