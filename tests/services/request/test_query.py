@@ -277,7 +277,8 @@ async def test_at_most_two_statements_run_at_a_time_and_a_key_that_is_revoked_st
 
 
 async def test_a_failure_after_the_first_rows_is_the_last_line(plane: Queried) -> None:
-    statement = "SELECT throwIf(number = 2900000, 'in the middle') FROM numbers(3000000) SETTINGS max_block_size = 1000"
+    rows = "throwIf(number = 28000, 'in the middle'), repeat('x', 1000) FROM numbers(30000)"
+    statement = f"SELECT {rows} SETTINGS max_block_size = 1000"
     *found, last = await plane.lines(statement)
     assert len(found) > 1_000
     assert last["error"]["code"] == "query_failed"
