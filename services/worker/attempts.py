@@ -312,18 +312,18 @@ class Attempts:
         attempt = ended.attempt
         failure = ended.failure
         assert failure is not None
-        partial = None
+        published = None
         is_published = attempt.first_token_ms is not None
         if self._stream is not None:
             is_published = self._stream.is_published(attempt)
         if is_published:
             # A part of the answer is published: another try can only continue it.
-            partial = self._stream.text if self._stream is not None and self._stream.continues else None
-            if partial is None:
+            published = self._stream.text if self._stream is not None and self._stream.continues else None
+            if published is None:
                 return StepDecision(Stop("error"), "the answer was interrupted after a part of it was published")
         refused_params = self._refused_params(ended)
         if (repaired := await self._repaired(ended, refused_params)) is not None:
-            return StepDecision(repaired, refused_params=refused_params, partial=partial)
+            return StepDecision(repaired, refused_params=refused_params, partial=published)
         recorded = self._checkpoint.attempts
         attempts = recorded if len(recorded) >= attempt.number else (*recorded, attempt)
         busy = failure.kind == "rate_limit" and self._answers_others(attempt.model, attempts)
@@ -338,7 +338,7 @@ class Attempts:
         )
         is_exhausted = not isinstance(step, Retry) and (step.exhausted or failure.kind == "logic")
         why = "no attempts are left on this model" if is_exhausted else None
-        return StepDecision(step, why, busy, partial=partial)
+        return StepDecision(step, why, busy, partial=published)
 
     async def _carry_out(self, ended: CallEnd, decision: StepDecision) -> NextStep:
         """Reports a decision about a recorded attempt, and returns its step."""

@@ -29,6 +29,7 @@ from breakwater.records.search import Filters, find_execution, search, search_ru
 from breakwater.records.tree import execution_tree
 
 T = TypeVar("T")
+PageT = TypeVar("PageT", ExecutionList, RunList)
 
 CLICKHOUSE_VARIABLE = "BREAKWATER_CLICKHOUSE_URL"
 MOST_IN_PAGE = 1_000
@@ -79,27 +80,11 @@ class ApiRecords:
 
     async def executions(self, filters: Filters, limit: int) -> Sequence[ExecutionSummary]:
         """Reads as many pages as the limit needs."""
-        summaries: list[ExecutionSummary] = []
-        place: str | None = None
-        while True:
-            query = _query(filters, limit - len(summaries), place)
-            page = await self.client.read(ExecutionList, "executions", query, timeout_s=TIMEOUT_S)
-            summaries += page.executions
-            place = page.older
-            if place is None or len(summaries) >= limit:
-                return summaries
+        return await self._pages(ExecutionList, "executions", filters, limit, lambda page: page.executions)
 
     async def runs(self, filters: Filters, limit: int) -> Sequence[RunSummary]:
         """Reads as many pages as the limit needs."""
-        summaries: list[RunSummary] = []
-        place: str | None = None
-        while True:
-            query = _query(filters, limit - len(summaries), place)
-            page = await self.client.read(RunList, "runs", query, timeout_s=TIMEOUT_S)
-            summaries += page.runs
-            place = page.older
-            if place is None or len(summaries) >= limit:
-                return summaries
+        return await self._pages(RunList, "runs", filters, limit, lambda page: page.runs)
 
     async def steps(self, run_id: str) -> Sequence[ExecutionSummary]:
         """Reads one response."""
@@ -116,6 +101,19 @@ class ApiRecords:
     async def tree(self, execution_id: str) -> Tree | None:
         """Reads one response."""
         return await self._known(Tree, "trees", execution_id)
+
+    async def _pages(
+        self, form: Form[PageT], collection: str, filters: Filters, limit: int, lines: Callable[[PageT], Sequence[T]]
+    ) -> list[T]:
+        summaries: list[T] = []
+        place: str | None = None
+        while True:
+            query = _query(filters, limit - len(summaries), place)
+            page = await self.client.read(form, collection, query, timeout_s=TIMEOUT_S)
+            summaries += lines(page)
+            place = page.older
+            if place is None or len(summaries) >= limit:
+                return summaries
 
     async def _known(self, form: Form[T], collection: str, resource_id: str) -> T | None:
         try:
