@@ -379,7 +379,7 @@ async def test_a_hangup_is_passed_on_if_somebody_wants_it_and_the_stack_stays() 
         os.kill(os.getpid(), signal.SIGHUP)
         return await hangups.get()
 
-    handler = signal.getsignal(signal.SIGHUP)
+    handler = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup` has it ignored
     try:
         assert await supervisor.run(work) == "hangup"
     finally:
