@@ -159,6 +159,22 @@ def test_a_key_may_be_for_some_things_only(run: Run) -> None:
     ]
 
 
+def test_a_key_may_be_of_a_user_and_a_team_and_give_its_jobs_tags(run: Run) -> None:
+    tags = ("--tag", "project=ranking", "--tag", "site=a=b")
+    made = run("keys", "create", "ada", "--user", "ada@example.com", "--team", "Data Science", *tags, "--json").json
+    [listed] = run("keys", "list", "--json").json
+    for key in (made, listed):
+        assert (key["user"], key["team"]) == ("ada@example.com", "Data Science")
+        assert key["tags"] == {"project": "ranking", "site": "a=b"}
+    assert "sha256" not in listed
+    assert "project=ranking, site=a=b" in run("keys", "list").out
+    for mistake, answer in ((("project",), "has no value"), (("a=1", "a=2"), "a is given twice")):
+        refused = run("keys", "create", "bob", *(text for tag in mistake for text in ("--tag", tag)))
+        assert refused.code == ExitCode.USAGE
+        assert answer in refused.err
+    assert len(run("keys", "list", "--json").json) == 1
+
+
 def test_a_scope_that_is_not_known_makes_no_key_and_the_known_ones_are_named(run: Run) -> None:
     ran = run("keys", "create", "ci", "--scope", "write")
     assert ran.code == ExitCode.USAGE

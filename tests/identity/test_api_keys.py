@@ -12,7 +12,7 @@ import pytest
 
 from breakwater.identity.api_keys import ApiKeysError, KeyRing, create_key, list_keys, revoke_key
 from breakwater.identity.contract import KEY_SCOPES, KeyScope
-from breakwater.identity.rules.callers import ENTROPY_BYTES, mint, opens, scopes_for, split
+from breakwater.identity.rules.callers import ENTROPY_BYTES, holder_of_key, mint, opens, scopes_for, split
 from tests.tables import each_row
 
 AT = datetime(2026, 11, 21, 10, tzinfo=UTC)
@@ -212,6 +212,36 @@ def test_scopes_that_are_broken_by_an_edit_open_nothing_more(path: Path, scopes:
     assert KeyRing(path).holder(key) is None
     with pytest.raises(ApiKeysError, match=r"is not a valid file of API keys: keys\.0\.scopes"):
         list_keys(path)
+
+
+def test_a_key_has_the_user_team_and_tags_of_its_making(path: Path) -> None:
+    bound = create_key(path, "ada", ("submit",), user="ada@example.com", team="search", tags={"project": "ranking"})
+    ring = KeyRing(path)
+    key, free_key = ring.holder(bound), ring.holder(create_key(path, "free"))
+    assert key is not None
+    assert free_key is not None
+    caller, free_caller = holder_of_key(key), holder_of_key(free_key)
+    assert (caller.user, caller.team, caller.tags) == ("ada@example.com", "search", {"project": "ranking"})
+    assert (free_caller.user, free_caller.team, free_caller.tags) == (None, None, {})
+
+
+@each_row(
+    ("bounds", "mistake"),
+    [
+        ({"user": ""}, "user: '' is not valid: 1 to 128 characters, no control characters"),
+        ({"user": "u" * 129}, "is not valid: 1 to 128 characters"),
+        ({"team": "two\nlines"}, r"team: 'two\\nlines' is not valid"),
+        ({"tags": {"": "x"}}, "tags: '' is not a valid name: 1 to 64 characters"),
+        ({"tags": {"project": "x\x00"}}, r"tags: 'x\\x00' is not valid"),
+        ({"tags": dict.fromkeys("abcdefghijk", "x")}, "a key has at most 10 tags"),
+    ],
+)
+def test_a_user_team_or_tag_that_can_not_be_recorded_makes_no_key(
+    path: Path, bounds: dict[str, Any], mistake: str
+) -> None:
+    with pytest.raises(ApiKeysError, match=mistake):
+        create_key(path, "ada", ("submit",), **bounds)
+    assert list_keys(path) == ()
 
 
 def test_scopes_that_are_edited_hold_at_once(path: Path) -> None:

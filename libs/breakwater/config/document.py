@@ -18,6 +18,7 @@ from breakwater.calls.rules.retry import is_known
 from breakwater.calls.settings import RetryBudgetRules
 from breakwater.config.agents import Agent, AgentDefaults, ModelSettings, agent_with_defaults
 from breakwater.dialects.rules.params import connection_objection
+from breakwater.identity.contract import MAX_TAGS, CostTag
 from breakwater.identity.settings import ConsoleSettings, NatsProgram
 from breakwater.jobs.contract.job import CallApi, Job
 from breakwater.kernel.formats import hint, listing
@@ -27,7 +28,7 @@ from breakwater.kernel.security.settings import Encryption
 from breakwater.kernel.telemetry.settings import Tracing
 from breakwater.kernel.types import Message, ModelId, Name, Off
 from breakwater.limits.rules.budget import CapTable
-from breakwater.limits.settings import MAX_TAGS, OTHERS, BudgetSettings, CostTag
+from breakwater.limits.settings import OTHERS, BudgetSettings
 from breakwater.records.settings import ClickHouse
 from breakwater.redaction.settings import RedactionRules
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from breakwater.identity.contract import KEY_SCOPES, KeyScope
+from breakwater.identity.contract import KEY_SCOPES, MAX_TAGS, KeyScope
 from breakwater.identity.rules.callers import ENTROPY_BYTES, ApiKey, mint, opens, split
 from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.process.files import write_private
@@ -37,14 +37,27 @@ def create_key(
     *,
     tenants: tuple[str, ...] = (),
     agents: tuple[str, ...] = (),
+    user: str | None = None,
+    team: str | None = None,
+    tags: Mapping[str, str] | None = None,
 ) -> str:
     """Creates a key with some scopes, which may be limited to some tenants and agents.
+
+    Args:
+        path: the file.
+        name: the key's name.
+        scopes: its scopes.
+        tenants: the tenants that it may submit jobs for; empty: any.
+        agents: the agents that it may submit jobs for; empty: all.
+        user: the user of all its jobs; None for any.
+        team: the team of all its jobs; None for any.
+        tags: the cost tags of all its jobs.
 
     Returns:
         The key itself, `bw_<id>_<secret>`, which is shown only this once.
 
     Raises:
-        ApiKeysError: the name or the scopes are invalid, or the file can't be read or written.
+        ApiKeysError: a name or the scopes are invalid, or the file can't be read or written.
     """
     try:
         key, record = mint(
@@ -54,15 +67,12 @@ def create_key(
             scopes=scopes,
             tenants=tenants,
             agents=agents,
+            user=user,
+            team=team,
+            tags=tags,
         )
     except ValidationError as error:
-        if any(mistake["loc"][:1] == ("scopes",) for mistake in error.errors(include_url=False)):
-            raise ApiKeysError(f"a key needs one or more of the scopes {', '.join(KEY_SCOPES)}") from error
-        if any(not mistake["loc"] for mistake in error.errors(include_url=False)):
-            raise ApiKeysError("a key that is bound to tenants or agents can only have the scope submit") from error
-        raise ApiKeysError(
-            f"{name!r} is not a valid name for a key: 1 to 128 characters, no control characters"
-        ) from error
+        raise ApiKeysError(_mistake(error, name)) from error
     with _lock(path):
         _save(path, (*list_keys(path), record))
     return key
@@ -161,6 +171,24 @@ class KeyRing:
         except OSError:
             return None
         return status.st_mtime_ns, status.st_ino, status.st_size
+
+
+def _mistake(error: ValidationError, name: str) -> str:
+    """Returns the first mistake in a new key, in words."""
+    mistake = error.errors(include_url=False)[0]
+    match mistake["loc"]:
+        case ("scopes", *_):
+            return f"a key needs one or more of the scopes {', '.join(KEY_SCOPES)}"
+        case ("name", *_):
+            return f"{name!r} is not a valid name for a key: 1 to 128 characters, no control characters"
+        case ("tags",):
+            return f"a key has at most {MAX_TAGS} tags"
+        case ("tags", _, "[key]"):
+            return f"tags: {mistake['input']!r} is not a valid name: 1 to 64 characters, no control characters"
+        case (field, *_):
+            return f"{field}: {mistake['input']!r} is not valid: 1 to 128 characters, no control characters"
+        case _:
+            return "a key that is bound to tenants or agents can only have the scope submit"
 
 
 def _in_words(keys: Iterable[ApiKey]) -> str:

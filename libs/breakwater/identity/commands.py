@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -56,6 +57,12 @@ def create(
         list[str] | None,
         typer.Option("--agent", help="Bind it to an agent; may be given more than once. Takes --scope submit alone."),
     ] = None,
+    user: Annotated[str | None, typer.Option("--user", help="The user of all its jobs; it can't name another.")] = None,
+    team: Annotated[str | None, typer.Option("--team", help="The team of all its jobs; it can't name another.")] = None,
+    tag: Annotated[
+        list[str] | None,
+        typer.Option("--tag", metavar="NAME=VALUE", help="A cost tag of all its jobs; may be given more than once."),
+    ] = None,
     file: FileOption = None,
     data: DataOption = None,
     as_json: JsonOption = False,
@@ -80,6 +87,8 @@ def create(
 
         breakwater keys create acme --scope submit --tenant acme --agent content-writer
 
+        breakwater keys create ada --scope submit --user ada@example.com --team search --tag project=ranking
+
         breakwater keys create on-call --scope read --scope operate
 
         export BREAKWATER_API_KEY=$(breakwater keys create laptop)
@@ -96,11 +105,11 @@ def create(
     scopes = tuple[KeyScope, ...](scope_name for scope_name in KEY_SCOPES if not scope or scope_name in scope)
     tenants = tuple(tenant or ())
     agents = tuple(agent or ())
-    key = create_key(path, name, scopes, tenants=tenants, agents=agents)
+    tags = _tags(tag or ())
+    key = create_key(path, name, scopes, tenants=tenants, agents=agents, user=user, team=team, tags=tags)
     if as_json:
-        output.json_document(
-            {"name": name, "scopes": scopes, "tenants": tenants, "agents": agents, "key": key, "file": str(path)}
-        )
+        bounds = {"tenants": tenants, "agents": agents, "user": user, "team": team, "tags": tags}
+        output.json_document({"name": name, "scopes": scopes, **bounds, "key": key, "file": str(path)})
     else:
         output.write(key)
         output.note(f"Its scopes: {', '.join(scopes)}. This is the only time it is shown. Its digest is in {path}.")
@@ -120,9 +129,7 @@ def list_(file: FileOption = None, data: DataOption = None, as_json: JsonOption 
     path = keys_file(file, data)
     keys = list_keys(path)
     if as_json:
-        output.json_document(
-            [key.model_dump(include={"id", "name", "scopes", "tenants", "agents", "created_at"}) for key in keys]
-        )
+        output.json_document([key.model_dump(exclude={"sha256"}) for key in keys])
         return
     columns: list[Column[ApiKey]] = [
         Column("id", lambda key: key.id),
@@ -130,6 +137,9 @@ def list_(file: FileOption = None, data: DataOption = None, as_json: JsonOption 
         Column("scopes", lambda key: ", ".join(key.scopes)),
         Column("tenants", lambda key: ", ".join(key.tenants) or "any"),
         Column("agents", lambda key: ", ".join(key.agents) or "any"),
+        Column("user", lambda key: key.user, drop=2),
+        Column("team", lambda key: key.team, drop=3),
+        Column("tags", lambda key: ", ".join(f"{name}={value}" for name, value in key.tags.items()), drop=4),
         Column("created", lambda key: key.created_at, drop=1),
     ]
     output.table(columns, keys, empty=f"no keys in {path}; `breakwater keys create NAME` makes one")
@@ -160,6 +170,19 @@ def revoke(
         output.json_document({"id": revoked.id, "name": revoked.name, "revoked": True})
     else:
         output.write(f"revoked {revoked.id} ({revoked.name})")
+
+
+def _tags(options: Iterable[str]) -> dict[str, str]:
+    """Returns the tags of `NAME=VALUE` options. Raises CliError: one has another form, or a name comes twice."""
+    tags = dict[str, str]()
+    for option in options:
+        name, equals, value = option.partition("=")
+        if not equals:
+            raise usage_error(f"--tag {option!r}: has no value", "Write it as --tag NAME=VALUE.")
+        if name in tags:
+            raise usage_error(f"--tag {option!r}: {name} is given twice", "A key has one value for each tag.")
+        tags[name] = value
+    return tags
 
 
 def keys_file(file: Path | None, data: Path | None) -> Path:

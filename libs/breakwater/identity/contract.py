@@ -6,7 +6,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field, JsonValue, StringConstraints
 
-from breakwater.kernel.types import Event, Identifier, Message, Timestamp
+from breakwater.kernel.types import NO_CONTROLS, Event, Identifier, Message, Timestamp
 
 KeyScope = Literal["submit", "read", "operate", "approve", "audit"]
 """Uses of an API key: `submit` jobs and read their results; `read` the state of everything, redacted; `operate`: act as
@@ -21,6 +21,15 @@ CallerKind = Literal["key", "person"]
 PersonRole = Literal["viewer", "operator", "approver", "admin"]
 """Roles of people who sign in with OpenID Connect."""
 
+CostTag = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=NO_CONTROLS)]
+"""The name of a tag by which costs can be grouped."""
+
+MAX_TAGS = 10
+"""The most cost tags of a call, and of a key. Every attempt carries its tags on the bus and in ClickHouse."""
+
+KeyTags = Annotated[dict[CostTag, Identifier], Field(max_length=MAX_TAGS)]
+"""Cost tags that a key gives to its jobs."""
+
 
 class KeyDetails(Event):
     """The API key that a request was sent with, without its secret; or the person whose session it belongs to."""
@@ -34,6 +43,9 @@ class KeyDetails(Event):
     scopes: tuple[KeyScope, ...] = Field(description="What the key may be used for; at least one scope.")
     tenants: tuple[Identifier, ...] = Field(default=(), description="The tenants it may submit jobs for; empty: any.")
     agents: tuple[Identifier, ...] = Field(default=(), description="The agents it may submit jobs for; empty: all.")
+    user: Identifier | None = Field(default=None, description="The user of all its jobs; null: it is not bound to one.")
+    team: Identifier | None = Field(default=None, description="The team of all its jobs; null: it is not bound to one.")
+    tags: KeyTags = Field(default_factory=dict, description="Cost tags of all its jobs.")
     created_at: Timestamp = Field(description="When the key was created; for a person, when they signed in.")
 
 

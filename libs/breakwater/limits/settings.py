@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Annotated, Literal, Self
 from zoneinfo import ZoneInfo
 
-from pydantic import Field, StringConstraints, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from breakwater.breakers.settings import Preset, take_preset
-from breakwater.kernel.types import NO_CONTROLS, Message, Name, Off, UsdAmount, ZoneName
+from breakwater.kernel.types import Message, Name, Off, UsdAmount, ZoneName
 from breakwater.limits.contract import Enforcement, Window
 
 LimitPeriod = Literal["minute", "hour", "day"]
@@ -200,9 +200,3 @@ class BudgetSettings(Message):
     def zone(self) -> ZoneInfo:
         """The calendar's time zone."""
         return ZoneInfo(self.timezone)
-
-
-MAX_TAGS = 10
-"""The most cost tags. Every attempt carries its tags on the bus and in ClickHouse."""
-
-CostTag = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=NO_CONTROLS)]

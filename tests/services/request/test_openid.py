@@ -173,6 +173,9 @@ async def test_a_person_is_shown_by_name_with_roles_and_what_they_do_is_recorded
         "scopes": ["read", "operate", "approve"],
         "tenants": [],
         "agents": [],
+        "user": None,
+        "team": None,
+        "tags": {},
     }
     body = {"agent": "writer", "model": "m", "reason": "garbled"}
     done = await api.ask("POST", "/api/v1/breakers/isolate", json=body, headers=sent)

@@ -168,6 +168,9 @@ async def test_each_key_is_shown_itself_and_no_other(api: HttpApi) -> None:
             "scopes": list(scopes),
             "tenants": [],
             "agents": [],
+            "user": None,
+            "team": None,
+            "tags": {},
             "kind": "key",
             "roles": [],
         }

@@ -10,14 +10,14 @@ import hashlib
 import hmac
 from base64 import urlsafe_b64encode
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from types import MappingProxyType
 from typing import Annotated, Any, Self, cast, get_args
 
 from pydantic import AfterValidator, Field, model_validator
 
-from breakwater.identity.contract import KEY_SCOPES, CallerKind, KeyScope, PersonRole
+from breakwater.identity.contract import KEY_SCOPES, CallerKind, KeyScope, KeyTags, PersonRole
 from breakwater.kernel.types import Identifier, Message, Timestamp, is_identifier
 
 PREFIX = "bw"
@@ -61,6 +61,9 @@ class ApiKey(Message):
     )
     tenants: tuple[Identifier, ...] = Field(default=(), description="Tenants it may submit jobs for; empty: any.")
     agents: tuple[Identifier, ...] = Field(default=(), description="Agents it may submit jobs for; empty: all.")
+    user: Identifier | None = Field(default=None, description="User of its jobs; null: it is not bound to one.")
+    team: Identifier | None = Field(default=None, description="Team of its jobs; null: it is not bound to one.")
+    tags: KeyTags = Field(default_factory=dict, description="Cost tags of its jobs.")
 
     @model_validator(mode="after")
     def _check_bounds(self) -> Self:
@@ -77,6 +80,9 @@ def mint(
     scopes: tuple[KeyScope, ...] = KEY_SCOPES,
     tenants: tuple[str, ...] = (),
     agents: tuple[str, ...] = (),
+    user: str | None = None,
+    team: str | None = None,
+    tags: Mapping[str, str] | None = None,
 ) -> tuple[str, ApiKey]:
     """Creates a key from `ENTROPY_BYTES` random bytes.
 
@@ -84,7 +90,7 @@ def mint(
         The key as its holder sends it, which is shown once and never stored, and its record.
 
     Raises:
-        ValueError: the entropy has another length; the name is empty, longer than 128 characters or has control
+        ValueError: the entropy has another length; a name is empty, longer than 128 characters or has control
             characters; there is no scope; or there are tenants or agents with another scope than `submit`.
     """
     if len(entropy) != ENTROPY_BYTES:
@@ -92,7 +98,16 @@ def mint(
     key_id = entropy[:ID_BYTES].hex()
     secret = urlsafe_b64encode(entropy[ID_BYTES:]).rstrip(b"=").decode()
     record = ApiKey(
-        id=key_id, name=name, sha256=_digest(secret), created_at=at, scopes=scopes, tenants=tenants, agents=agents
+        id=key_id,
+        name=name,
+        sha256=_digest(secret),
+        created_at=at,
+        scopes=scopes,
+        tenants=tenants,
+        agents=agents,
+        user=user,
+        team=team,
+        tags=dict(tags or {}),
     )
     return f"{PREFIX}_{key_id}_{secret}", record
 
@@ -200,6 +215,9 @@ class Caller:
         tenants: the tenants that the caller may submit jobs for; empty: any.
         agents: the agents that the caller may submit jobs for; empty: all.
         roles: the roles of a person.
+        user: the user of all jobs that the caller submits; None if the caller is not bound to one.
+        team: the team of all jobs that the caller submits; None if the caller is not bound to one.
+        tags: cost tags of all jobs that the caller submits.
     """
 
     kind: CallerKind
@@ -210,6 +228,9 @@ class Caller:
     tenants: tuple[str, ...] = ()
     agents: tuple[str, ...] = ()
     roles: tuple[PersonRole, ...] = ()
+    user: str | None = None
+    team: str | None = None
+    tags: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def may(self, needed: Collection[KeyScope]) -> bool:
         """Returns True if the caller has at least one of the scopes."""
@@ -218,7 +239,18 @@ class Caller:
 
 def holder_of_key(key: ApiKey) -> Caller:
     """Returns the caller that a key belongs to."""
-    return Caller("key", key.id, key.name, key.scopes, key.created_at, key.tenants, key.agents)
+    return Caller(
+        "key",
+        key.id,
+        key.name,
+        key.scopes,
+        key.created_at,
+        key.tenants,
+        key.agents,
+        user=key.user,
+        team=key.team,
+        tags=key.tags,
+    )
 
 
 def person(subject: str, name: str, roles: tuple[PersonRole, ...], signed_in_at: datetime) -> Caller:
