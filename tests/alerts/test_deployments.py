@@ -330,6 +330,8 @@ def test_an_open_breaker_is_the_one_incident_and_the_deployment_is_no_second(
 ) -> None:
     signal = firing(*(fell_back(number, agent=agent) for number, agent in enumerate(agents)))
     assert is_explained(signal, [breaker(*place) for place in breakers]) is explained
+    for_one = [breaker(*place).model_copy(update={"payload": {"open_for": "key app"}}) for place in breakers]
+    assert not is_explained(signal, for_one), "it says nothing about other callers"
 
 
 def test_a_breaker_that_opens_goes_on_with_the_incident_of_the_deployment() -> None:
@@ -344,6 +346,7 @@ def test_a_breaker_that_opens_goes_on_with_the_incident_of_the_deployment() -> N
 
     assert ends(agent="b", model=PRIMARY) == ends(agent="a", model=FALLBACK) == []
     assert ends(agent="a", model=PRIMARY, from_state="open", to_state="half_open", waits=True) == []
+    assert ends(agent="a", model=PRIMARY, open_for="key app") == [], "all others still fail there"
     [end] = ends(agent="a", model=PRIMARY)
     alert = decide(end, of_deployment, RULES)
     assert alert is not None

@@ -164,6 +164,26 @@ def test_somebody_who_acknowledges_it_is_on_record_and_it_stays_acknowledged_whe
     assert (again.change, again.status, again.acknowledged_by) == ("repeated", "acknowledged", "ann")
 
 
+def test_an_open_incident_that_becomes_critical_is_worse_and_who_acknowledged_the_warning_is_asked_again() -> None:
+    warning = then(acknowledge(opened(severity="warning"), "ann", None, after(minutes=1)))
+    worse = then(decide(raised("e3", after(minutes=2)), warning, RULES))
+    assert (worse.change, worse.status, worse.severity, worse.acknowledged_by) == (
+        "worsened",
+        "firing",
+        "critical",
+        None,
+    )
+    milder = then(decide(raised("e4", after(minutes=3), severity="warning"), worse, RULES))
+    assert (milder.change, milder.severity, milder.highest_severity) == ("repeated", "warning", "critical")
+    assert then(decide(raised("e5", after(minutes=4)), milder, RULES)).change == "worsened"
+
+
+def test_what_comes_back_more_severe_than_it_was_is_worse() -> None:
+    ended = then(decide(over(at=after(minutes=1)), opened(severity="warning"), RULES))
+    assert then(decide(raised("e3", after(minutes=2)), ended, RULES)).change == "worsened"
+    assert then(decide(raised("e3", after(minutes=2), severity="warning"), ended, RULES)).change == "reopened"
+
+
 def test_who_acknowledged_it_is_asked_again_when_it_comes_back() -> None:
     acknowledged = then(acknowledge(opened(), "ann", None, after(minutes=2)))
     resolved = then(decide(over(at=after(minutes=3)), acknowledged, RULES))

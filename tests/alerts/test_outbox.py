@@ -22,6 +22,7 @@ QUIET_S = 600.0
 STATUS: dict[AlertChange, IncidentStatus] = {
     "opened": "firing",
     "repeated": "firing",
+    "worsened": "firing",
     "reopened": "firing",
     "acknowledged": "acknowledged",
     "reminded": "pending",
@@ -112,6 +113,9 @@ def later(*waiting: AlertChange) -> list[WaitingAlert]:
         # People believe that it is open, and it is.
         (("resolved", "reopened"), None, 2),
         (("resolved", "reopened", "repeated"), None, 3),
+        (("worsened",), "alert_a_2", 0),
+        (("worsened", "repeated"), "alert_a_3", 0),
+        (("resolved", "worsened"), "alert_a_3", 0),
         (("resolved", "reopened", "acknowledged"), "alert_a_4", 0),
     ],
 )
@@ -120,6 +124,25 @@ def test_of_an_incident_that_was_reported_only_news_are(
 ) -> None:
     decided = next_message(later(*waiting), rules(), AT)
     assert (message_of(decided), len(decided.skip)) == (message, skipped)
+
+
+def test_a_channel_for_critical_incidents_is_sent_a_warning_once_it_has_become_critical() -> None:
+    warning = alert("a", "opened", 1, severity="warning", highest_severity="warning")
+    worse = alert("a", "worsened", 2, highest_severity="critical")
+    assert next_message(held(warning), rules(severity="critical"), AT).skip == (1,)
+    assert message_of(next_message(held(worse), rules(severity="critical"), AT)) == "alert_a_2"
+    night = rules(quiet_hours={"start": "09:00", "end": "11:00", "but": "critical"})
+    assert next_message(held(warning), night, AT).message is None
+    assert message_of(next_message(held(warning, worse), night, AT)) == "alert_a_2"
+
+
+def test_a_message_that_is_kept_up_to_date_shows_a_rise_at_once_and_what_came_after_it_later() -> None:
+    bot = rules(every_change=True)
+    waiting = later("repeated", "worsened", "repeated")
+    decided = next_message(waiting, bot, AT, updatable={"inc_a": AT})
+    assert (message_of(decided), decided.covers, decided.skip) == ("alert_a_3", (2,), (1,))
+    rest = next_message(waiting[2:], bot, AT, updatable={"inc_a": AT})
+    assert (rest.message, rest.at) == (None, AT + timedelta(minutes=1))
 
 
 def test_a_recovery_waits_until_it_has_lasted() -> None:
@@ -305,7 +328,7 @@ def test_what_came_in_quiet_hours_is_one_digest_in_the_morning() -> None:
     assert message_of(next_message(held(mild[0]), quiet, morning)) == "alert_m0_1"
 
 
-CHANGES: Sequence[AlertChange] = ("repeated", "reopened", "acknowledged", "reminded", "resolved")
+CHANGES: Sequence[AlertChange] = ("repeated", "worsened", "reopened", "acknowledged", "reminded", "resolved")
 
 
 @given(

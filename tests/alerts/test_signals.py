@@ -25,7 +25,7 @@ from breakwater.kernel.formats import moment
 from breakwater.kernel.nats.contract import DeadLetter
 from breakwater.kernel.types import nano_from_usd
 from breakwater.limits.contract import BudgetEvent, GuardEvent
-from tests.records.samples import attempt
+from tests.records.samples import attempt, budget_event
 from tests.tables import each_row
 
 AT = datetime(2026, 11, 21, 10, 0, 0, tzinfo=UTC)
@@ -171,6 +171,7 @@ def test_a_breaker_alert_carries_the_figures() -> None:
         "consecutive_failures": 3,
         "total_failures": 9,
         "unique_errors": 2,
+        "open_for": None,
         "open_until": "2026-11-21T10:01:00.000Z",
         "waits": False,
         "scope": "agent_model",
@@ -277,6 +278,23 @@ def test_a_breaker_that_is_open_for_one_caller_is_reported_with_whom_and_again_w
     for_all = signal_of(transition("open", "open"))
     assert isinstance(for_all, Firing)
     assert (for_all.key, for_all.title) == (for_one.key, "Breaker open: writer on gpt-4.1:mini")
+
+
+def test_what_stops_one_caller_is_a_warning_and_what_stops_everybody_is_critical() -> None:
+    cap: dict[str, Any] = {"kind": "hard_cap", "enforcement": "hard", "threshold_percent": 100}
+    of_tenant = budget_event(**cap, scope="tenant", agent=None, tenant="acme")
+    for event, severity in (
+        (transition(open_for="key app"), "warning"),
+        (transition("open", "open", open_for="key app"), "warning"),
+        (transition("half_open", "open", open_for="key app"), "warning"),
+        (transition(), "critical"),
+        (transition("open", "open"), "critical"),
+        (of_tenant, "warning"),
+        (budget_event(**cap), "critical"),
+    ):
+        signal = signal_of(event)
+        assert isinstance(signal, Firing)
+        assert (signal.severity or severity_of(signal.key)) == severity, event
 
 
 def test_a_breaker_without_a_known_end_promises_no_probe() -> None:

@@ -38,12 +38,20 @@ RULES = IncidentRules(
     escalate=("guard_tripped",),
     reminders=Reminders(),
 )
-OPENED, FOREVER = samples.transition(), samples.NOON + timedelta(days=400)
+OPENED, FOREVER = samples.transition(open_for="key app"), samples.NOON + timedelta(days=400)
+OPENED_FOR_ALL = samples.transition(2, transition_id="writer/gpt-4.1#e.1a", from_state="open")
 CLOSED = samples.transition(2, transition_id="writer/gpt-4.1#e.2", from_state="half_open", to_state="closed")
 
 
 def signals() -> Iterable[Signal]:
-    for event in (OPENED, CLOSED, samples.guard_event(), samples.full_guard_event(), samples.budget_event()):
+    for event in (
+        OPENED,
+        OPENED_FOR_ALL,
+        CLOSED,
+        samples.guard_event(),
+        samples.full_guard_event(),
+        samples.budget_event(),
+    ):
         yield from signals_of(event)
     yield from of_execution(samples.execution(status="dead_lettered", reason="error", attempts_count=3), 1, 1)
 
@@ -97,7 +105,7 @@ def subscriber(node: str, data: Path, *arguments: str) -> Generator[subprocess.P
 
 
 async def publish_everything(client: Client) -> list[Alert]:
-    """All that becomes of incidents: opened, repeated, acknowledged, reminded, resolved, reopened."""
+    """All that becomes of incidents: opened, repeated, worsened, acknowledged, reminded, resolved, reopened."""
     log = IncidentLog(lambda: client, Publisher(lambda: client, "alerter"), Redactor.compile(RedactionRules()))
     received: list[Alert | None] = []
     for signal in signals():
@@ -130,7 +138,7 @@ async def test_every_alert_is_valid_for_a_program_in_another_language(node: str,
             shown = [await asyncio.to_thread(program.stdout.readline) for _ in received]
             assert program.poll() is None
     assert {alert.change for alert in received} == {
-        *("opened", "repeated", "reopened", "acknowledged", "reminded", "resolved")
+        *("opened", "repeated", "worsened", "reopened", "acknowledged", "reminded", "resolved")
     }
     for alert, line in zip(received, shown, strict=True):
         assert f"{alert.severity} {alert.change}: {alert.title} ({alert.incident_id}, {alert.status})" in line

@@ -25,7 +25,7 @@ AlertEvent = Literal[
     "consumer_deleted",
 ]
 Severity = Literal["info", "warning", "critical"]
-AlertChange = Literal["opened", "repeated", "reopened", "acknowledged", "reminded", "resolved"]
+AlertChange = Literal["opened", "repeated", "worsened", "reopened", "acknowledged", "reminded", "resolved"]
 IncidentStatus = Literal["firing", "pending", "acknowledged", "resolved"]
 
 
@@ -39,8 +39,8 @@ class Alert(Event):
         "most one incident per key is unresolved."
     )
     change: AlertChange = Field(
-        description="`repeated`: occurred again while unresolved; `reopened`: occurred again soon after "
-        "it was resolved."
+        description="`repeated`: occurred again while unresolved; `worsened`: occurred again with a higher severity, "
+        "which ends an acknowledgement; `reopened`: occurred again soon after it was resolved."
     )
     status: IncidentStatus = Field(description="`pending`: waits for an operator to acknowledge or resolve it.")
     event: AlertEvent = Field(description="The event; `breaker_closed` when a breaker closed.")

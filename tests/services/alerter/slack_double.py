@@ -26,6 +26,7 @@ _FIELDS = {
         "text",
         "blocks",
         "thread_ts",
+        "reply_broadcast",
         "unfurl_links",
         "unfurl_media",
         "parse",

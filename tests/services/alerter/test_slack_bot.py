@@ -170,6 +170,15 @@ async def test_what_is_heard_of_again_is_reported_in_the_thread(
     assert double.counted() == {"posts": 1, "updates": 1, "replies": 1, "refused": 0}
 
 
+async def test_a_rise_is_a_reply_that_the_whole_channel_sees(double: SlackDouble, bot: SlackBot) -> None:
+    await bot.send(alert().model_copy(update={"severity": "warning"}))
+    await bot.send(repeated(alert()).model_copy(update={"change": "worsened"}))
+    assert double.counted() == {"posts": 1, "updates": 1, "replies": 1, "refused": 0}
+    [reply] = [call for call in double.calls if "thread_ts" in call.body]
+    assert reply.body["reply_broadcast"] is True
+    assert "It has become critical" in reply.body["text"]
+
+
 @pytest.mark.parametrize("change", ["acknowledged", "resolved"])
 async def test_what_a_person_did_makes_no_noise(double: SlackDouble, bot: SlackBot, change: str) -> None:
     await bot.send(alert())

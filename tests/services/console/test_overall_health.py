@@ -249,6 +249,13 @@ def test_the_incident_of_an_open_breaker_or_an_exhausted_budget_has_no_second_ca
     ]
 
 
+def test_what_stops_one_caller_or_tenant_is_a_warning():
+    for_one = {**breaker("a", "m", "open"), "open_for": "key app"}
+    overall = of_plane(QUIET, live(breakers=[for_one], budgets=[budget("tenant:acme/daily", "5")]))
+    assert [card.problem.severity for card in overall.cards] == ["warning", "warning"]
+    assert overall.tone == "warn"
+
+
 def test_the_oldest_problem_of_a_kind_is_on_its_card():
     since = {"a": "2026-11-21T10:00:00.000Z", "b": "2026-11-21T09:00:00.000Z"}
     now = live(breakers=[breaker(agent, "m", "open", since=at) for agent, at in since.items()])

@@ -204,7 +204,9 @@ class SlackBot(HttpChannel):
                 await self._sent_messages.put(_record_of(budget), f"{ts} {threshold_of(message)}")
             del self._unsaved[incident_id]
         if is_updated and self._worth_a_reply(message):
-            await self._post(slack_message(self._wording.again(message)), thread_ts=ts)
+            # All readers of the channel see a rise, and not only those who follow the thread.
+            thread = {"thread_ts": ts, "reply_broadcast": message.change == "worsened"}
+            await self._post(slack_message(self._wording.again(message)) | thread)
             self._replied[incident_id] = message.count
         if message.status == "resolved":
             self._replied.pop(incident_id, None)
@@ -222,16 +224,15 @@ class SlackBot(HttpChannel):
         return ts
 
     def _worth_a_reply(self, alert: Alert) -> bool:
-        """Returns True for a reminder, and for a recurrence if the count has doubled since the last reply."""
-        if alert.change == "reminded":
+        """Returns True for a reminder, a rise, and for a recurrence if the count has doubled since the last reply."""
+        if alert.change in {"reminded", "worsened"}:
             return True
         # Another process may have replied before: an unknown count begins with the one of now.
         last = self._replied.setdefault(alert.incident_id, 1 if alert.count <= _FIRST_REPLIES else alert.count)
         return alert.change in _HAPPENED_AGAIN and alert.count >= 2 * last
 
-    async def _post(self, fields: Mapping[str, Any], thread_ts: str | None = None) -> str:
-        thread = {} if thread_ts is None else {"thread_ts": thread_ts}
-        answer = await self._call("chat.postMessage", {**fields, **thread})
+    async def _post(self, fields: Mapping[str, Any]) -> str:
+        answer = await self._call("chat.postMessage", fields)
         ts = answer.get("ts")
         if not isinstance(ts, str):
             raise SendError("Slack did not return the id of the posted message")

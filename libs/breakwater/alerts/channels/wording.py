@@ -79,6 +79,8 @@ class Wording:
         match alert.change:
             case "reminded":
                 words = f"Reminder {alert.reminders}: it has needed an operator since {moment(alert.opened_at)}"
+            case "worsened":
+                words = f"It has become {alert.severity}: {alert.text}"
             case "reopened":
                 words = f"It recurred soon after it was resolved: {times}"
             case _:
@@ -160,7 +162,7 @@ def _marker(alert: Alert) -> str:
 def _state(alert: Alert) -> str:
     if alert.status == "resolved":
         return "Resolved"
-    again = " again" if alert.change == "reopened" else ""
+    again = {"reopened": " again", "worsened": ", worse than before"}.get(alert.change, "")
     words = {
         "firing": f"firing{again}",
         "pending": f"firing{again}, needs an operator",

@@ -26,7 +26,7 @@ SEVERITY_OF: Mapping[str, Severity] = {
     "config_applied": "info",
     "consumer_deleted": "critical",
 }
-"""The severity of an incident, by its first event. Its end is `info`."""
+"""The severity of an incident, by its first event, unless its signal says another one. Its end is `info`."""
 
 UNDELIVERABLE = "job_dead_lettered//undeliverable/"
 """The prefix of the keys of incidents of a failed channel; no agent's key begins with it."""
@@ -120,7 +120,7 @@ def budget_of(alert: Alert) -> str | None:
 
 
 def route_matches(route: Route, alert: Alert) -> bool:
-    """Returns True if a route is for the incident of an alert, whatever has changed about it.
+    """Returns True if a route is for the incident of an alert, by the highest severity that it has had.
 
     Incidents of failed channels match every route.
     """
@@ -131,7 +131,7 @@ def route_matches(route: Route, alert: Alert) -> bool:
         (route.events is None or began in route.events or ENDS.get(began) in route.events)
         and (route.agents is None or alert.agent in route.agents or alert.agent == "*")
         and (route.tenants is None or alert.tenant in route.tenants)
-        and (route.severity is None or SEVERITIES.index(severity_of(alert.key)) >= SEVERITIES.index(route.severity))
+        and (route.severity is None or SEVERITIES.index(highest_severity(alert)) >= SEVERITIES.index(route.severity))
     )
 
 

@@ -317,8 +317,14 @@ def is_explained(signal: Firing, unresolved: Iterable[Alert]) -> bool:
     named = signal.payload.get("agents") if of_deployment else [signal.agent]
     agents = named if isinstance(named, list) else []
     shared = {key_of("breaker_open", "*", model), key_of("breaker_open", "*", f"{model.partition('/')[0]}/*")}
-    # Of a deployment that several agents call, a breaker of one says nothing about the others.
-    if all(open_incidents.keys() & {*shared, key_of("breaker_open", str(agent), model)} for agent in agents):
+    # Of a deployment that several callers use, a breaker that is open for one says nothing about the others.
+    explaining = {
+        key
+        for key, alert in open_incidents.items()
+        if not (of_deployment and alert.payload.get("open_for") is not None)
+    }
+    # The same goes for a breaker of one of its agents.
+    if all(explaining & {*shared, key_of("breaker_open", str(agent), model)} for agent in agents):
         return True
     return not of_deployment and any(
         alert.event == "deployment_failing" and alert.model == model and signal.agent in agents_of(alert)
@@ -327,7 +333,7 @@ def is_explained(signal: Firing, unresolved: Iterable[Alert]) -> bool:
 
 
 def continued_by_breaker(opening: Firing, incidents: Iterable[Alert]) -> list[Resolved]:
-    """Returns the ends of incidents of a deployment whose breaker has opened for all agents that they name.
+    """Returns the ends of incidents of a deployment whose breaker has opened for all their agents and callers.
 
     The breaker's incident says more: no call goes there until it closes.
     """
@@ -348,4 +354,5 @@ def continued_by_breaker(opening: Firing, incidents: Iterable[Alert]) -> list[Re
         and alert.model == opening.model
         and (opening.agent == "*" or agents_of(alert) == (opening.agent,))
         and opening.continues is None  # it opens now, and does not only wait for a call
+        and opening.payload.get("open_for") is None
     ]

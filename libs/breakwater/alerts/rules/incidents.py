@@ -12,7 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from breakwater.alerts.contract import Alert, AlertChange, AlertEvent, IncidentStatus
+from breakwater.alerts.contract import Alert, AlertChange, AlertEvent, IncidentStatus, Severity
 from breakwater.alerts.rules.alert_rules import ENDED_AT, SEVERITIES, began_with, highest_severity, severity_of
 from breakwater.alerts.rules.signals import Firing, Resolved, Signal
 from breakwater.alerts.settings import Reminders
@@ -64,12 +64,13 @@ def decide(signal: Signal, current: Alert | None, rules: IncidentRules) -> Alert
     resolved_at = None if current is None or current.status != "resolved" else current.resolved_at
     if current is None or (resolved_at is not None and signal.at - resolved_at > rules.quiet):
         return _open_incident(signal, rules)
-    if current.status == "resolved":
-        status = _status(signal.event, rules)
-        change = "reopened"
-    else:
-        status = current.status
-        change = "repeated"
+    severity = _severity(signal)
+    change = "reopened" if current.status == "resolved" else "repeated"
+    if _is_worse(severity, current):
+        change = "worsened"
+    # Who looked after a mild problem need not have seen the severe one.
+    is_open_anew = change != "repeated"
+    status = _status(signal.event, rules) if is_open_anew else current.status
     # Events of one incident may arrive in another order than they occurred in.
     ends_at = _ends(signal, rules)
     if ends_at is not None and current.ends_at is not None:
@@ -82,7 +83,7 @@ def decide(signal: Signal, current: Alert | None, rules: IncidentRules) -> Alert
         status=status,
         # Agent, model and tenant stay those of the opening: they route the incident to its channels.
         event=signal.event,
-        severity=signal.severity or severity_of(signal.key),
+        severity=severity,
         title=signal.title,
         text=signal.text,
         payload=signal.payload,
@@ -90,10 +91,24 @@ def decide(signal: Signal, current: Alert | None, rules: IncidentRules) -> Alert
         count=current.count + signal.times,
         last_at=max(current.last_at, signal.at),
         ends_at=ends_at,
-        remind_at=_reminder(signal.at, 0, rules) if change == "reopened" and status == "pending" else current.remind_at,
-        reminders=0 if change == "reopened" else current.reminders,
-        **(_NOBODY if change == "reopened" else {}),
+        remind_at=_reminder(signal.at, 0, rules) if is_open_anew and status == "pending" else current.remind_at,
+        reminders=0 if is_open_anew else current.reminders,
+        **(_NOBODY if is_open_anew else {}),
     )
+
+
+def _severity(signal: Firing) -> Severity:
+    return signal.severity or severity_of(signal.key)
+
+
+def _is_worse(severity: Severity, current: Alert) -> bool:
+    """Returns True if a severity is higher than the one that people know an incident by.
+
+    They know a breaker that waits for a call, or has closed, by the highest that it had.
+    """
+    is_at_rest = _waits(current) or current.status == "resolved"
+    known = highest_severity(current) if is_at_rest else current.severity
+    return SEVERITIES.index(severity) > SEVERITIES.index(known)
 
 
 def _continues(signal: Firing, current: Alert | None) -> bool:
@@ -204,9 +219,9 @@ def _open_incident(signal: Firing, rules: IncidentRules) -> Alert:
         change="opened",
         status=status,
         event=signal.event,
-        severity=severity_of(signal.key),
+        severity=_severity(signal),
         first_event=signal.event,
-        highest_severity=severity_of(signal.key),
+        highest_severity=_severity(signal),
         agent=signal.agent,
         model=signal.model,
         tenant=signal.tenant,

@@ -23,16 +23,16 @@ from breakwater.alerts.rules.alert_rules import (
     UNDELIVERABLE,
     began_with,
     budget_period_of,
+    highest_severity,
     is_notice,
     route_matches,
-    severity_of,
     threshold_of,
 )
 from breakwater.alerts.settings import QuietHours, Route
 
 ChannelMessage = Alert | AlertDigest
 
-_NEWS = frozenset({"reopened", "acknowledged", "reminded", "resolved"})
+_NEWS = frozenset({"worsened", "reopened", "acknowledged", "reminded", "resolved"})
 """Changes that are worth a message once `opened` has been sent."""
 
 UPDATE_EVERY = timedelta(seconds=60)
@@ -137,8 +137,11 @@ def next_message(
             skip.append(change.sequence)
     for changes in by_incident.values():
         candidate = _Candidate(changes)
-        skip += candidate.superseded
         changed_at = updatable.get(candidate.newest.incident_id)
+        if changed_at is not None:
+            # A rise is an update of its own, which people notice; what came after it waits for the next one.
+            candidate = _Candidate(_until_rise(changes))
+        skip += candidate.superseded
         if changed_at is not None:
             ready = candidate.update_ready(changed_at)
             updates.append(candidate) if ready <= now else waits_until.append(ready)
@@ -201,6 +204,12 @@ def quiet_until(hours: QuietHours | None, alert: Alert, at: datetime) -> datetim
     end = datetime.combine(day, hours.end, tzinfo=ZoneInfo(hours.timezone))
     # Around a change of the clocks, an hour that is missing or repeated may end before now: then it is over.
     return max(end, at + timedelta(seconds=1))
+
+
+def _until_rise(changes: Sequence[WaitingAlert]) -> Sequence[WaitingAlert]:
+    """Returns the changes up to the latest one that raised the severity; all of them if none did."""
+    rises = [place for place, change in enumerate(changes, start=1) if change.alert.change == "worsened"]
+    return changes[: rises[-1]] if rises else changes
 
 
 class _Candidate:
@@ -351,4 +360,4 @@ def _digest(
 
 
 def _severity(alert: Alert) -> int:
-    return SEVERITIES.index(severity_of(alert.key))
+    return SEVERITIES.index(highest_severity(alert))

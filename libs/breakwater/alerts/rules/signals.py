@@ -75,7 +75,7 @@ class Firing(_SignalFields):
         ends_at: the time at which it ends by itself.
         fades: True if it ends when it has not recurred for the quiet time.
         done_by: the person who caused it, if it is over immediately: channels are notified, and nothing is left to do.
-        severity: the severity; None for that of its key.
+        severity: the severity; None for that of its key. What stops one caller only is a warning.
         continues: the incident that it may only continue: one that is not resolved, or one of a breaker that waited for
             a call, unless a person resolved it. None if it may also open one.
     """
@@ -146,7 +146,7 @@ def _figures(event: BaseModel, *fields: str, **renamed: str) -> dict[str, JsonVa
 def _of_breaker(event: BreakerTransition) -> tuple[Signal, ...]:
     key = key_of("breaker_open", event.agent, event.model)
     counts = ("errors", "consecutive_failures", "total_failures", "unique_errors")
-    fields = ("agent", "reason", "open_until", "waits", *counts)
+    fields = ("agent", "reason", "open_for", "open_until", "waits", *counts)
     renamed = {"model_id": "model", "within": "within_s", "cooldown": "cooldown_s", "timestamp": "at"}
     origin = (event.transition_id, event.at, _figures(event, *fields, "scope", "by", **renamed))
     affected = f"{event.agent if event.scope == 'agent_model' else 'all agents'} on {_models(event)}"
@@ -163,8 +163,9 @@ def _of_breaker(event: BreakerTransition) -> tuple[Signal, ...]:
     tried_in_vain = event.from_state == "half_open"
     if (is_new or tried_in_vain) and event.to_state in {"open", "isolated"}:
         title = f"Breaker open: {affected}"
-        continues: Literal["waiting"] | None = None if is_new else "waiting"
-        return (Firing(key, "breaker_open", title, _open_text(event), *origin, **firing, continues=continues),)
+        firing["continues"] = None if is_new else "waiting"
+        firing["severity"] = None if event.open_for is None else "warning"
+        return (Firing(key, "breaker_open", title, _open_text(event), *origin, **firing),)
     if event.from_state != "closed" and event.to_state == "closed":
         title = f"Breaker closed: {affected}"
         return (Resolved(key, "breaker_closed", title, _close_text(event), *origin, by=event.by, reason=event.reason),)
@@ -279,7 +280,10 @@ def _of_budget(event: BudgetEvent) -> tuple[Signal, ...]:
     title = f"{state}: {owner}, {event.window}"
     text = _spend_text(event, kind, owner, event.limit)
     agent = event.agent if event.scope == "agent" else None
-    return (Firing(key, kind, title, text, *origin, agent=agent, tenant=event.tenant, ends_at=event.resets_at),)
+    owners: dict[str, Any] = {"agent": agent, "tenant": event.tenant}
+    # As for a breaker: what stops one tenant stops nobody else.
+    severity: Severity | None = "warning" if event.scope == "tenant" else None
+    return (Firing(key, kind, title, text, *origin, **owners, ends_at=event.resets_at, severity=severity),)
 
 
 def _spend_text(event: BudgetEvent, kind: AlertEvent, owner: str, limit: int) -> str:

@@ -277,9 +277,12 @@ def _of_breaker(breaker: BreakerStatus) -> Problem:
     agent = "all agents" if breaker.agent == "*" else breaker.agent
     place = {"agent": breaker.agent, "model": breaker.model}
     refused = f"It refuses only {breaker.open_for}. " if breaker.open_for and breaker.state == "open" else ""
+    severity: Severity = "info"
+    if breaker.state in _REFUSING:
+        severity = "critical" if breaker.open_for is None else "warning"
     return Problem(
         "breaker",
-        "critical" if breaker.state in _REFUSING else "info",
+        severity,
         f"The breaker of {agent} on {breaker.model} is {breaker.state.replace('_', '-')}",
         f"/breakers/one?{urlencode(place)}",
         "/breakers",
@@ -301,7 +304,7 @@ def _of_budget(budget: BudgetStatus) -> Problem:
     effect = "calls that might exceed it are refused" if is_hard else "calls continue, as it is a soft cap"
     return Problem(
         "budget",
-        "critical" if is_hard else "warning",
+        "critical" if is_hard and budget.scope != "tenant" else "warning",
         f"The budget {budget.budget} is exhausted",
         f"/budgets/{segment(budget.budget)}",
         "/budgets",
