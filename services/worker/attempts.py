@@ -507,7 +507,7 @@ class Attempts:
         now = self._job.now()
         if self._waits_for is not None:
             _, refused = self._waits_for
-            return JobWait(kind=_kind_of_wait(refused), message=refused.error.message, since=now, until=due)
+            return JobWait(kind=kind_of_wait(refused), message=refused.error.message, since=now, until=due)
         last = self._checkpoint.attempts[-1]
         failure = "" if last.error is None else f" ({last.error.class_})"
         message = f"a call of {last.model} failed{failure}, and is repeated"
@@ -609,5 +609,6 @@ _WAIT_KINDS: Mapping[Reason, WaitKind] = {
 }
 
 
-def _kind_of_wait(refused: Refused) -> WaitKind:
-    return "hold" if refused.error.class_ == HELD else _WAIT_KINDS[refused.reason]
+def kind_of_wait(refused: Refused) -> WaitKind:
+    """Returns what a job waits for, by the refusal that it would get. A new gate may wait for any reason."""
+    return "hold" if refused.error.class_ == HELD else _WAIT_KINDS.get(refused.reason, "gate")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -21,7 +21,7 @@ from breakwater.calls.assignment import Checkpoint
 from breakwater.calls.claim_gate import ClaimGate
 from breakwater.calls.gate import Admission, AskAgain, ClaimLostError, Gate, Refused
 from breakwater.config import LiveConfig, parse_config
-from breakwater.jobs.contract.execution import ErrorInfo
+from breakwater.jobs.contract.execution import ErrorInfo, Reason
 from breakwater.jobs.metrics import WorkerMetrics
 from breakwater.jobs.store.executions import Claim
 from breakwater.jobs.store.task_keys import TaskKey
@@ -30,8 +30,10 @@ from breakwater.limits.gate.budget import BudgetGate
 from breakwater.limits.gate.deployment import DeploymentGate
 from breakwater.limits.gate.rate_limit import RateLimitGate
 from breakwater.limits.rules.guard import Trip
+from breakwater.limits.rules.rate_limit import HELD
 from breakwater.limits.store.rate_limits import LimitedSubject
 from breakwater.services.worker.admission import admit, check, gates_of
+from breakwater.services.worker.attempts import kind_of_wait
 from breakwater.services.worker.context import context_for
 from breakwater.services.worker.next_call import admission_for
 from tests.servers import RunningServer
@@ -329,6 +331,14 @@ async def test_an_agent_without_limits_asks_nothing_of_them(redis_server: Runnin
         rate_limits = [make(admission=request) for make in gates_of(bench.worker)][4]
         assert isinstance(rate_limits, RateLimitGate)
         assert rate_limits.settle(attempt) is None
+
+
+def test_a_gate_may_wait_for_any_reason_and_the_list_of_running_jobs_says_for_what():
+    error = ErrorInfo(kind="rate_limit", class_="DailyCallsExceededError", message="no calls are left today")
+    kinds = {reason: kind_of_wait(Refused(reason, error)) for reason in get_args(Reason)}
+    assert kinds.keys() == set(get_args(Reason))
+    assert (kinds["rate_limited"], kinds["breaker_open"], kinds["guard_tripped"]) == ("rate_limit", "probe", "gate")
+    assert kind_of_wait(Refused("rate_limited", error.model_copy(update={"class_": HELD}))) == "hold"
 
 
 async def test_an_eighth_gate_is_one_file_and_one_line(redis_server: RunningServer) -> None:

@@ -11,7 +11,9 @@ from breakwater.kernel.types import Count, Event, Identifier, Message, ModelId, 
 
 JobState = Literal["running", "waiting", "parked", "queued"]
 
-WaitKind = Literal["back_off", "hold", "rate_limit", "budget", "probe", "dependency", "concurrency", "claim", "worker"]
+WaitKind = Literal[
+    "back_off", "hold", "rate_limit", "budget", "probe", "gate", "dependency", "concurrency", "claim", "worker"
+]
 
 
 class JobWait(Event):
@@ -20,9 +22,9 @@ class JobWait(Event):
     kind: WaitKind = Field(
         description="`back_off`: the pause before a retry; `hold`: the end of the provider's rate limit, which holds "
         "the model; `rate_limit`: a limit of the config; `budget`: money that calls in flight reserve; `probe`: the "
-        "result of the one call that an open breaker lets through; `dependency`: jobs in `depends_on`; `concurrency`: "
-        "a slot of its agent, which other callers have; `claim`: the end of the claim of a worker that is silent; "
-        "`worker`: a worker that takes it again."
+        "result of the one call that an open breaker lets through; `gate`: another condition of the call; "
+        "`dependency`: jobs in `depends_on`; `concurrency`: a slot of its agent, which other callers have; `claim`: "
+        "the end of the claim of a worker that is silent; `worker`: a worker that takes it again."
     )
     message: str = Field(description="The same in words.")
     since: Timestamp | None = Field(default=None, description="When this wait began; null if unknown.")
