@@ -155,7 +155,7 @@ def test_a_key_may_be_for_some_things_only(run: Run) -> None:
         ["name", "scopes"],
         ["on-call", "read, operate"],
         ["worker", "submit"],
-        ["laptop", "submit, read, operate, approve, audit"],
+        ["laptop", "submit, read, operate, approve, audit, limits"],
     ]
 
 

@@ -24,7 +24,7 @@ BY_ROLE: dict[PersonRole, tuple[str, ...]] = {
         (("operator",), ("read", "operate")),
         (("approver",), ("read", "approve")),
         (("operator", "approver"), ("read", "operate", "approve")),
-        (("admin",), ("submit", "read", "operate", "approve", "audit")),
+        (("admin",), ("submit", "read", "operate", "approve", "audit", "limits")),
         ((), ()),
     ],
 )

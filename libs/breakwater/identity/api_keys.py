@@ -37,6 +37,7 @@ def create_key(
     *,
     tenants: tuple[str, ...] = (),
     agents: tuple[str, ...] = (),
+    models: tuple[str, ...] = (),
     user: str | None = None,
     team: str | None = None,
     tags: Mapping[str, str] | None = None,
@@ -49,6 +50,7 @@ def create_key(
         scopes: its scopes.
         tenants: the tenants that it may submit jobs for; empty: any.
         agents: the agents that it may submit jobs for; empty: all.
+        models: the models that its jobs may ask for; empty: any.
         user: the user of all its jobs; None for any.
         team: the team of all its jobs; None for any.
         tags: the cost tags of all its jobs.
@@ -67,6 +69,7 @@ def create_key(
             scopes=scopes,
             tenants=tenants,
             agents=agents,
+            models=models,
             user=user,
             team=team,
             tags=tags,
@@ -188,7 +191,7 @@ def _mistake(error: ValidationError, name: str) -> str:
         case (field, *_):
             return f"{field}: {mistake['input']!r} is not valid: 1 to 128 characters, no control characters"
         case _:
-            return "a key that is bound to tenants or agents can only have the scope submit"
+            return "a key that is bound to tenants, agents or models can only have the scope submit"
 
 
 def _in_words(keys: Iterable[ApiKey]) -> str:

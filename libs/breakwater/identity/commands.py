@@ -30,6 +30,7 @@ class ScopeName(StrEnum):
     OPERATE = "operate"
     APPROVE = "approve"
     AUDIT = "audit"
+    LIMITS = "limits"
 
 
 FileOption = Annotated[
@@ -57,6 +58,14 @@ def create(
         list[str] | None,
         typer.Option("--agent", help="Bind it to an agent; may be given more than once. Takes --scope submit alone."),
     ] = None,
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model",
+            help="Bind it to a model that its jobs may ask for; may be given more than once. "
+            "Takes --scope submit alone.",
+        ),
+    ] = None,
     user: Annotated[str | None, typer.Option("--user", help="The user of all its jobs; it can't name another.")] = None,
     team: Annotated[str | None, typer.Option("--team", help="The team of all its jobs; it can't name another.")] = None,
     tag: Annotated[
@@ -81,6 +90,8 @@ def create(
 
     - audit: see in the console who did what
 
+    - limits: say who may spend what: set limits, make and revoke keys
+
     For example:
 
         breakwater keys create billing-service --scope submit
@@ -93,8 +104,8 @@ def create(
 
         export BREAKWATER_API_KEY=$(breakwater keys create laptop)
     """
-    check_no_spaces({"NAME": name, "--tenant": tenant, "--agent": agent})
-    for option, names in (("--tenant", tenant), ("--agent", agent)):
+    check_no_spaces({"NAME": name, "--tenant": tenant, "--agent": agent, "--model": model})
+    for option, names in (("--tenant", tenant), ("--agent", agent), ("--model", model)):
         for value in names or ():
             if "*" in value:
                 raise usage_error(
@@ -105,10 +116,11 @@ def create(
     scopes = tuple[KeyScope, ...](scope_name for scope_name in KEY_SCOPES if not scope or scope_name in scope)
     tenants = tuple(tenant or ())
     agents = tuple(agent or ())
+    models = tuple(model or ())
     tags = _tags(tag or ())
-    key = create_key(path, name, scopes, tenants=tenants, agents=agents, user=user, team=team, tags=tags)
+    key = create_key(path, name, scopes, tenants=tenants, agents=agents, models=models, user=user, team=team, tags=tags)
     if as_json:
-        bounds = {"tenants": tenants, "agents": agents, "user": user, "team": team, "tags": tags}
+        bounds = {"tenants": tenants, "agents": agents, "models": models, "user": user, "team": team, "tags": tags}
         output.json_document({"name": name, "scopes": scopes, **bounds, "key": key, "file": str(path)})
     else:
         output.write(key)
@@ -137,6 +149,7 @@ def list_(file: FileOption = None, data: DataOption = None, as_json: JsonOption 
         Column("scopes", lambda key: ", ".join(key.scopes)),
         Column("tenants", lambda key: ", ".join(key.tenants) or "any"),
         Column("agents", lambda key: ", ".join(key.agents) or "any"),
+        Column("models", lambda key: ", ".join(key.models) or "any", drop=5),
         Column("user", lambda key: key.user, drop=2),
         Column("team", lambda key: key.team, drop=3),
         Column("tags", lambda key: ", ".join(f"{name}={value}" for name, value in key.tags.items()), drop=4),

@@ -6,12 +6,13 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field, JsonValue, StringConstraints
 
-from breakwater.kernel.types import NO_CONTROLS, Event, Identifier, Message, Timestamp
+from breakwater.kernel.types import NO_CONTROLS, Event, Identifier, Message, ModelId, Timestamp
 
-KeyScope = Literal["submit", "read", "operate", "approve", "audit"]
+KeyScope = Literal["submit", "read", "operate", "approve", "audit", "limits"]
 """Uses of an API key: `submit` jobs and read their results; `read` the state of everything, redacted; `operate`: act as
 an operator, such as reset a breaker or replay a job; `approve`: decide on incidents, stopped tasks and caps, which
-`operate` includes; `audit`: see the audit log, in the console."""
+`operate` includes; `audit`: see the audit log, in the console; `limits`: say who may spend what, by limits and by keys
+that carry them."""
 
 KEY_SCOPES: tuple[KeyScope, ...] = get_args(KeyScope)
 
@@ -43,6 +44,7 @@ class KeyDetails(Event):
     scopes: tuple[KeyScope, ...] = Field(description="What the key may be used for; at least one scope.")
     tenants: tuple[Identifier, ...] = Field(default=(), description="The tenants it may submit jobs for; empty: any.")
     agents: tuple[Identifier, ...] = Field(default=(), description="The agents it may submit jobs for; empty: all.")
+    models: tuple[ModelId, ...] = Field(default=(), description="The models its jobs may ask for; empty: any.")
     user: Identifier | None = Field(default=None, description="The user of all its jobs; null: it is not bound to one.")
     team: Identifier | None = Field(default=None, description="The team of all its jobs; null: it is not bound to one.")
     tags: KeyTags = Field(default_factory=dict, description="Cost tags of all its jobs.")

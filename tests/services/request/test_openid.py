@@ -176,6 +176,7 @@ async def test_a_person_is_shown_by_name_with_roles_and_what_they_do_is_recorded
         "user": None,
         "team": None,
         "tags": {},
+        "models": [],
     }
     body = {"agent": "writer", "model": "m", "reason": "garbled"}
     done = await api.ask("POST", "/api/v1/breakers/isolate", json=body, headers=sent)

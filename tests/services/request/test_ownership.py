@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from nats.aio.msg import Msg
 
 from breakwater.identity.api_keys import create_key
@@ -74,6 +75,36 @@ async def test_a_bound_key_submits_for_its_tenants_and_agents_and_sees_their_job
         assert refused.json["error"]["details"][0]["path"] == path
     job_id = bound.json["job_id"]
     assert [(await seen(api, job_id, headers))[0] for headers in (acme, both, rival, narrow)] == [200, 200, 404, 404]
+
+
+async def test_a_key_asks_only_for_its_models_in_every_dialect_and_is_shown_no_others(
+    governed: HttpApi, subtests: pytest.Subtests
+) -> None:
+    bound = key(governed, "bound", models=("m", "allowed"))
+    ask = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 9}
+    refusals: list[tuple[str, dict[str, Any], str]] = [
+        ("/api/v1/jobs", {"agent": "writer", "prompt": "x", "model": "other/n"}, "not for 'other/n'"),
+        ("/api/v1/jobs", {"agent": "writer", "prompt": "x", "fallback_models": ["other/n"]}, "other/n"),
+        ("/api/v1/jobs", {"agent": "by-model", "prompt": "x"}, "begins with model 'shared'"),
+        ("/api/v1/plans", {"jobs": [{"agent": "by-model", "prompt": "x"}]}, "'m' or 'allowed' alone"),
+        ("/v1/chat/completions", {"model": "writer/other/n", **ask}, "not for 'other/n'"),
+        ("/v1/messages", {"model": "by-model", **ask}, "begins with model 'shared'"),
+        ("/v1/responses", {"model": "by-model", "input": "x"}, "begins with model 'shared'"),
+        ("/v1/embeddings", {"model": "by-model", "input": "x"}, "begins with model 'shared'"),
+    ]
+    for path, body, words in refusals:
+        with subtests.test(f"{path} {body}"):
+            refused = await governed.ask("POST", path, json=body, headers=bound)
+            assert refused.status == 403
+            assert words in refused.message
+    assert (await submit(governed, bound)).status == 202  # the fallback model of the agent is the config's choice
+    assert (await submit(governed, bound, model="allowed")).status == 202
+    listed = [model["id"] for model in (await governed.ask("GET", "/v1/models", headers=bound)).json["data"]]
+    assert "writer" in listed
+    assert "writer/allowed" in listed
+    assert "by-model" not in listed
+    assert not [name for name in listed if name.endswith("/n") or "shared" in name]
+    assert (await governed.ask("GET", "/v1/models/by-model", headers=bound)).status == 404
 
 
 async def test_a_key_names_an_inbox_or_a_subject_below_its_own_prefix_for_answers(api: HttpApi) -> None:

@@ -171,6 +171,7 @@ async def test_each_key_is_shown_itself_and_no_other(api: HttpApi) -> None:
             "user": None,
             "team": None,
             "tags": {},
+            "models": [],
             "kind": "key",
             "roles": [],
         }

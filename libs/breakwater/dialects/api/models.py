@@ -48,16 +48,24 @@ class ModelNameTable:
                 return agent, model
         if bound is not None and (model := self._by_wildcard(bound, name)) is not None:
             return bound, model
-        raise self._not_found(name, caller)
+        raise self.not_found(name, caller)
 
     def names_for(self, caller: Caller) -> Iterator[str]:
         """Yields each name that a caller may use, except models that are only allowed by `*`."""
         for agent in self._usable(caller):
-            yield agent
+            if self.may_ask(caller, agent, None):
+                yield agent
             for model in _listed_models(self._config.agents[agent]):
+                if not self.may_ask(caller, agent, model):
+                    continue
                 yield f"{agent}/{model}"
                 if len(caller.agents) == 1:
                     yield model
+
+    def may_ask(self, caller: Caller, agent: str, model: str | None) -> bool:
+        """Returns True if a caller may ask for a model of an agent; None for the agent's own, which is its first."""
+        first = self._config.agents[agent].chain[:1]
+        return not caller.models or (first[0] if model is None and first else model) in caller.models
 
     def _usable(self, caller: Caller) -> list[str]:
         return [agent for agent in self._config.agents if not caller.agents or agent in caller.agents]
@@ -80,7 +88,8 @@ class ModelNameTable:
         provider = self._config.provider_name(agent, model)
         return None if provider is None else self._config.name_at_provider(provider, model)
 
-    def _not_found(self, name: str, caller: Caller) -> RequestError:
+    def not_found(self, name: str, caller: Caller) -> RequestError:
+        """Returns 404 for a name that means nothing to a caller, with a name that may be meant."""
         names = list(dict.fromkeys(self.names_for(caller)))
         message = (
             f"the model {name!r} does not exist, or this API key may not use it: `model` is an agent, `agent/model`, "
@@ -127,7 +136,9 @@ class ModelRoutes:
     async def show_model(self, request: ApiRequest[Message]) -> ModelName:
         """Shows one value of `model`. Raises RequestError: 404."""
         name = request.path["model"]
-        self._names.resolve(name, request.caller)
+        agent, model = self._names.resolve(name, request.caller)
+        if not self._names.may_ask(request.caller, agent, model):
+            raise self._names.not_found(name, request.caller)
         return self._model(name)
 
     def _model(self, name: str) -> ModelName:

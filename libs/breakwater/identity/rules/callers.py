@@ -18,7 +18,7 @@ from typing import Annotated, Any, Self, cast, get_args
 from pydantic import AfterValidator, Field, model_validator
 
 from breakwater.identity.contract import KEY_SCOPES, CallerKind, KeyScope, KeyTags, PersonRole
-from breakwater.kernel.types import Identifier, Message, Timestamp, is_identifier
+from breakwater.kernel.types import Identifier, Message, ModelId, Timestamp, is_identifier
 
 PREFIX = "bw"
 SESSION_PREFIX = "bws"
@@ -36,6 +36,7 @@ _PLANS = "/api/v1/plans"
 _QUERY = "/api/v1/query"
 _SESSIONS = "/api/v1/sessions"
 _OPENID = "/api/v1/openid"
+_KEYS = "/api/v1/keys"
 _APPROVALS = frozenset(
     {"/api/v1/alerts/ack", "/api/v1/alerts/resolve", "/api/v1/guards/reset", "/api/v1/budgets/raise"}
 )
@@ -61,14 +62,15 @@ class ApiKey(Message):
     )
     tenants: tuple[Identifier, ...] = Field(default=(), description="Tenants it may submit jobs for; empty: any.")
     agents: tuple[Identifier, ...] = Field(default=(), description="Agents it may submit jobs for; empty: all.")
+    models: tuple[ModelId, ...] = Field(default=(), description="Models its jobs may ask for; empty: any.")
     user: Identifier | None = Field(default=None, description="User of its jobs; null: it is not bound to one.")
     team: Identifier | None = Field(default=None, description="Team of its jobs; null: it is not bound to one.")
     tags: KeyTags = Field(default_factory=dict, description="Cost tags of its jobs.")
 
     @model_validator(mode="after")
     def _check_bounds(self) -> Self:
-        if (self.tenants or self.agents) and self.scopes != ("submit",):
-            raise ValueError("a key that is bound to tenants or agents has the scope submit alone")
+        if (self.tenants or self.agents or self.models) and self.scopes != ("submit",):
+            raise ValueError("a key that is bound to tenants, agents or models has the scope submit alone")
         return self
 
 
@@ -80,6 +82,7 @@ def mint(
     scopes: tuple[KeyScope, ...] = KEY_SCOPES,
     tenants: tuple[str, ...] = (),
     agents: tuple[str, ...] = (),
+    models: tuple[str, ...] = (),
     user: str | None = None,
     team: str | None = None,
     tags: Mapping[str, str] | None = None,
@@ -91,7 +94,7 @@ def mint(
 
     Raises:
         ValueError: the entropy has another length; a name is empty, longer than 128 characters or has control
-            characters; there is no scope; or there are tenants or agents with another scope than `submit`.
+            characters; there is no scope; or there are tenants, agents or models with another scope than `submit`.
     """
     if len(entropy) != ENTROPY_BYTES:
         raise ValueError(f"a key takes {ENTROPY_BYTES} random bytes, not {len(entropy)}")
@@ -105,6 +108,7 @@ def mint(
         scopes=scopes,
         tenants=tenants,
         agents=agents,
+        models=models,
         user=user,
         team=team,
         tags=dict(tags or {}),
@@ -170,6 +174,8 @@ def scopes_for(method: str, path: str, sent: str | None = None) -> tuple[KeyScop
         return ("read",)
     if path in _APPROVALS and not only_reads:
         return ("approve", "operate")
+    if path == _KEYS or path.startswith(f"{_KEYS}/"):
+        return ("read", "limits") if only_reads else ("limits",)
     if not only_reads:
         return ("submit", "operate") if path.startswith(f"{_JOBS}/") and path.endswith("/cancel") else ("operate",)
     if path.startswith(f"{_PLANS}/"):
@@ -214,6 +220,7 @@ class Caller:
         created_at: the time at which the key was created, or the person signed in.
         tenants: the tenants that the caller may submit jobs for; empty: any.
         agents: the agents that the caller may submit jobs for; empty: all.
+        models: the models that the caller's jobs may ask for; empty: any.
         roles: the roles of a person.
         user: the user of all jobs that the caller submits; None if the caller is not bound to one.
         team: the team of all jobs that the caller submits; None if the caller is not bound to one.
@@ -231,6 +238,7 @@ class Caller:
     user: str | None = None
     team: str | None = None
     tags: Mapping[str, str] = field(default_factory=dict[str, str])
+    models: tuple[str, ...] = ()
 
     def may(self, needed: Collection[KeyScope]) -> bool:
         """Returns True if the caller has at least one of the scopes."""
@@ -250,6 +258,7 @@ def holder_of_key(key: ApiKey) -> Caller:
         user=key.user,
         team=key.team,
         tags=key.tags,
+        models=key.models,
     )
 
 

@@ -28,6 +28,7 @@ from breakwater.jobs.plan_changes import PlanLog, PlanName, PlanSource
 from breakwater.jobs.rules.ids import execution_of, is_generated, key_of, scope_of
 from breakwater.jobs.rules.ownership import (
     for_own_tenant,
+    forbidden_model,
     objection_to,
     owner_of,
 )
@@ -104,6 +105,9 @@ class JobIntake:
             status, code = (422, "invalid_job") if objection.field == "reply_to" else (403, "forbidden")
             details = [FieldError(path=objection.field, message=objection.detail)]
             raise RequestError(status, code, objection.message, details)
+        chain = self.config.agents[job.agent].chain_for(job)
+        if caller.models and (model := forbidden_model(caller, job, chain)) is not None:
+            raise _forbidden_model(caller, job, model)
         if own_job is not job and own_job.tenant is not None:
             body = (
                 own_job.model_dump_json(exclude_unset=True).encode()
@@ -284,6 +288,20 @@ def accepted_response(sent: Submission, *, duplicate: bool) -> Response:
     }
     headers = {"Location": f"/api/v1/jobs/{quote(sent.job_id, safe='')}"}
     return Response(orjson.dumps(body), 202, headers, "application/json")
+
+
+def _forbidden_model(caller: Caller, job: Job, model: str) -> RequestError:
+    permitted = " or ".join(map(repr, caller.models))
+    is_first = job.model in (None, model) and model not in (job.fallback_models or ())
+    if job.model is None and is_first:
+        message = (
+            f"agent {job.agent!r} begins with model {model!r}, and the API key {caller.name!r} may ask for "
+            f"{permitted} alone; name one of these as the model"
+        )
+    else:
+        message = f"the API key {caller.name!r} may ask for model {permitted} alone, not for {model!r}"
+    field = "model" if is_first else "fallback_models"
+    return RequestError(403, "forbidden", message, [FieldError(path=field, message="is not one of the key's")])
 
 
 def _is_other_job(sent: Submission, earlier: JobStatus, *, decided: bool) -> bool:

@@ -76,6 +76,21 @@ def forbidden_field(sender: JobSender, agent: str, tenant: str | None) -> tuple[
     return None
 
 
+def forbidden_model(sender: Caller, job: Job, chain: Sequence[str]) -> str | None:
+    """Returns a model that a job asks for and that its sender may not; None if there is none.
+
+    A job asks for the models that it names, or for the first of its agent if it names none. The fallback models of the
+    agent are the config's choice, so every sender may get their answers.
+
+    Args:
+        sender: the sender.
+        job: the job.
+        chain: the models to try for the job.
+    """
+    asked = (*chain[:1], *(job.fallback_models or ()))
+    return next((model for model in asked if sender.models and model not in sender.models), None)
+
+
 @dataclass(frozen=True, slots=True)
 class SenderObjection:
     """The reason why a key may not send a job."""
