@@ -21,6 +21,7 @@ from breakwater.kernel.types import time_from_ms
 from breakwater.limits.contract import BudgetEvent
 from breakwater.limits.metrics import BudgetMetrics
 from breakwater.limits.rules.budget import (
+    CallNames,
     CapTable,
     Counter,
     Period,
@@ -87,11 +88,7 @@ class BudgetHandler:
     async def _count(self, settlements: Sequence[Settlement], log: str) -> None:
         settled = await self._budgets.settle(settlements, log)
         self._metrics.count_settled(len(settlements))
-        latest: dict[tuple[str, str], Totals] = {}
-        for totals in settled:
-            for total in totals:
-                latest[total.period.name, total.key] = total
-        for total in latest.values():
+        for total in settled:
             await self._announce(total)
 
     async def charge_lapsed(self, log: str) -> None:
@@ -129,7 +126,7 @@ class BudgetHandler:
     async def _announce_refusals(self, refused: Sequence[Attempt]) -> None:
         """Announces caps that have refused a call as reached, although the spend stays below them. Repeatable."""
         for attempt in {(attempt.refused_by, attempt.refused_cap): attempt for attempt in refused}.values():
-            for counter in self._caps().counters(attempt.agent, attempt.tenant):
+            for counter in self._caps().counters(CallNames.of(attempt)):
                 if counter.name == attempt.refused_by and attempt.refused_cap is not None:
                     period = periods_at(charged_at(attempt), self._counters.zone).of(counter.window)
                     spent, raised = await self._counters.spend_in(period, counter.key)

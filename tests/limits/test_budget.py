@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from breakwater.limits.rules.budget import MAX_CACHED, CapTable, Counter, reached_thresholds, scope_keys
+from breakwater.limits.rules.budget import MAX_CACHED, CallNames, CapTable, Counter, reached_thresholds, scope_keys
 from breakwater.limits.settings import Caps
 from tests.tables import each_row
 
@@ -33,7 +33,7 @@ def test_a_call_is_held_against_the_budgets_of_all_of_its_agent_and_of_its_tenan
     caps = table(
         {"monthly_usd": 9}, {"a": {"daily_usd": 5, "enforcement": "hard"}}, {"t": {"daily_usd": 3, "monthly_usd": 4}}
     )
-    assert [(c.name, c.limit, c.hard_limit, c.agent, c.tenant) for c in caps.counters("a", "t")] == [
+    assert [(c.name, c.limit, c.hard_limit, c.agent, c.tenant) for c in caps.counters(CallNames("a", "t"))] == [
         ("global/daily", None, None, None, None),
         ("global/monthly", 9 * USD, None, None, None),
         ("agent:a/daily", 5 * USD, 5 * USD, "a", None),
@@ -41,7 +41,7 @@ def test_a_call_is_held_against_the_budgets_of_all_of_its_agent_and_of_its_tenan
         ("tenant:t/daily", 3 * USD, None, None, "t"),
         ("tenant:t/monthly", 4 * USD, None, None, "t"),
     ]
-    assert [c.name for c in caps.counters("a", None)] == [
+    assert [c.name for c in caps.counters(CallNames("a"))] == [
         "global/daily", "global/monthly", "agent:a/daily", "agent:a/monthly"
     ]  # fmt: skip
 
@@ -61,15 +61,15 @@ def test_an_agent_that_the_config_does_not_know_is_tracked_only() -> None:
 @given(NAMES, st.one_of(st.none(), NAMES))
 def test_the_budget_of_a_key_is_the_one_that_a_call_is_held_against(agent: str, tenant: str | None) -> None:
     caps = table({"daily_usd": 1}, {agent: {"daily_usd": 2}}, {"*": {"daily_usd": 3}})
-    held_against = caps.counters(agent, tenant)
-    assert tuple(dict.fromkeys(counter.key for counter in held_against)) == scope_keys(agent, tenant)
+    held_against = caps.counters(CallNames(agent, tenant))
+    assert tuple(dict.fromkeys(counter.key for counter in held_against)) == scope_keys(CallNames(agent, tenant))
     assert all(caps.counter(counter.key, counter.window) == counter for counter in held_against)
 
 
 def test_names_that_programs_choose_do_not_fill_the_memory() -> None:
     caps = table(tenants={"*": {"daily_usd": 1}})
     for number in range(MAX_CACHED + 5):
-        assert caps.counters("a", f"t{number}")[4].tenant == f"t{number}"
+        assert caps.counters(CallNames("a", f"t{number}"))[4].tenant == f"t{number}"
     assert len(caps._cached) == MAX_CACHED  # pyright: ignore[reportPrivateUsage]  # what is bounded
     assert caps == table(tenants={"*": {"daily_usd": 1}})
 

@@ -23,7 +23,16 @@ from hypothesis.stateful import invariant, precondition, rule
 
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.limits.contract import CapRaise, Enforcement, Window
-from breakwater.limits.rules.budget import WINDOWS, CapTable, Counter, fits, periods_at, periods_since, scope_keys
+from breakwater.limits.rules.budget import (
+    WINDOWS,
+    CallNames,
+    CapTable,
+    Counter,
+    fits,
+    periods_at,
+    periods_since,
+    scope_keys,
+)
 from breakwater.limits.rules.ledger import AttemptSums, BudgetPlace, figures_of, ledger, places_of
 from breakwater.limits.settings import Caps
 from breakwater.limits.store.budget_counters import KEEP, BudgetCounters, Notes
@@ -71,6 +80,10 @@ class Call:
     tenant: str | None
     caller: str | None
 
+    @property
+    def names(self) -> CallNames:
+        return CallNames(self.agent, self.tenant)
+
     def name(self, of: str) -> str:
         """Of its tenant or its caller."""
         return (self.tenant if of == "tenant" else self.caller) or ""
@@ -84,8 +97,8 @@ class Held:
     amount: int
     at: datetime
     charged: bool = False
-    shared: bool = False
-    """It counts for the share of its caller and its tenant."""
+    shared: frozenset[str] = frozenset()
+    """The scopes in which it counts for the share of its caller and its tenant."""
 
     @property
     def places(self) -> tuple[BudgetPlace, ...]:
@@ -94,7 +107,7 @@ class Held:
 
 def places_at(call: Call, at: datetime) -> tuple[BudgetPlace, ...]:
     periods = periods_at(at, ZONE)
-    return tuple((periods.of(window).name, key) for window in WINDOWS for key in scope_keys(call.agent, call.tenant))
+    return tuple((periods.of(window).name, key) for window in WINDOWS for key in scope_keys(call.names))
 
 
 class Money(RedisMachine):
@@ -151,14 +164,13 @@ class Money(RedisMachine):
         for key, caps in self.caps.items():
             scope, _, name = key.partition(":")
             by_scope[scope][name] = caps
-        return CapTable(by_scope["global"][""], by_scope["agent"], by_scope["tenant"]).counters(call.agent, call.tenant)
+        return CapTable(by_scope["global"][""], by_scope["agent"], by_scope["tenant"]).counters(call.names)
 
     def held_of(self, key: str, of: str, name: str, *, others: bool = False) -> int:
         return sum(
             one.amount
             for one in self.held.values()
-            if one.shared and not one.charged
-            if key in scope_keys(one.call.agent, one.call.tenant)
+            if key in one.shared and not one.charged
             if (one.call.name(of) != name) == others
         )
 
@@ -207,9 +219,13 @@ class Money(RedisMachine):
         same = known is not None and (known.charged or known.amount == amount or known.places != places_at(call, now))
         more = amount - (0 if known is None else known.amount)
         expected = None if same else self.refusal(call, amount, more, waits=waits)
-        whose, waits_ms = (call.attempt_id, call.agent, call.tenant), 3_600_000 if waits else 0
+        waits_ms = 3_600_000 if waits else 0
         asked = self.budgets.reserve_command(
-            *whose, amount, counters, now=now, lease_ms=3_600_000, caller=call.caller, waits_ms=waits_ms
+            *(call.attempt_id, call.names, amount, counters),
+            now=now,
+            lease_ms=3_600_000,
+            caller=call.caller,
+            waits_ms=waits_ms,
         )
         [raw] = self.run(self.redis.run([asked]))
         answer = self.budgets.read_reservation(raw, counters, amount, now=now)
@@ -229,7 +245,7 @@ class Money(RedisMachine):
             assert answer.at == known.at
             self.seen["asked again" if same else "asked for more" if more > 0 else "asked for less"] += 1
         if not same:
-            shared = any(counter.hard_limit is not None for counter in counters)
+            shared = frozenset(counter.key for counter in counters if counter.hard_limit is not None)
             self.held[call.attempt_id] = held = Held(call, amount, answer.at, shared=shared)
             self.seen["alone with more than half"] += more > 0 and self.has_more_than_half(call, counters)
             self.lost.pop(call.attempt_id, None)
@@ -281,9 +297,7 @@ class Money(RedisMachine):
     def release(self, held: Held, times: int = 1) -> None:
         call = held.call
         for _ in range(times):
-            self.run(
-                self.redis.run([self.budgets.release_command(call.attempt_id, call.agent, call.tenant, held.at)])
-            )  # fmt: skip
+            self.run(self.redis.run([self.budgets.release_command(call.attempt_id, held.at)]))
         if not held.charged:
             del self.held[call.attempt_id]
 
@@ -315,9 +329,7 @@ class Money(RedisMachine):
         held = list(self.held.values())[-1 - which % len(self.held)]
         call, cost = held.call, held.amount * percent // 100
         for _ in range(times):
-            self.run(
-                self.redis.run([self.budgets.release_command(call.attempt_id, call.agent, call.tenant, held.at, cost)])
-            )  # fmt: skip
+            self.run(self.redis.run([self.budgets.release_command(call.attempt_id, held.at, cost)]))
         if not held.charged:
             self.held[call.attempt_id] = replace(held, amount=cost, charged=True)
             self.beyond.update(dict.fromkeys(held.places, max(0, cost - held.amount)))
@@ -370,8 +382,8 @@ class Money(RedisMachine):
                 self.run(self.budgets.settle(settlements, LOG))
             self.seen["not filled"] += 1
             return
-        answers = self.run(self.budgets.settle(settlements, LOG))
-        for sequence, totals in zip(sequences, answers, strict=True):
+        totals = self.run(self.budgets.settle(settlements, LOG))
+        for sequence in sequences:
             event = self.log[sequence - 1]
             held = self.held.pop(event.attempt_id, None)
             self.seen["settled again"] += sequence in self.counted
@@ -382,10 +394,10 @@ class Money(RedisMachine):
                     self.figures[place] = self.figures.get(place, AttemptSums()) + figures
                     self.beyond[place] += max(0, figures.spent - frees)
                 self.seen["corrected"] += held is not None and held.charged
-            spends = {(total.period.name, total.key): (total.spent, total.raised) for total in totals}
-            assert spends == {
-                place: (self.spent(place), self.raised.get(place)) for place in places_of(event, ZONE)
-            }  # fmt: skip
+        events = [self.log[sequence - 1] for sequence in sequences]
+        assert {(total.period.name, total.key): (total.spent, total.raised) for total in totals} == {
+            place: (self.spent(place), self.raised.get(place)) for event in events for place in places_of(event, ZONE)
+        }
 
     @precondition(lambda self: self.held)
     @rule(which=WHICH, times=st.integers(1, 3))
@@ -446,7 +458,7 @@ class Money(RedisMachine):
             call, counters = held.call, self.counters(held.call)
             for _ in range(2):
                 again = self.budgets.reserve_command(
-                    *(call.attempt_id, call.agent, call.tenant, held.amount, counters),
+                    *(call.attempt_id, call.names, held.amount, counters),
                     now=self.now(),
                     lease_ms=3_600_000,
                     at=held.at,
@@ -455,7 +467,7 @@ class Money(RedisMachine):
                 [raw] = self.run(self.redis.run([again]))
                 assert self.budgets.read_reservation(raw, counters, held.amount, now=self.now()) == Reserved(held.at)
             del self.lost[call.attempt_id]
-            shared = any(counter.hard_limit is not None for counter in counters)
+            shared = frozenset(counter.key for counter in counters if counter.hard_limit is not None)
             self.held[call.attempt_id] = held = replace(held, shared=shared)
             self.beyond.update(dict.fromkeys(held.places, held.amount))
             self.seen["held anew"] += 1
@@ -500,15 +512,15 @@ class Money(RedisMachine):
             for one in found.reservations
         } == {
             name: (
-                *(one.call.agent, one.call.tenant, one.call.caller if one.shared else None),
+                *(one.call.agent, one.call.tenant, one.call.caller),
                 *(one.amount, one.at, one.charged),
             )
             for name, one in self.held.items()
         }
         shares: Tally[str] = Tally()
         for one in self.held.values():
-            if one.shared and not one.charged:
-                shares["\n".join((one.call.agent, one.call.name("tenant"), one.call.name("caller")))] += one.amount
+            for key in () if one.charged else one.shared:
+                shares["\n".join((key, one.call.name("tenant"), one.call.name("caller")))] += one.amount
         in_redis = self.run(cast(Any, self.redis.client.hgetall(HELD)))
         assert {owner: int(held) for owner, held in in_redis.items()} == +shares
         charged, reserved = found.held_amounts(charged=True), found.held_amounts(charged=False)

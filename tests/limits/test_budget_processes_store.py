@@ -22,7 +22,7 @@ import pytest
 from breakwater.kernel.process.background import stop
 from breakwater.kernel.redis.connection import Redis, ScriptCommand
 from breakwater.kernel.types import ms_from_time, time_from_ms
-from breakwater.limits.rules.budget import WINDOWS, CapTable, Counter
+from breakwater.limits.rules.budget import WINDOWS, CallNames, CapTable, Counter
 from breakwater.limits.rules.ledger import AttemptSums, ledger
 from breakwater.limits.settings import Caps
 from breakwater.limits.store.budget_counters import BudgetCounters, Snapshot
@@ -76,13 +76,12 @@ class Worker:
         self._number += 1
         attempt_id, amount = f"{self._name}-{self._number}:1", self._random.randint(0, MOST)
         agent, tenant = self._random.choice("aab"), self._random.choice([None, "t", "u"])
-        counters = CAPS.counters(agent, tenant)
+        names = CallNames(agent, tenant)
+        counters = CAPS.counters(names)
 
         async def reserve() -> datetime | None:
             now = datetime.now(UTC)
-            command = self._budgets.reserve_command(
-                attempt_id, agent, tenant, amount, counters, now=now, lease_ms=LEASE_MS
-            )
+            command = self._budgets.reserve_command(attempt_id, names, amount, counters, now=now, lease_ms=LEASE_MS)
             answer = self._budgets.read_reservation(await self._watched(command, counters), counters, amount, now=now)
             if isinstance(answer, PeriodChanged):
                 return await reserve()
@@ -101,9 +100,7 @@ class Worker:
                 if self._random.random() < 0.1:
                     await reserve()  # sent long ago, it arrives only now
             case "release" | "release, asked late" as end:
-                await self._sent(
-                    lambda: self._redis.run([self._budgets.release_command(attempt_id, agent, tenant, at)])
-                )
+                await self._sent(lambda: self._redis.run([self._budgets.release_command(attempt_id, at)]))
                 await self._tell("released")
                 if end == "release, asked late":
                     await reserve()
@@ -140,7 +137,7 @@ class Worker:
 
 def settlement(sequence: int, event: dict[str, Any]) -> Settlement:
     figures, at = AttemptSums(spent=event["cost"], calls=1), time_from_ms(event["at"])
-    return Settlement(event["id"], sequence, event["agent"], event["tenant"], figures, at)
+    return Settlement(event["id"], sequence, CallNames(event["agent"], event["tenant"]), figures, at)
 
 
 def process(url: str, name: str) -> None:

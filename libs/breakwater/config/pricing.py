@@ -9,6 +9,7 @@ from breakwater.calls.providers.base import LocalSettings
 from breakwater.config.agents import ModelSettings
 from breakwater.config.document import Config
 from breakwater.kernel.formats import moneys
+from breakwater.limits.rules.budget import CallNames
 from breakwater.prices.price_list import CallPrice, ListedPricing, Pricing, listed_pricing, sells_embeddings
 from breakwater.prices.rules.price import max_output_of, tariff_of
 
@@ -37,7 +38,7 @@ def unaffordable(config: Config, agent_name: str) -> str | None:
     agent = config.agents[agent_name]
     caps = [
         (counter.hard_limit, counter.setting)
-        for counter in config.caps.counters(agent_name, None)
+        for counter in config.caps.counters(CallNames(agent_name))
         if counter.hard_limit is not None
     ]
     if agent.max_cost_usd is not None:

@@ -24,7 +24,7 @@ from breakwater.kernel.clickhouse.client import Analytics, statements
 from breakwater.kernel.time_window import TimeWindow
 from breakwater.kernel.types import ms_from_time, time_from_ms
 from breakwater.limits.contract import BudgetEvent, CostsBy
-from breakwater.limits.rules.budget import Period, period, recent_from, scope_keys
+from breakwater.limits.rules.budget import CallNames, Period, period, recent_from, scope_keys
 from breakwater.limits.rules.ledger import AttemptSums, BudgetPlace
 from breakwater.records.rows import budget_of
 from breakwater.records.rules.costs import CostSums
@@ -64,7 +64,7 @@ async def spend(
             "upto": upto,
         }
         for row in await analytics.read(dict[str, Any], SQL["spend"], parameters):
-            keys = scope_keys(row.pop("agent"), row.pop("tenant"))
+            keys = scope_keys(CallNames(row.pop("agent"), row.pop("tenant")))
             figures = AttemptSums(**{name: value or 0 for name, value in row.items()})
             for key in keys:
                 sums[budget_period.name, key] += figures
@@ -148,7 +148,7 @@ async def spent_since(analytics: Analytics, since: datetime, until: datetime) ->
     parameters = _within(ms_from_time(since), ms_from_time(until), _DRAWN_MARGIN_MS)
     sums: dict[str, int] = defaultdict(int)
     for row in await analytics.read(dict[str, Any], SQL["spent_since"], parameters):
-        for key in scope_keys(row["agent"], row["tenant"]):
+        for key in scope_keys(CallNames(row["agent"], row["tenant"])):
             sums[key] += row["spend"] or 0
     return dict(sums)
 

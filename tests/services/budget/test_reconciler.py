@@ -29,7 +29,7 @@ from breakwater.kernel.process import background
 from breakwater.kernel.redis.connection import Redis
 from breakwater.limits.contract import BudgetEvent
 from breakwater.limits.metrics import BudgetMetrics
-from breakwater.limits.rules.budget import CapTable, Period, periods_at
+from breakwater.limits.rules.budget import CallNames, CapTable, Period, periods_at
 from breakwater.limits.settings import Caps
 from breakwater.limits.store.budget_counters import BudgetCounters
 from breakwater.limits.store.budgets import Budgets, NotFilledError, Reserved, Settlement, period_key
@@ -325,8 +325,10 @@ async def test_what_is_counted_too_low_is_repaired_beside_what_is_counted_too_hi
 async def test_a_reservation_in_a_day_that_is_not_compared_is_no_leak(plane: BudgetPlane) -> None:
     await plane.fill()
     await plane.spend(*COSTS)
-    tomorrow, counters = now() + timedelta(days=1), CAPS.counters("writer", None)
-    command = plane.budgets.reserve_command("n:1", "writer", None, 9, counters, now=now(), lease_ms=60_000, at=tomorrow)
+    tomorrow, counters = now() + timedelta(days=1), CAPS.counters(CallNames("writer"))
+    command = plane.budgets.reserve_command(
+        "n:1", CallNames("writer"), 9, counters, now=now(), lease_ms=60_000, at=tomorrow
+    )
     assert isinstance(
         plane.budgets.read_reservation((await plane.redis.run([command]))[0], counters, 9, now=now()), Reserved
     )
@@ -425,8 +427,8 @@ class Losing(Lookup):
 async def sweeper(plane: BudgetPlane, reconciler: Reconciler, lookup: Lookup) -> BudgetHandler:
     """A budget service, and a call whose lease has ended though the log reports it."""
     await plane.publish_attempt(40)
-    publisher, counters = Publisher(lambda: plane.client, "budget"), CAPS.counters("writer", None)
-    command = plane.budgets.reserve_command("j1:1", "writer", None, 90, counters, now=now(), lease_ms=1)
+    publisher, counters = Publisher(lambda: plane.client, "budget"), CAPS.counters(CallNames("writer"))
+    command = plane.budgets.reserve_command("j1:1", CallNames("writer"), 90, counters, now=now(), lease_ms=1)
     await plane.redis.run([command])
 
     async def lapsed() -> bool:

@@ -10,7 +10,7 @@ from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.types import NANO_PER_USD
 from breakwater.limits.api.budgets import current, known_keys, statuses
 from breakwater.limits.contract import BudgetStatus, CapRaise, EstimateAccuracy
-from breakwater.limits.rules.budget import CapTable, periods_at
+from breakwater.limits.rules.budget import CallNames, CapTable, periods_at
 from breakwater.limits.rules.ledger import AttemptSums, Ledger
 from breakwater.limits.store.budget_counters import BudgetCounters, Notes
 from breakwater.limits.store.budgets import Budgets
@@ -102,8 +102,8 @@ async def test_what_is_held_and_spent_is_taken_from_what_remains_and_never_below
     assert (await reported(redis, {(day, "agent:writer"): spent}, now=now))[
         "agent:writer/daily"
     ].remaining == NANO_PER_USD
-    held, counters = NANO_PER_USD // 4, CAPS.counters("writer", None)
-    command = Budgets(redis, ZONE).reserve_command("x:1", "writer", None, held, counters, now=now, lease_ms=60_000)
+    held, counters = NANO_PER_USD // 4, CAPS.counters(CallNames("writer"))
+    command = Budgets(redis, ZONE).reserve_command("x:1", CallNames("writer"), held, counters, now=now, lease_ms=60_000)
     await redis.run([command])
     [writer] = [
         one for one in await statuses_of(CAPS, BudgetCounters(redis, ZONE), now) if one.budget == "agent:writer/daily"

@@ -76,7 +76,7 @@ async def test_a_job_whose_worst_case_is_all_that_is_left_keeps_no_other_tenant_
         assert (refused["reason"], refused["error"]["class"]) == ("budget_exceeded", "BudgetHeldError")
         assert "at most half" in refused["error"]["message"]
         assert await plane.messages("EVENTS", "bw.budgets.>") == []
-        assert list(await held(plane)) == ["slow\nb\nb"]
+        assert list(await held(plane)) == ["global\nb\nb"]
 
 
 async def test_many_calls_of_one_key_under_names_of_many_tenants_hold_half_of_what_is_left(

@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 
 from breakwater.kernel.redis.connection import Redis
 from breakwater.limits.gate.budget import LiveReservations
-from breakwater.limits.rules.budget import CapTable
+from breakwater.limits.rules.budget import CallNames, CapTable
 from breakwater.limits.rules.ledger import AttemptSums
 from breakwater.limits.settings import Caps
 from breakwater.limits.store.budget_counters import BudgetCounters
@@ -18,6 +18,7 @@ from breakwater.limits.store.budgets import RESERVATIONS, Budgets, LiveReservati
 
 ZONE = ZoneInfo("UTC")
 LOG = "log"
+NAMES = CallNames("a", "t")
 CAPS = CapTable(Caps(), {"a": Caps.model_construct(daily_usd=10, enforcement="hard")}, {})
 
 
@@ -37,15 +38,15 @@ class Worker:
         assert await self.all_counters.fill(None, LOG, 0, self.all_counters.periods(now()), {}, {})
 
     async def reserve(self, attempt_id: str, amount: int) -> LiveReservation:
-        counters, asked_at = CAPS.counters("a", "t"), now()
-        command = self.budgets.reserve_command(attempt_id, "a", "t", amount, counters, now=asked_at, lease_ms=60_000)
+        counters, asked_at = CAPS.counters(NAMES), now()
+        command = self.budgets.reserve_command(attempt_id, NAMES, amount, counters, now=asked_at, lease_ms=60_000)
         [answer] = await self.redis.run([command])
         granted = self.budgets.read_reservation(answer, counters, amount, now=asked_at)
         assert isinstance(granted, Reserved)
-        return LiveReservation(attempt_id, "a", "t", amount, granted.at, granted.at + timedelta(minutes=1))
+        return LiveReservation(attempt_id, NAMES, amount, granted.at, granted.at + timedelta(minutes=1))
 
     async def settle(self, call: LiveReservation, cost: int) -> None:
-        event = Settlement(call.attempt_id, 1, "a", "t", AttemptSums(spent=cost, calls=1), call.at)
+        event = Settlement(call.attempt_id, 1, NAMES, AttemptSums(spent=cost, calls=1), call.at)
         await self.budgets.settle([event], LOG)
 
     async def held(self) -> list[Reservation]:
@@ -61,7 +62,7 @@ class Worker:
 
     async def forget(self, call: LiveReservation) -> None:
         """Redis comes back with what it knew before the reservation."""
-        release = self.budgets.release_command(call.attempt_id, call.agent, call.tenant, call.at)
+        release = self.budgets.release_command(call.attempt_id, call.at)
         await self.redis.run([release])
         assert not await self.redis.client.hexists(RESERVATIONS, call.attempt_id)
 
@@ -79,7 +80,7 @@ async def test_when_all_is_lost_it_is_held_again_at_the_next_look_where_it_was(r
     worker = Worker(redis)
     # Reserved yesterday: it counts there, whatever the time is now, and whatever there is room for by now.
     calls = [
-        LiveReservation(f"j{number}:1", "a", "t", 7, at := now().replace(microsecond=0) - timedelta(days=1), at)
+        LiveReservation(f"j{number}:1", NAMES, 7, at := now().replace(microsecond=0) - timedelta(days=1), at)
         for number in range(3)
     ]
     with during(worker, *calls):
@@ -87,7 +88,7 @@ async def test_when_all_is_lost_it_is_held_again_at_the_next_look_where_it_was(r
     found = {one.attempt_id: (one.amount, one.at, one.agent, one.tenant, one.charged) for one in await worker.held()}
     assert found == {call.attempt_id: (7, call.at, "a", "t", False) for call in calls}
     day = (now() - timedelta(days=1)).date().isoformat()
-    assert {one.day for one in await worker.held()} == {day}
+    assert {name for one in await worker.held() for name, _ in one.places} == {day, day[:7]}
     assert await worker.reserved() == {21}
     assert await worker.budgets.lapsed_attempts(now()) == []
 
@@ -150,7 +151,7 @@ async def test_what_nobody_holds_is_looked_for_by_nobody(redis: Redis) -> None:
 
 async def test_a_call_whose_time_is_over_is_held_for_a_moment_longer(redis: Redis) -> None:
     worker = Worker(redis)
-    late = replace(LiveReservation("j:1", "a", "t", 7, now(), now()), until=now() - timedelta(minutes=5))
+    late = replace(LiveReservation("j:1", NAMES, 7, now(), now()), until=now() - timedelta(minutes=5))
     with during(worker, late):
         await worker.live_reservations.check()
     assert await worker.budgets.lapsed_attempts(now()) == []

@@ -14,13 +14,22 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from breakwater.calls.gate import POLL_S, AskAgain, Gate, Refused, WaitForCapacity
+from breakwater.calls.gate import POLL_S, Admission, AskAgain, Gate, Refused, WaitForCapacity
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage
 from breakwater.kernel.redis.connection import Redis, ScriptCommand, StateUnavailableError
 from breakwater.limits.rules import refusals
-from breakwater.limits.rules.budget import MAX_TENANTS, OWN_CAP, CapTable, Counter, OverBudget, fits, spent_by
+from breakwater.limits.rules.budget import (
+    MAX_TENANTS,
+    OWN_CAP,
+    CallNames,
+    CapTable,
+    Counter,
+    OverBudget,
+    fits,
+    spent_by,
+)
 from breakwater.limits.rules.ledger import figures_of
 from breakwater.limits.store.budgets import (
     Budgets,
@@ -67,23 +76,21 @@ class BudgetGate(Gate):
             return refused
         admission = self.admission
         worst_case = admission.flight.reserved
-        agent = admission.job.agent_name
-        tenant = admission.job.job.tenant
+        names = _names_of(admission)
         caps = self.caps()
-        self._counters = caps.counters(agent, tenant)
+        self._counters = caps.counters(names)
         self._asked_at = self.now()
         if worst_case is None and any(counter.hard_limit is not None for counter in self._counters):
             return self._refuse_unpriced("a hard budget")
         return self.budgets.reserve_command(
             admission.attempt_id,
-            agent,
-            tenant,
+            names,
             worst_case or 0,
             self._counters,
             now=self._asked_at,
             lease_ms=admission.lease_ms,
             caller=admission.job.caller,
-            most_tenants=None if tenant is None or tenant in caps.tenants else MAX_TENANTS,
+            most_names=None if names.tenant is None or names.tenant in caps.tenants else MAX_TENANTS,
         )
 
     def read(self, answer: Any) -> Refused | WaitForCapacity | AskAgain | None:
@@ -117,10 +124,7 @@ class BudgetGate(Gate):
         """Releases the reservation."""
         if self._reserved_at is None:
             return None
-        job = self.admission.job
-        return self.budgets.release_command(
-            self.admission.attempt_id, job.agent_name, job.job.tenant, self._reserved_at
-        )
+        return self.budgets.release_command(self.admission.attempt_id, self._reserved_at)
 
     def settle(self, attempt: Attempt) -> ScriptCommand | None:
         """Replaces the reservation by the cost of the call, until the budget service settles its event.
@@ -128,21 +132,19 @@ class BudgetGate(Gate):
         Does nothing without a hard cap: then no call waits for the rest of a budget.
         """
         at = attempt.reserved_at
-        counters = self.caps().counters(attempt.agent, attempt.tenant)
+        counters = self.caps().counters(CallNames.of(attempt))
         if at is None or all(counter.hard_limit is None for counter in counters):
             return None
-        spent = figures_of(attempt).spent
-        return self.budgets.release_command(attempt.attempt_id, attempt.agent, attempt.tenant, at, spent)
+        return self.budgets.release_command(attempt.attempt_id, at, figures_of(attempt).spent)
 
     @contextmanager
     def _live(self, at: datetime) -> Generator[None]:
         """Keeps the reservation in the worker's list until its call has ended and is in the log."""
         admission = self.admission
-        job = admission.job
         amount = admission.flight.reserved or 0
         until = self.now() + timedelta(milliseconds=admission.lease_ms or 0)
         self.live[admission.attempt_id] = LiveReservation(
-            admission.attempt_id, job.agent_name, job.job.tenant, amount, at, until, job.caller
+            admission.attempt_id, _names_of(admission), amount, at, until, admission.job.caller
         )
         try:
             yield
@@ -178,6 +180,10 @@ class BudgetGate(Gate):
             refused_cap=over.limit if over.amount <= over.limit or not over.limit else None,
             ends_chain=over.counter.caps.on_exceeded == "fail",
         )
+
+
+def _names_of(admission: Admission) -> CallNames:
+    return CallNames(admission.job.agent_name, admission.job.job.tenant)
 
 
 class LiveReservations:
@@ -241,10 +247,9 @@ class LiveReservations:
         lease = max(timedelta(seconds=1), live.until - now)
         return self._budgets.reserve_command(
             live.attempt_id,
-            live.agent,
-            live.tenant,
+            live.names,
             live.amount,
-            self._caps().counters(live.agent, live.tenant),
+            self._caps().counters(live.names),
             now=now,
             lease_ms=round(lease.total_seconds() * 1000),
             at=live.at,

@@ -21,6 +21,19 @@ WINDOWS: tuple[Window, Window] = ("daily", "monthly")
 
 
 @dataclass(frozen=True, slots=True)
+class CallNames:
+    """The names that a call counts under."""
+
+    agent: str
+    tenant: str | None = None
+
+    @classmethod
+    def of(cls, attempt: Attempt) -> CallNames:
+        """Returns the names of a recorded call."""
+        return cls(attempt.agent, attempt.tenant)
+
+
+@dataclass(frozen=True, slots=True)
 class Period:
     """A calendar day or month.
 
@@ -43,7 +56,7 @@ class Period:
 
 @dataclass(frozen=True, slots=True)
 class Periods:
-    """The day and the month of one moment."""
+    """The periods of one moment, one for each window."""
 
     day: Period
     month: Period
@@ -51,6 +64,11 @@ class Periods:
     def of(self, window: Window) -> Period:
         """Returns the day or the month, by its window."""
         return self.day if window == "daily" else self.month
+
+    @property
+    def all(self) -> tuple[Period, ...]:
+        """All of them, the shortest first."""
+        return self.day, self.month
 
 
 def period(window: Window, moment: datetime, zone: ZoneInfo) -> Period:
@@ -71,6 +89,13 @@ def period(window: Window, moment: datetime, zone: ZoneInfo) -> Period:
 def periods_at(moment: datetime, zone: ZoneInfo) -> Periods:
     """Returns the day and the month of a moment."""
     return Periods(period("daily", moment, zone), period("monthly", moment, zone))
+
+
+def period_named(name: str, zone: ZoneInfo) -> Period:
+    """Returns the period with a name."""
+    is_month = len(name) == len("2026-11")
+    noon = datetime.fromisoformat(f"{name}-15T12:00" if is_month else f"{name}T12:00").replace(tzinfo=zone)
+    return period("monthly" if is_month else "daily", noon, zone)
 
 
 def periods_since(earliest: datetime, now: datetime, zone: ZoneInfo) -> tuple[Period, ...]:
@@ -112,6 +137,19 @@ class Counter:
         object.__setattr__(self, "hard_limit", self.limit if self.caps.enforcement == "hard" else None)
 
     @property
+    def hard_limits(self) -> tuple[int | None, int | None, int | None]:
+        """The limits that refuse calls, in nano-dollars, tokens and requests."""
+        return self.hard_limit, None, None
+
+    @property
+    def flags(self) -> str:
+        """The flags of its place in the script that reserves."""
+        made_up = "n" if self.scope == "tenant" and self.window == "monthly" else ""
+        # Of a tenant's own budget, all of its callers together have no share.
+        shares = "y" if self.scope == "tenant" else "xy"
+        return made_up if self.hard_limit is None else made_up + shares
+
+    @property
     def name(self) -> str:
         """The budget's name: its scope's key and its window, such as `agent:writer/daily`."""
         return f"{self.key}/{self.window}"
@@ -148,17 +186,17 @@ class CapTable:
     total: Caps
     agents: Mapping[str, Caps]
     tenants: Mapping[str, Caps]
-    _cached: dict[tuple[str, str | None], tuple[Counter, ...]] = field(
-        default_factory=dict[tuple[str, "str | None"], "tuple[Counter, ...]"], compare=False, repr=False
+    _cached: dict[CallNames, tuple[Counter, ...]] = field(
+        default_factory=dict[CallNames, "tuple[Counter, ...]"], compare=False, repr=False
     )
 
-    def counters(self, agent: str, tenant: str | None) -> tuple[Counter, ...]:
+    def counters(self, names: CallNames) -> tuple[Counter, ...]:
         """Returns the budgets that a call counts towards, daily and monthly: global, of its agent and of its tenant."""
-        counters = self._cached.get((agent, tenant))
+        counters = self._cached.get(names)
         if counters is None:
-            counters = tuple(counter for key in scope_keys(agent, tenant) for counter in self.counters_of(key))
+            counters = tuple(counter for key in scope_keys(names) for counter in self.counters_of(key))
             if len(self._cached) < MAX_CACHED:  # programs choose the names of tenants
-                self._cached[agent, tenant] = counters
+                self._cached[names] = counters
         return counters
 
     def counters_of(self, key: str) -> tuple[Counter, Counter]:
@@ -201,9 +239,10 @@ NEVER_FITS = frozenset({"CallOverCapError", "UnpricedModelError"})
 """The error classes of refusals that waiting does not end: the cap has no room for the call, whatever was spent."""
 
 
-def scope_keys(agent: str, tenant: str | None) -> tuple[str, ...]:
+def scope_keys(names: CallNames) -> tuple[str, ...]:
     """Returns the keys of the scopes whose budgets a call counts towards."""
-    return ("global", f"agent:{agent}") if tenant is None else ("global", f"agent:{agent}", f"tenant:{tenant}")
+    keys = ("global", f"agent:{names.agent}")
+    return keys if names.tenant is None else (*keys, f"tenant:{names.tenant}")
 
 
 def scope_key(event: BudgetEvent) -> str:

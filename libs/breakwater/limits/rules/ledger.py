@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo
 from pydantic import JsonValue
 
 from breakwater.jobs.contract.execution import Attempt
-from breakwater.limits.rules.budget import periods_at, scope_keys
+from breakwater.limits.rules.budget import CallNames, periods_at, scope_keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ def charged_at(attempt: Attempt) -> datetime:
 def places_of(attempt: Attempt, zone: ZoneInfo) -> tuple[BudgetPlace, ...]:
     """Returns the budgets that an attempt counts in, those of the day before those of the month."""
     periods = periods_at(charged_at(attempt), zone)
-    keys = scope_keys(attempt.agent, attempt.tenant)
+    keys = scope_keys(CallNames.of(attempt))
     return tuple((period.name, key) for period in (periods.day, periods.month) for key in keys)
 
 

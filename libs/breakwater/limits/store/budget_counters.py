@@ -17,7 +17,7 @@ from redis.exceptions import ResponseError
 
 from breakwater.kernel.redis.connection import Argument, Redis, ScriptCommand, StateUnavailableError, read_hashes
 from breakwater.limits.contract import CapRaise
-from breakwater.limits.rules.budget import Counter, Period, effective_limit, periods_since, scope_keys
+from breakwater.limits.rules.budget import Counter, Period, effective_limit, periods_since
 from breakwater.limits.rules.ledger import FIGURES, AttemptSums, BudgetPlace, Ledger
 from breakwater.limits.store.budgets import (
     BLOCK,
@@ -118,9 +118,8 @@ class Snapshot:
         sums: dict[BudgetPlace, int] = defaultdict(int)
         for held_call in self.reservations:
             if held_call.charged == charged:
-                for name in (held_call.day, held_call.month):
-                    for key in scope_keys(held_call.agent, held_call.tenant):
-                        sums[name, key] += held_call.amount
+                for place in held_call.places:
+                    sums[place] += held_call.amount
         return dict(sums)
 
 

@@ -1,7 +1,12 @@
 -- The scripts of budgets.
--- A reservation is '<state>|<amount>|<ms>|<day>|<month>|<owner>'. Its state is 'r': reserved; 's': its worker charged the
--- actual cost; 'e': its lease ended and it was charged at the estimate. Its owner is '<agent>\n<tenant>\n<caller>' where a cap
--- is hard, and '<agent>\n<tenant>' elsewhere.
+-- A place is a scope in a period. A reservation says where it holds, so that whoever ends it needs to know nothing else:
+--   <state>|<nano-dollars>|<tokens>|<ms>
+--   <agent>
+--   <tenant>
+--   <caller>
+--   <period>\t<scope>\t<flags>      one line for each place
+-- Its state is 'r': reserved; 's': its worker charged what the call cost; 'e': its lease ended and it was charged as
+-- reserved. Flags of a place: 'h': it counts for the shares in this scope; 't' and 'c': it holds tokens, and a call, too.
 local function now_ms()
   local time = redis.call('TIME')
   return time[1] * 1000 + math.floor(time[2] / 1000)
@@ -9,94 +14,211 @@ end
 local function integer(number)
   return string.format('%.0f', number)
 end
--- Adds to the share of an owner with a caller.
-local function hold(held_key, owner, amount)
-  if amount ~= 0 and string.find(owner, '\n.*\n') and redis.call('HINCRBY', held_key, owner, integer(amount)) <= 0 then
-    redis.call('HDEL', held_key, owner)
+local function add(key, field, amount)
+  if amount ~= 0 then
+    redis.call('HINCRBY', key, field, integer(amount))
   end
 end
--- Ends what is reserved, and charges a cost in its place, in the counters KEYS[3] and KEYS[4], of day and month, and KEYS[5].
--- Counters that no longer exist were of a period that is long over; and '-0' is no integer to Redis.
-local function charge(owner, amount, cost, first_scope)
-  for k = 3, 4 do
-    local is_counted = redis.call('EXISTS', KEYS[k]) == 1
-    for i = first_scope, is_counted and #ARGV or 0 do
-      if amount ~= '0' then
-        redis.call('HINCRBY', KEYS[k], 'reserved:' .. ARGV[i], '-' .. amount)
-      end
-      if cost ~= '' and cost ~= '0' then
-        redis.call('HINCRBY', KEYS[k], 'spent:' .. ARGV[i], cost)
+local function parse(text)
+  local state, amount, tokens, ms, agent, tenant, caller, lines =
+    string.match(text or '', '^(%a)|(%d+)|(%d+)|(%d+)\n([^\n]*)\n([^\n]*)\n([^\n]*)(.*)$')
+  if not state then
+    return nil
+  end
+  local held = {
+    state = state, amount = tonumber(amount), tokens = tonumber(tokens), ms = ms, agent = agent, tenant = tenant,
+    caller = caller, places = {}, lines = lines,
+  }
+  for period, scope, flags in string.gmatch(lines, '\n([^\t]*)\t([^\t]*)\t(%a*)') do
+    held.places[#held.places + 1] = {period = period, scope = scope, flags = flags}
+  end
+  return held
+end
+local function text_of(held, state, amount, tokens)
+  local header = table.concat({state, integer(amount), integer(tokens), held.ms}, '|')
+  return table.concat({header, held.agent, held.tenant, held.caller}, '\n') .. held.lines
+end
+-- Calls `each(period, field, amount)` for what a reservation adds to counters: as it is, or with other amounts.
+local function for_each(held, state, amount, tokens, each)
+  for _, place in ipairs(held.places) do
+    local is_held = state == 'r'
+    each(place.period, (is_held and 'reserved:' or 'spent:') .. place.scope, amount)
+    if string.find(place.flags, 't') then
+      each(place.period, (is_held and 'reserved_tokens:' or 'tokens:') .. place.scope, tokens)
+    end
+    if string.find(place.flags, 'c') then
+      each(place.period, (is_held and 'reserved_calls:' or 'calls:') .. place.scope, 1)
+    end
+  end
+end
+-- Adds to what the caller of a reservation holds in each scope that has shares.
+local function share(held_key, held, amount)
+  for _, place in ipairs(amount ~= 0 and held.places or {}) do
+    if string.find(place.flags, 'h') then
+      local field = table.concat({place.scope, held.tenant, held.caller}, '\n')
+      if redis.call('HINCRBY', held_key, field, integer(amount)) <= 0 then
+        redis.call('HDEL', held_key, field)
       end
     end
   end
-  hold(KEYS[5], owner, -tonumber(amount))
+end
+-- Charges what is reserved in its place, or ends it where `amount` is nil. Counters that no longer exist were of a period
+-- that is long over. `keys` are those of the periods by name.
+local function charge(held, keys, held_key, amount, tokens)
+  local counted = {}
+  local function count(sign)
+    return function(period, field, value)
+      local key = keys[period]
+      if counted[key] == nil then
+        counted[key] = redis.call('EXISTS', key) == 1
+      end
+      if counted[key] then
+        add(key, field, sign * value)
+      end
+    end
+  end
+  for_each(held, 'r', held.amount, held.tokens, count(-1))
+  if amount then
+    for_each(held, 's', amount, tokens, count(1))
+  end
+  share(held_key, held, -held.amount)
+end
+local function unflagged(held)
+  return (string.gsub(held.lines, '(\n[^\t]*\t[^\t]*)\t%a*', '%1'))
+end
+local function has_all(held, keys)
+  for _, place in ipairs(held.places) do
+    if not keys[place.period] then
+      return false
+    end
+  end
+  return true
 end
 
 --- reserve
--- Reserves the worst case of a call from all its budgets, or from none. Asking again reserves it once, and renews the lease.
--- While others hold some of a hard cap or wait for it, a caller, and so a tenant, holds at most half of the unspent rest.
--- KEYS: reservations, leases, filled, day, month, held
--- ARGV from the 17th, for each scope: key, hard limit of the day, of the month ('' = none)
--- Returns {1, when it was reserved} or {0, index of the refusing scope from 1, 'daily' or 'monthly', limit, spent, reserved,
--- 1 where it is the share that has no room}, {2, now} where that is in another day or month, {3} where the counters are lost
--- and a cap could not be held, {4} where the sender has named too many tenants in the month.
-local attempt_id, worst_case, asked_at = ARGV[1], ARGV[2], ARGV[4] -- asked_at '': now
-local lease_ms = tonumber(ARGV[3]) -- '': only looks, and reserves nothing
-local day_name, month_name = ARGV[5], ARGV[6]
-local day_start, day_end, month_start, month_end = tonumber(ARGV[7]), tonumber(ARGV[8]), tonumber(ARGV[9]), tonumber(ARGV[10])
-local keep_until_ms, owner, first_scope = {ARGV[11], ARGV[12]}, ARGV[13], 17 -- of the day and of the month
-local most_tenants, sender = ARGV[14], ARGV[15] -- most_tenants '': none, or one that is known to exist
-local waits_ms = tonumber(ARGV[16]) -- a call that is kept out asks again before that, or waits no more
-local reservations, leases, filled_key, periods, held_key = KEYS[1], KEYS[2], KEYS[3], {KEYS[4], KEYS[5]}, KEYS[6]
+-- Reserves the worst case of a call in all places where it counts, or in none. Asking again reserves it once, and renews the
+-- lease. While others hold some of a hard cap or wait for it, a caller, and so a tenant, holds at most half of the unspent
+-- rest.
+-- KEYS: reservations, leases, filled, held, periods...
+-- ARGV from the 12th, for each period: name, first ms, first ms after it, keep until (ms);
+-- then for each place: number of its period, scope, flags, hard limit in nano-dollars, tokens and calls ('' = none).
+-- Flags beyond those above: 'n': the caller made its name up, perhaps; 'x' and 'y': tenants and callers have shares.
+-- Returns {1, when it was reserved} or {0, number of the refusing place, unit, limit, spent, reserved, 1 where it is the
+-- share that has no room}, {2, now} where that is in another period, {3} where the counters are lost and a cap could not be
+-- held, {4} where the sender has made up too many names in the period.
+local attempt_id, worst_case, tokens, asked_at = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[5] -- asked_at '': now
+local lease_ms = tonumber(ARGV[4]) -- '': only looks, and reserves nothing
+local agent, tenant, caller = ARGV[6], ARGV[7], ARGV[8]
+local most_names, sender = ARGV[9], ARGV[10]
+local waits_ms = tonumber(ARGV[11]) -- a call that is kept out asks again before that, or waits no more
+local reservations, leases, filled_key, held_key, first_period, first_argument = KEYS[1], KEYS[2], KEYS[3], KEYS[4], 5, 12
 local now = now_ms()
-local held = redis.call('HGET', reservations, attempt_id)
-local state, before, since, day, month, owner_before
-if held then
-  state, before, since, day, month, owner_before = string.match(held, '^(%a)|(%d+)|(%d+)|([^|]+)|([^|]+)|(.*)$')
-  if state ~= 'r' or before == worst_case or day ~= day_name or month ~= month_name then
-    if state == 'r' and lease_ms then
+local periods, keys = {}, {}
+local at_argument = first_argument
+for k = first_period, #KEYS do
+  local name = ARGV[at_argument]
+  periods[#periods + 1] = {
+    key = KEYS[k], name = name, first = tonumber(ARGV[at_argument + 1]), over = tonumber(ARGV[at_argument + 2]),
+    keep_until_ms = ARGV[at_argument + 3], fields = {}, notes = {},
+  }
+  keys[name] = KEYS[k]
+  at_argument = at_argument + 4
+end
+local before = parse(redis.call('HGET', reservations, attempt_id))
+local call = {agent = agent, tenant = tenant, caller = caller, places = {}}
+local places, lines = {}, {}
+for i = at_argument, #ARGV, 6 do
+  local period = periods[tonumber(ARGV[i])]
+  local scope, flags = ARGV[i + 1], ARGV[i + 2]
+  local place = {
+    period = period, scope = scope, flags = flags,
+    limits = {ARGV[i + 3], ARGV[i + 4], ARGV[i + 5]}, first_value = {},
+  }
+  place.stored = string.gsub(flags, '[^htc]', '')
+  places[#places + 1] = place
+  lines[#lines + 1] = '\n' .. period.name .. '\t' .. scope .. '\t' .. place.stored
+  call.places[#call.places + 1] = {period = period.name, scope = scope, flags = place.stored}
+end
+call.lines = table.concat(lines)
+if before then
+  local is_same = before.amount == worst_case and before.tokens == tokens and unflagged(before) == unflagged(call)
+  if before.state ~= 'r' or is_same or not has_all(before, keys) then
+    if before.state == 'r' and lease_ms then
       redis.call('ZADD', leases, 'GT', now + lease_ms, attempt_id)
     end
-    return {1, since}
+    return {1, before.ms}
   end
 end
-local at = tonumber(since or asked_at) or now
-if at < day_start or at >= day_end or at < month_start or at >= month_end then
-  return {2, now}
-end
--- New counters of the month are made for so many tenants of one sender, who may name any.
-local tenants = 'tenants:' .. sender
-local is_new = most_tenants ~= '' and lease_ms and redis.call('HEXISTS', KEYS[5], 'reserved:' .. ARGV[#ARGV - 2]) == 0
-if is_new and tonumber(redis.call('HGET', KEYS[5], tenants) or '0') >= tonumber(most_tenants) then
-  return {4}
-end
--- Reserved with another amount, for another model, by a worker that lost the job: the difference is what is asked for.
-local amount, filled = tonumber(worst_case) - tonumber(before or '0'), false
-local fields, known, kept_out = {}, {}, nil
-for i = first_scope, #ARGV, 3 do
-  for _, name in ipairs({'spent:', 'reserved:', 'cap:', 'tenant_waits:', 'caller_waits:'}) do
-    fields[#fields + 1] = name .. ARGV[i]
+local at = tonumber(before and before.ms or asked_at) or now
+for _, period in ipairs(periods) do
+  if at < period.first or at >= period.over then
+    return {2, now}
   end
 end
-local OWNER = '^(.-)\n(.-)\n(.*)$'
-local _, tenant, caller = string.match(owner, OWNER)
-local holders
+-- New counters are made for so many names of one sender in a period, who may make up any.
+local names = 'names:' .. sender
+local added = {}
+for _, place in ipairs(lease_ms and most_names ~= '' and places or {}) do
+  local key = place.period.key
+  if string.find(place.flags, 'n') and redis.call('HEXISTS', key, 'reserved:' .. place.scope) == 0 then
+    added[key] = (added[key] or tonumber(redis.call('HGET', key, names) or '0')) + 1
+    if added[key] > tonumber(most_names) then
+      return {4}
+    end
+  end
+end
+-- Reserved otherwise, for another model, by a worker that lost the job: what it holds already is not asked for again.
+local holds = {}
+if before then
+  for_each(before, 'r', before.amount, before.tokens, function(period, field, amount)
+    holds[keys[period] .. '\n' .. field] = amount
+  end)
+end
+local UNITS = {
+  {name = 'usd', spent = 'spent:', reserved = 'reserved:', asked = worst_case},
+  {name = 'tokens', spent = 'tokens:', reserved = 'reserved_tokens:', asked = tokens},
+  {name = 'requests', spent = 'calls:', reserved = 'reserved_calls:', asked = 1},
+}
+local function more(place, unit)
+  return unit.asked - (holds[place.period.key .. '\n' .. unit.reserved .. place.scope] or 0)
+end
+local filled, kept_out = false, nil
+for _, place in ipairs(places) do
+  for u, unit in ipairs(UNITS) do
+    if place.limits[u] ~= '' then
+      filled = filled or redis.call('HEXISTS', filled_key, 'log') == 1
+      if not filled then
+        return {3}
+      end
+      local fields = place.period.fields
+      place.first_value[u] = #fields + 1
+      for _, name in ipairs({unit.spent, unit.reserved, 'cap:', 'tenant_waits:', 'caller_waits:'}) do
+        fields[#fields + 1] = name .. place.scope
+      end
+    end
+  end
+end
+for _, period in ipairs(periods) do
+  period.values = #period.fields > 0 and redis.call('HMGET', period.key, unpack(period.fields)) or {}
+end
 -- The holding of a tenant (index 2) or a caller (3) in a scope, and true where others hold some, too. All holdings are read
 -- at most once: there are as many as callers with a call under way.
+local holders
 local function share_of(mine, index, scope)
   if not holders then
     holders = {}
     local flat = redis.call('HGETALL', held_key)
     for i = 1, #flat, 2 do
-      holders[#holders + 1] = {string.match(flat[i], OWNER)}
-      holders[#holders][4] = tonumber(flat[i + 1])
+      local holder = {string.match(flat[i], '^(.-)\n(.-)\n(.*)$')}
+      holder[4] = tonumber(flat[i + 1])
+      holders[#holders + 1] = holder
     end
   end
   local own, others = 0, false
-  for _, one in ipairs(holders) do
-    if scope == 'global' or scope == 'agent:' .. one[1] or scope == 'tenant:' .. one[2] then
-      if one[index] == mine then
-        own = own + one[4]
+  for _, holder in ipairs(holders) do
+    if holder[1] == scope then
+      if holder[index] == mine then
+        own = own + holder[4]
       else
         others = true
       end
@@ -107,19 +229,17 @@ end
 -- The calls that wait are noted for each budget that keeps them out: the latest, and the latest of another caller, as
 -- '<until ms>|<amount>|<until ms>|<amount>|<name of the latest>'.
 local NOTE = '^(%d+)|(%d+)|(%d+)|(%d+)|(.*)$'
-local notes = {{}, {}} -- of this call, in the day and in the month
-local total = tonumber(worst_case)
-local function note_waiting(window, field, note, mine)
+local function note_waiting(period, field, note, mine)
   local until_ms, waiting, other_until_ms, other_waiting, name = string.match(note or '', NOTE)
   if name ~= mine then
     other_until_ms, other_waiting = until_ms or '0', waiting or '0'
   end
-  local text = string.format('%.0f|%.0f|%s|%s|%s', now + waits_ms, total, other_until_ms, other_waiting, mine)
-  notes[window][#notes[window] + 1], notes[window][#notes[window] + 2] = field, text
+  local text = string.format('%.0f|%.0f|%s|%s|%s', now + waits_ms, worst_case, other_until_ms, other_waiting, mine)
+  period.notes[#period.notes + 1], period.notes[#period.notes + 2] = field, text
 end
 -- True if a tenant or a caller asks for more than its share of the rest, which it has while another holds some of it or waits.
 -- One that waits for more than a share has none itself: two of them would keep each other out for ever.
-local function is_over_share(note, mine, index, scope, left, reserved)
+local function is_over_share(note, mine, index, scope, left, reserved, amount)
   if 2 * (reserved + amount) <= left then -- and so is the caller's part of it
     return false
   end
@@ -133,41 +253,35 @@ local function is_over_share(note, mine, index, scope, left, reserved)
   end
   return others and 2 * (own + amount) > left
 end
-for i = first_scope, #ARGV, 3 do
-  local first = (i - first_scope) / 3 * 5 + 1
-  for window = 1, 2 do
-    local cap = ARGV[i + window]
-    if cap ~= '' then
-      filled = filled or redis.call('HEXISTS', filled_key, 'log') == 1
-      if not filled then
-        return {3}
-      end
-      known[window] = known[window] or redis.call('HMGET', periods[window], unpack(fields))
-      local spent, reserved, note = known[window][first], known[window][first + 1], known[window][first + 2]
-      local limit = tonumber(cap)
-      local raised, over = string.match(note or '', '^(%d+):(%d+)$') -- by a person, over a cap that may have changed since
-      if over == cap then
+for p, place in ipairs(places) do
+  local period = place.period
+  for u, unit in ipairs(UNITS) do
+    local first = place.first_value[u]
+    if first then
+      local limit, amount = tonumber(place.limits[u]), more(place, unit)
+      local spent, reserved, raised_note = period.values[first], period.values[first + 1], period.values[first + 2]
+      local raised, over = string.match(raised_note or '', '^(%d+):(%d+)$') -- by a person, over a cap that may have changed
+      if u == 1 and over == place.limits[u] then
         limit = math.max(limit, tonumber(raised))
       end
       local left = limit - tonumber(spent or '0') -- added up, a double might not hold them
       local is_full, is_over = amount > left - tonumber(reserved or '0'), false
-      local shares = {} -- of a tenant's own budget all of its callers together have none
-      if caller and amount > 0 and amount <= left then
-        shares[1] = string.sub(ARGV[i], 1, 7) ~= 'tenant:' and {first + 3, tenant, 2} or nil
-        shares[#shares + 1] = {first + 4, caller, 3}
+      local shares = {}
+      if u == 1 and amount > 0 and amount <= left then
+        shares[1] = string.find(place.flags, 'x') and {first + 3, tenant, 2} or nil
+        shares[#shares + 1] = string.find(place.flags, 'y') and {first + 4, caller, 3} or nil
       end
-      for _, share in ipairs(shares) do
-        local note, mine, index = known[window][share[1]], share[2], share[3]
-        is_over = is_over or is_over_share(note, mine, index, ARGV[i], left, tonumber(reserved or '0'))
+      for _, one in ipairs(shares) do
+        local note, mine, index = period.values[one[1]], one[2], one[3]
+        is_over = is_over or is_over_share(note, mine, index, place.scope, left, tonumber(reserved or '0'), amount)
       end
-      if (is_full or is_over) and lease_ms and 2 * total <= left then
-        for _, share in ipairs(shares) do
-          note_waiting(window, fields[share[1]], known[window][share[1]], share[2])
+      if (is_full or is_over) and lease_ms and 2 * worst_case <= left then
+        for _, one in ipairs(shares) do
+          note_waiting(period, period.fields[one[1]], period.values[one[1]], one[2])
         end
       end
       if is_full or is_over then
-        local index, named = (i - first_scope) / 3 + 1, window == 1 and 'daily' or 'monthly'
-        local refusal = {0, index, named, string.format('%.0f', limit), spent or '0', reserved or '0', is_full and 0 or 1}
+        local refusal = {0, p, unit.name, integer(limit), spent or '0', reserved or '0', is_full and 0 or 1}
         if amount > left then
           return refusal
         end
@@ -176,176 +290,163 @@ for i = first_scope, #ARGV, 3 do
     end
   end
 end
-for window = 1, 2 do
-  if #notes[window] > 0 and redis.call('HSET', periods[window], unpack(notes[window])) > 0 then
-    redis.call('PEXPIREAT', periods[window], keep_until_ms[window])
+for _, period in ipairs(periods) do
+  if #period.notes > 0 and redis.call('HSET', period.key, unpack(period.notes)) > 0 then
+    redis.call('PEXPIREAT', period.key, period.keep_until_ms)
   end
 end
 if kept_out then
   return kept_out
 end
-at = string.format('%.0f', at)
+call.ms = integer(at)
 if not lease_ms then
-  return {1, at}
+  return {1, call.ms}
 end
-for window = 1, 2 do
-  for i = first_scope, #ARGV, 3 do
-    local reserved = redis.call('HINCRBY', periods[window], 'reserved:' .. ARGV[i], string.format('%.0f', amount))
-    if reserved == amount then -- nothing else is reserved, and maybe nothing was counted yet
-      redis.call('PEXPIREAT', periods[window], keep_until_ms[window])
-    end
+for key, count in pairs(added) do
+  redis.call('HSET', key, names, count)
+end
+if before then
+  for_each(before, 'r', before.amount, before.tokens, function(period, field, amount)
+    add(keys[period], field, -amount)
+  end)
+  share(held_key, before, -before.amount)
+end
+local is_fresh = {}
+for_each(call, 'r', worst_case, tokens, function(period, field, amount)
+  local reserved = redis.call('HINCRBY', keys[period], field, integer(amount))
+  is_fresh[period] = is_fresh[period] or reserved == amount -- nothing else is reserved, and maybe nothing was counted yet
+end)
+for _, period in ipairs(periods) do
+  if is_fresh[period.name] then
+    redis.call('PEXPIREAT', period.key, period.keep_until_ms)
   end
 end
-if is_new then
-  redis.call('HINCRBY', KEYS[5], tenants, 1)
-end
-if owner_before and owner_before ~= owner then
-  hold(held_key, owner_before, -tonumber(before))
-  hold(held_key, owner, tonumber(worst_case))
-else
-  hold(held_key, owner, amount)
-end
-redis.call('HSET', reservations, attempt_id, table.concat({'r', worst_case, at, day_name, month_name, owner}, '|'))
+share(held_key, call, worst_case)
+redis.call('HSET', reservations, attempt_id, text_of(call, 'r', worst_case, tokens))
 redis.call('ZADD', leases, now + lease_ms, attempt_id)
-return {1, at}
+return {1, call.ms}
 
 --- release
 -- Ends a reservation: releases it where its call was never made, or charges the cost of the call in its place until the
 -- attempt's event settles it.
--- KEYS: reservations, leases, day, month, held   ARGV from the 5th: scope keys
+-- KEYS: reservations, leases, held, periods...   ARGV from the 4th: names of the periods
 -- Returns 1, or 0 where nothing is reserved, in these periods.
-local attempt_id, day_name, month_name, first_scope = ARGV[1], ARGV[2], ARGV[3], 5
-local cost = ARGV[4] -- nano-dollars; '': the call was never made
-local reservations, leases = KEYS[1], KEYS[2]
-local held = redis.call('HGET', reservations, attempt_id)
-if not held then
+local attempt_id, first_period, first_argument = ARGV[1], 4, 4
+local cost, tokens = tonumber(ARGV[2]), tonumber(ARGV[3]) -- nano-dollars; '': the call was never made
+local reservations, leases, held_key = KEYS[1], KEYS[2], KEYS[3]
+local keys = {}
+for k = first_period, #KEYS do
+  keys[ARGV[first_argument + k - first_period]] = KEYS[k]
+end
+local held = parse(redis.call('HGET', reservations, attempt_id))
+if not held or held.state ~= 'r' or not has_all(held, keys) then
   return 0
 end
-local state, amount, rest, day, month, owner = string.match(held, '^(%a)|(%d+)(|%d+|([^|]+)|([^|]+)|(.*))$')
-if state ~= 'r' or day ~= day_name or month ~= month_name then
-  return 0
-end
-charge(owner, amount, cost, first_scope)
-if cost == '' then
+charge(held, keys, held_key, cost, tokens)
+if cost then
+  redis.call('HSET', reservations, attempt_id, text_of(held, 's', cost, tokens))
+else
   redis.call('HDEL', reservations, attempt_id)
   redis.call('ZREM', leases, attempt_id)
-else
-  redis.call('HSET', reservations, attempt_id, 's|' .. cost .. rest)
 end
 return 1
 
 --- settle
--- Replaces reservations by the costs of the calls, each once for each event of the log, which has a bit in a block. Counters are
--- added to once for all settlements of a batch; what is answered is as if one came after the other.
+-- Replaces reservations by the costs of the calls, each once for each event of the log, which has a bit in a block. Counters
+-- are added to once for all settlements of a batch.
 -- KEYS: reservations, leases, filled, held, applied blocks..., periods...
--- ARGV from the 6th, for each period: name, keep until (ms); then for each settlement: attempt, sequence, index of the block's
--- key, bit, indices of the keys of day and month, number of figures, their names and values, number of scopes, their keys
--- Returns for each {counted (1) or seen before (0), spent and raised cap ('' = none) of each scope in the day, then in the
--- month}, {2, day, month} where it is reserved in other periods; {3} alone where the counters are not those of this log.
+-- ARGV from the 7th, for each period: name, keep until (ms); for each place: number of its period, scope; then for each
+-- settlement: attempt, sequence, index of the block's key, bit, number of figures, their names and values, number of places,
+-- their numbers.
+-- Returns {for each settlement 1 (counted), 0 (counted before) or the names of further periods that it is reserved in, which
+-- is repeated with them; for each place its spend and its raised cap ('' = none)}; {3} where the counters are not those of
+-- this log.
 local log, zone, block_keep_ms, settlements = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
-local reservations, leases, filled_key, held_key, first_period = KEYS[1], KEYS[2], KEYS[3], KEYS[4], 5 + tonumber(ARGV[5])
+local first_period, number_of_places = 5 + tonumber(ARGV[5]), tonumber(ARGV[6])
+local reservations, leases, filled_key, held_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local EXACT = 2 ^ 53
 local filled = redis.call('HMGET', filled_key, 'log', 'zone', 'upto')
 if filled[1] ~= log or filled[2] ~= zone then
   return {3}
 end
-local now, at = now_ms(), 6
+local now, argument = now_ms(), 7
 local function take()
-  at = at + 1
-  return ARGV[at - 1]
+  argument = argument + 1
+  return ARGV[argument - 1]
 end
 
-local periods = {}
+local periods, by_name = {}, {}
 for k = first_period, #KEYS do
-  local name, keep_until_ms = take(), take()
-  -- Periods that are long over are not counted any more.
-  periods[k] = {
-    key = KEYS[k], name = name, keep_until_ms = keep_until_ms, over = tonumber(keep_until_ms) <= now,
-    sums = {}, spent = {}, cap = {}, fields = {},
-  }
+  local period = {key = KEYS[k], name = take(), keep_until_ms = take(), sums = {}, asked = {}}
+  period.over = tonumber(period.keep_until_ms) <= now -- long over, and not counted any more
+  periods[#periods + 1], by_name[period.name] = period, period
+end
+local places = {}
+for p = 1, number_of_places do
+  local period, scope = periods[tonumber(take())], take()
+  places[p] = {period = period, scope = scope, at = #period.asked}
+  period.asked[#period.asked + 1], period.asked[#period.asked + 2] = 'spent:' .. scope, 'cap:' .. scope
 end
 local batch, attempts = {}, {}
 for i = 1, settlements do
-  local one = {
-    attempt = take(), sequence = tonumber(take()), block = KEYS[tonumber(take())], bit = take(),
-    day = periods[tonumber(take())], month = periods[tonumber(take())], figures = {}, scopes = {},
+  local settlement = {
+    attempt = take(), sequence = tonumber(take()), block = KEYS[tonumber(take())], bit = take(), figures = {}, places = {},
   }
   for f = 1, tonumber(take()) do
-    one.figures[f] = {name = take(), value = tonumber(take())}
+    settlement.figures[f] = {name = take(), value = tonumber(take())}
   end
-  for s = 1, tonumber(take()) do
-    local scope = take()
-    one.scopes[s] = scope
-    for _, period in ipairs({one.day, one.month}) do
-      if not period.spent[scope] then
-        period.spent[scope] = 0
-        period.fields[#period.fields + 1] = scope
-      end
-    end
+  for p = 1, tonumber(take()) do
+    settlement.places[p] = places[tonumber(take())]
   end
-  batch[i], attempts[i] = one, one.attempt
-end
-for _, period in pairs(periods) do
-  local asked = {}
-  for i, scope in ipairs(period.fields) do
-    asked[2 * i - 1], asked[2 * i] = 'spent:' .. scope, 'cap:' .. scope
-  end
-  local known = redis.call('HMGET', period.key, unpack(asked))
-  for i, scope in ipairs(period.fields) do
-    period.spent[scope], period.cap[scope] = tonumber(known[2 * i - 1] or '0'), known[2 * i] or ''
-  end
+  batch[i], attempts[i] = settlement, settlement.attempt
 end
 local held = {}
 for i, text in ipairs(redis.call('HMGET', reservations, unpack(attempts))) do
-  held[attempts[i]] = text
+  held[attempts[i]] = parse(text)
 end
 
-local function add(one, name, amount)
-  for _, period in ipairs({one.day, one.month}) do
-    for _, scope in ipairs(period.over and {} or one.scopes) do
-      local field = name .. ':' .. scope
-      local sum = period.sums[field] or 0
-      if math.abs(sum + amount) >= EXACT then -- a double may not hold it
-        redis.call('HINCRBY', period.key, field, integer(sum))
-        sum = 0
-      end
-      period.sums[field] = sum + amount
-      if name == 'spent' then
-        period.spent[scope] = period.spent[scope] + amount
-      end
-    end
+local function sum(period, field, amount)
+  if period.over then
+    return
   end
+  local before = period.sums[field] or 0
+  if math.abs(before + amount) >= EXACT then -- a double may not hold it
+    redis.call('HINCRBY', period.key, field, integer(before))
+    before = 0
+  end
+  period.sums[field] = before + amount
 end
 local answers, settled, blocks = {}, {}, {}
-for i, one in ipairs(batch) do
-  local pattern = '^(%a)|(%d+)|%d+|([^|]+)|([^|]+)|(.*)$'
-  local state, amount, day, month, owner = string.match(held[one.attempt] or '', pattern)
-  if state and (day ~= one.day.name or month ~= one.month.name) then
-    answers[i] = {2, day, month}
+for i, settlement in ipairs(batch) do
+  local reservation = held[settlement.attempt]
+  if reservation and not has_all(reservation, by_name) then
+    local names = {}
+    for _, place in ipairs(reservation.places) do
+      names[#names + 1] = place.period
+    end
+    answers[i] = table.concat(names, '\n')
   else
-    if state then
-      add(one, state == 'r' and 'reserved' or 'spent', -tonumber(amount))
-      if state == 'r' then
-        hold(held_key, owner, -tonumber(amount))
+    if reservation then
+      for_each(reservation, reservation.state, reservation.amount, reservation.tokens, function(period, field, amount)
+        sum(by_name[period], field, -amount)
+      end)
+      if reservation.state == 'r' then
+        share(held_key, reservation, -reservation.amount)
       end
-      held[one.attempt] = nil
-      settled[#settled + 1] = one.attempt
+      held[settlement.attempt] = nil
+      settled[#settled + 1] = settlement.attempt
     end
-    local counted = one.sequence > tonumber(filled[3]) and 1 - redis.call('SETBIT', one.block, one.bit, 1) or 0
+    local counted = settlement.sequence > tonumber(filled[3]) and 1 - redis.call('SETBIT', settlement.block, settlement.bit, 1)
+      or 0
     if counted == 1 then
-      blocks[one.block] = true
-      for _, figure in ipairs(one.figures) do
-        add(one, figure.name, figure.value)
+      blocks[settlement.block] = true
+      for _, figure in ipairs(settlement.figures) do
+        for _, place in ipairs(settlement.places) do
+          sum(place.period, figure.name .. ':' .. place.scope, figure.value)
+        end
       end
     end
-    local answer = {counted}
-    for _, period in ipairs({one.day, one.month}) do
-      for _, scope in ipairs(one.scopes) do
-        answer[#answer + 1] = integer(period.spent[scope])
-        answer[#answer + 1] = period.cap[scope]
-      end
-    end
-    answers[i] = answer
+    answers[i] = counted
   end
 end
 
@@ -356,43 +457,51 @@ end
 for block in pairs(blocks) do
   redis.call('PEXPIRE', block, block_keep_ms)
 end
-for _, period in pairs(periods) do
-  for field, sum in pairs(period.sums) do
-    if sum ~= 0 then
-      redis.call('HINCRBY', period.key, field, integer(sum))
-    end
+for _, period in ipairs(periods) do
+  for field, amount in pairs(period.sums) do
+    add(period.key, field, amount)
   end
   redis.call('PEXPIREAT', period.key, period.keep_until_ms)
+  period.values = #period.asked > 0 and redis.call('HMGET', period.key, unpack(period.asked)) or {}
 end
-return answers
+local totals = {}
+for _, place in ipairs(places) do
+  totals[#totals + 1] = place.period.values[place.at + 1] or '0'
+  totals[#totals + 1] = place.period.values[place.at + 2] or ''
+end
+return {answers, totals}
 
 --- lapse
--- Charges a reservation at its estimate when its lease has ended and no event has reported the actual cost. The event may
+-- Charges a reservation as reserved when its lease has ended and no event has reported what the call cost. The event may
 -- still come: settling it then corrects the charge. Called again long after, it forgets the reservation, which stays charged.
 -- Until the lease has ended by Redis' clock nothing happens: another caller has charged it, or it was reserved again.
--- KEYS: reservations, leases, day, month, held   ARGV from the 3rd: scope keys
-local attempt_id, forget_at_ms, first_scope = ARGV[1], ARGV[2], 3
-local reservations, leases = KEYS[1], KEYS[2]
+-- KEYS: reservations, leases, held, periods...   ARGV from the 3rd: names of the periods
+local attempt_id, forget_at_ms, first_period, first_argument = ARGV[1], ARGV[2], 4, 3
+local reservations, leases, held_key = KEYS[1], KEYS[2], KEYS[3]
 local ends = redis.call('ZSCORE', leases, attempt_id)
 if ends and tonumber(ends) > now_ms() then
   return 0
 end
-local held = redis.call('HGET', reservations, attempt_id)
-local state, amount, owner = string.match(held or '', '^(%a)|(%d+)|%d+|[^|]+|[^|]+|(.*)$')
-if state == 's' then -- its worker has charged the actual cost, and died before it could record that
-  redis.call('HSET', reservations, attempt_id, 'e' .. string.sub(held, 2))
-  redis.call('ZADD', leases, forget_at_ms, attempt_id)
-  return 0
+local keys = {}
+for k = first_period, #KEYS do
+  keys[ARGV[first_argument + k - first_period]] = KEYS[k]
 end
-if state ~= 'r' then
+local held = parse(redis.call('HGET', reservations, attempt_id))
+if not held or held.state == 'e' then
   redis.call('HDEL', reservations, attempt_id)
   redis.call('ZREM', leases, attempt_id)
   return 0
 end
-charge(owner, amount, amount, first_scope)
-redis.call('HSET', reservations, attempt_id, 'e' .. string.sub(held, 2))
+if not has_all(held, keys) then
+  return 0
+end
+if held.state == 'r' then
+  charge(held, keys, held_key, held.amount, held.tokens)
+end
+-- A worker that has charged the cost, and died before it could record that, has state 's'.
+redis.call('HSET', reservations, attempt_id, text_of(held, 'e', held.amount, held.tokens))
 redis.call('ZADD', leases, forget_at_ms, attempt_id)
-return 1
+return held.state == 'r' and 1 or 0
 
 --- snapshot
 -- Copies the counters as of one moment, to be read in parts after it.
@@ -421,41 +530,37 @@ return answer
 -- Returns 1, or 0 where the counters are not filled as the caller believed.
 local log, zone, upto, alone = ARGV[1], ARGV[2], ARGV[3], ARGV[4] -- alone 1: nothing in it is from another log
 local log_before, zone_before = ARGV[5], ARGV[6] -- what they are filled from now; '': they are not filled
-local filled, reservations_key, held_key, first_period, first_argument = KEYS[1], KEYS[2], KEYS[3], 4, 7
-local known = redis.call('HMGET', filled, 'log', 'zone')
-if (known[1] or '') ~= log_before or (known[2] or '') ~= zone_before then
+local filled, reservations_key, held_key, first_period, argument = KEYS[1], KEYS[2], KEYS[3], 4, 7
+local source = redis.call('HMGET', filled, 'log', 'zone')
+if (source[1] or '') ~= log_before or (source[2] or '') ~= zone_before then
   return 0
 end
-local period_keys, keep_until, at = {}, {}, first_argument
+local keys, keep_until = {}, {}
 for k = first_period, #KEYS do
-  local name, until_ms, fields, first = ARGV[at], ARGV[at + 1], tonumber(ARGV[at + 2]), at + 3
-  period_keys[name], keep_until[KEYS[k]] = KEYS[k], until_ms
+  local name, until_ms, fields, first = ARGV[argument], ARGV[argument + 1], tonumber(ARGV[argument + 2]), argument + 3
+  keys[name], keep_until[KEYS[k]] = KEYS[k], until_ms
   redis.call('UNLINK', KEYS[k])
-  at = first + 2 * fields
-  for i = first, at - 2, 2 do
+  argument = first + 2 * fields
+  for i = first, argument - 2, 2 do
     redis.call('HSET', KEYS[k], ARGV[i], ARGV[i + 1])
   end
 end
 redis.call('UNLINK', held_key)
 local cursor, seen = '0', {}
 repeat
-  local found = redis.call('HSCAN', reservations_key, cursor, 'COUNT', 1000)
-  cursor = found[1]
-  for i = 1, #found[2], 2 do
-    local attempt, text = found[2][i], found[2][i + 1]
-    local state, amount, day, month, owner, agent, tenant =
-      string.match(text, '^(%a)|(%d+)|%d+|([^|]+)|([^|]+)|((.-)\n([^\n]*).*)$')
-    if state and not seen[attempt] then
+  local page = redis.call('HSCAN', reservations_key, cursor, 'COUNT', 1000)
+  cursor = page[1]
+  for i = 1, #page[2], 2 do
+    local attempt, held = page[2][i], parse(page[2][i + 1])
+    if held and not seen[attempt] then
       seen[attempt] = true
-      if state == 'r' then
-        hold(held_key, owner, tonumber(amount))
-      end
-      for _, period in ipairs({day, month}) do
-        for _, key in ipairs({'global', 'agent:' .. agent, tenant ~= '' and 'tenant:' .. tenant or nil}) do
-          if period_keys[period] then
-            redis.call('HINCRBY', period_keys[period], (state == 'r' and 'reserved:' or 'spent:') .. key, amount)
-          end
+      for_each(held, held.state, held.amount, held.tokens, function(period, field, amount)
+        if keys[period] then
+          redis.call('HINCRBY', keys[period], field, integer(amount))
         end
+      end)
+      if held.state == 'r' then
+        share(held_key, held, held.amount)
       end
     end
   end

@@ -10,7 +10,7 @@ in `limits.store.budget_counters`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
@@ -22,8 +22,18 @@ from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.redis.connection import Argument, Redis, ScriptCommand, scripts_of
 from breakwater.kernel.types import ms_from_time, time_from_ms
 from breakwater.limits.contract import Window
-from breakwater.limits.rules.budget import WINDOWS, Counter, OverBudget, Period, Periods, period, periods_at, scope_keys
-from breakwater.limits.rules.ledger import AttemptSums, charged_at, figures_of
+from breakwater.limits.rules.budget import (
+    CallNames,
+    Counter,
+    OverBudget,
+    Period,
+    Periods,
+    period,
+    period_named,
+    periods_at,
+    scope_keys,
+)
+from breakwater.limits.rules.ledger import AttemptSums, BudgetPlace, charged_at, figures_of
 
 KEEP_MS = 3 * 24 * 3_600_000
 """Counters outlive their period by the longest job and then some, so that late calls still find them."""
@@ -55,6 +65,11 @@ def period_key(window: Window, name: str) -> str:
     return f"bw:budget:{window}:{name}"
 
 
+def key_of(counted: Period) -> str:
+    """The key of the counters of a period."""
+    return period_key(counted.window, counted.name)
+
+
 def block_key(log: str, block: int) -> str:
     """The key of the bitmap of settled events in a block."""
     return f"bw:budget:settled:{log}:{block}"
@@ -84,19 +99,20 @@ class TooManyTenants:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """The amount that is held for an attempt, since a moment and in its periods."""
+    """The amount that is held for an attempt, since a moment and in its places."""
 
     attempt_id: str
     charged: bool
     """`amount` is counted as spent already: the call ended at that cost, or its lease ended at that estimate."""
     amount: int
+    tokens: int
     at: datetime
-    day: str
-    month: str
     agent: str
     tenant: str | None
-    caller: str | None = None
-    """The sender of the job, if a hard cap applies."""
+    caller: str | None
+    """The sender of the job."""
+    places: tuple[BudgetPlace, ...]
+    """The scopes in the periods that it counts in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,14 +120,14 @@ class LiveReservation:
     """The reservation of a call under way, as its worker knows it: `amount` in nano-dollars, made `at`."""
 
     attempt_id: str
-    agent: str
-    tenant: str | None
+    names: CallNames
     amount: int
     at: datetime
     until: datetime
     """The latest end of its lease."""
     caller: str | None = None
     """The sender of the job."""
+    tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,17 +136,14 @@ class Settlement:
 
     attempt_id: str
     sequence: int
-    agent: str
-    tenant: str | None
+    names: CallNames
     figures: AttemptSums
     charged_at: datetime
 
     @classmethod
     def of(cls, sequence: int, attempt: Attempt) -> Settlement:
         """The settlement of an attempt that made a call, by its event's place in the log."""
-        return cls(
-            attempt.attempt_id, sequence, attempt.agent, attempt.tenant, figures_of(attempt), charged_at(attempt)
-        )
+        return cls(attempt.attempt_id, sequence, CallNames.of(attempt), figures_of(attempt), charged_at(attempt))
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +156,7 @@ class Totals:
     raised: tuple[int, int] | None
     """The cap that an operator set, and the config's cap that it raised."""
     agent: str
-    """The agent of the settled call."""
+    """The agent of the last settled call."""
 
 
 class Budgets:
@@ -158,58 +171,53 @@ class Budgets:
     def reserve_command(
         self,
         attempt_id: str,
-        agent: str,
-        tenant: str | None,
+        names: CallNames,
         amount: int,
         counters: Sequence[Counter],
         *,
         now: datetime,
         lease_ms: int | None,
+        tokens: int = 0,
         at: datetime | None = None,
         caller: str | None = None,
-        most_tenants: int | None = None,
+        most_names: int | None = None,
         waits_ms: int = WAITS_MS,
     ) -> ScriptCommand:
         """Holds an attempt's worst case against all its budgets; read its answer with `read_reservation`.
 
         Args:
             attempt_id: whose reservation it is. Asking again holds nothing more.
-            agent: whose call it is.
-            tenant: of the job.
+            names: those that the call counts under.
             amount: nano-dollars.
-            counters: from `CapTable.counters`: two for each scope, daily and monthly.
-            now: by the caller's clock; Redis' clock decides the day and the month.
+            counters: from `CapTable.counters`.
+            now: by the caller's clock; Redis' clock decides the periods.
             lease_ms: of the reservation; None only asks, and holds nothing.
+            tokens: the most that the call can use.
             at: the moment of a reservation that Redis has lost. Caps do not matter then.
             caller: sender of the job. All unknown ones are one.
-            most_tenants: counters are kept of so many tenants in a month that the caller names; None: the tenant is
-                known to exist, or there is none.
+            most_names: counters are kept of so many names in a month that the caller makes up; None: the call has no
+                such name.
             waits_ms: a call that is kept out counts as waiting for so long, unless it asks again.
         """
-        any_hard = any(counter.hard_limit is not None for counter in counters)
         periods = self._current(now) if at is None else periods_at(at, self._zone)
-        day = periods.day
-        month = periods.month
+        numbers = {budget_period.window: number for number, budget_period in enumerate(periods.all, 1)}
         arguments: list[Argument] = [
-            *(
-                attempt_id,
-                amount,
-                "" if lease_ms is None else lease_ms,
-                "" if at is None else ms_from_time(at),
-                day.name,
-                month.name,
-            ),
-            *(day.start_ms, day.end_ms, month.start_ms, month.end_ms, day.end_ms + KEEP_MS, month.end_ms + KEEP_MS),
-            # The caller, perhaps an unknown one, is needed only if its share counts.
-            "\n".join((agent, tenant or "", caller or "") if any_hard else (agent, tenant or "")),
-            "" if most_tenants is None else most_tenants,
-            caller or "",
-            waits_ms,
+            *(attempt_id, amount, tokens, "" if lease_ms is None else lease_ms, "" if at is None else ms_from_time(at)),
+            *(names.agent, names.tenant or "", caller or ""),
+            *("" if most_names is None else most_names, caller or "", waits_ms),
         ]
-        for daily, monthly in zip(counters[::2], counters[1::2], strict=True):
-            caps = (None, None) if at is not None else (daily.hard_limit, monthly.hard_limit)
-            arguments += [daily.key, *("" if cap is None else cap for cap in caps)]
-        keys = [RESERVATIONS, LEASES, FILLED, period_key("daily", day.name), period_key("monthly", month.name), HELD]
+        for budget_period in periods.all:
+            ends_ms = budget_period.end_ms
+            arguments += [budget_period.name, budget_period.start_ms, ends_ms, ends_ms + KEEP_MS]
+        shared: set[str] = set()
+        for counter in counters:
+            flags = counter.flags
+            if counter.hard_limit is not None and counter.key not in shared:
+                shared.add(counter.key)
+                flags += "h"
+            arguments += [numbers[counter.window], counter.key, flags]
+            arguments += ["" if cap is None or at is not None else cap for cap in counter.hard_limits]
+        keys = [RESERVATIONS, LEASES, FILLED, HELD, *map(key_of, periods.all)]
         return ScriptCommand(LUA["reserve"], keys, arguments)
 
     def read_reservation(
@@ -227,29 +235,28 @@ class Budgets:
             case 4:
                 return TooManyTenants()
             case _:
-                _, scope, window, limit, spent, reserved, by_share = answer
-                counter = counters[2 * (int(scope) - 1) + WINDOWS.index(window)]
+                _, number, _, limit, spent, reserved, by_share = answer
+                counter = counters[int(number) - 1]
                 ends = self._current(now).of(counter.window).end_ms
                 return OverBudget(counter, ends, int(limit), int(spent), int(reserved), amount, bool(by_share))
 
     def release_command(
-        self, attempt_id: str, agent: str, tenant: str | None, at: datetime, cost: int | None = None
+        self, attempt_id: str, at: datetime, cost: int | None = None, *, tokens: int = 0
     ) -> ScriptCommand:
         """Ends the reservation of a call. The script answers nothing, and may be repeated.
 
         Args:
             attempt_id: whose reservation it is.
-            agent: whose call it was.
-            tenant: of the job.
             at: the moment of the reservation.
             cost: of the call, in nano-dollars, which is charged until its event settles it; None: it was never made.
+            tokens: that the call used.
         """
-        periods = self._periods(at)
-        keys = [RESERVATIONS, LEASES, *(period_key(window, periods.of(window).name) for window in WINDOWS), HELD]
-        arguments = [attempt_id, periods.day.name, periods.month.name, "" if cost is None else cost]
-        return ScriptCommand(LUA["release"], keys, [*arguments, *scope_keys(agent, tenant)])
+        periods = self._periods(at).all
+        keys = [RESERVATIONS, LEASES, HELD, *map(key_of, periods)]
+        arguments = [attempt_id, "" if cost is None else cost, tokens, *(one.name for one in periods)]
+        return ScriptCommand(LUA["release"], keys, arguments)
 
-    async def settle(self, settlements: Sequence[Settlement], log: str) -> list[list[Totals]]:
+    async def settle(self, settlements: Sequence[Settlement], log: str) -> list[Totals]:
         """Replaces reservations by the costs of the calls, in one round trip. Each event counts once, ever.
 
         Args:
@@ -257,65 +264,33 @@ class Budgets:
             log: the identity of the stream that their sequences belong to; a new one begins at 1 again.
 
         Returns:
-            For each settlement the spend of its budgets afterwards, also when it had been counted before.
+            The spend of all their budgets afterwards, also when they had been counted before.
 
         Raises:
             NotFilledError: the counters are to be filled from this log first. Nothing is counted.
             StateUnavailableError: settle again.
         """
-        places = [periods_at(settlement.charged_at, self._zone) for settlement in settlements]
-        pairs = list(zip(settlements, places, strict=True))
-        answers = await self._settle_parts(pairs, log)
-        if elsewhere := [index for index, answer in enumerate(answers) if answer[0] == 2]:
-            # A worker that died before it could say when it reserved: the reservation itself has the right periods.
-            for index in elsewhere:
-                places[index] = self._periods_of(*answers[index][1:])
-            again = await self._settle_parts([(settlements[index], places[index]) for index in elsewhere], log)
-            for index, answer in zip(elsewhere, again, strict=True):
-                answers[index] = answer
-        return [
-            _totals(answer, *pair) for answer, pair in zip(answers, zip(settlements, places, strict=True), strict=True)
+        totals: dict[BudgetPlace, Totals] = {}
+        parts = [
+            (settlements[begin : begin + SETTLED_TOGETHER], frozenset[Period]())
+            for begin in range(0, len(settlements), SETTLED_TOGETHER)
         ]
-
-    async def _settle_parts(self, pairs: Sequence[tuple[Settlement, Periods]], log: str) -> list[Any]:
-        parts = [pairs[begin : begin + SETTLED_TOGETHER] for begin in range(0, len(pairs), SETTLED_TOGETHER)]
-        answers = await self._redis.run([self._settle_command(part, log) for part in parts])
-        if [3] in answers:
-            raise NotFilledError
-        return [answer for answers_of_part in answers for answer in answers_of_part]
-
-    def _settle_command(self, pairs: Sequence[tuple[Settlement, Periods]], log: str) -> ScriptCommand:
-        blocks = list(dict.fromkeys(settlement.sequence // BLOCK for settlement, _ in pairs))
-        periods = list(
-            dict.fromkeys(budget_period for _, places in pairs for budget_period in (places.day, places.month))
-        )
-        keys = [
-            *(RESERVATIONS, LEASES, FILLED, HELD),
-            *(block_key(log, block) for block in blocks),
-            *(period_key(budget_period.window, budget_period.name) for budget_period in periods),
-        ]
-        # Redis counts keys from 1.
-        block_at = {block: 5 + index for index, block in enumerate(blocks)}
-        period_at = {budget_period: 5 + len(blocks) + index for index, budget_period in enumerate(periods)}
-        arguments: list[Argument] = [log, self._zone.key, 2 * KEEP_MS, len(pairs), len(blocks)]
-        for budget_period in periods:
-            arguments += [budget_period.name, budget_period.end_ms + KEEP_MS]
-        for settlement, places in pairs:
-            block, bit = divmod(settlement.sequence, BLOCK)
-            figures = [(name, value) for name, value in settlement.figures.items() if value]
-            scopes = scope_keys(settlement.agent, settlement.tenant)
-            arguments += [
-                *(settlement.attempt_id, settlement.sequence, block_at[block], bit),
-                *(period_at[places.day], period_at[places.month], len(figures)),
-                *(part for figure in figures for part in figure),
-                *(len(scopes), *scopes),
-            ]
-        return ScriptCommand(LUA["settle"], keys, arguments)
-
-    def _periods_of(self, day: str, month: str) -> Periods:
-        """The periods with these names."""
-        noons = (datetime.fromisoformat(f"{date}T12:00").replace(tzinfo=self._zone) for date in (day, f"{month}-15"))
-        return Periods(*(period(window, noon, self._zone) for window, noon in zip(WINDOWS, noons, strict=True)))
+        while parts:
+            batches = [_SettledBatch.of(part, self._zone, log, more) for part, more in parts]
+            answers = await self._redis.run([batch.command for batch in batches])
+            if [3] in answers:
+                raise NotFilledError
+            again: list[tuple[Sequence[Settlement], frozenset[Period]]] = []
+            for batch, (settled, counted) in zip(batches, answers, strict=True):
+                totals |= batch.totals(counted)
+                elsewhere = [index for index, answer in enumerate(settled) if isinstance(answer, str)]
+                if elsewhere:
+                    # They are reserved in periods that their events do not name.
+                    names = {name for index in elsewhere for name in settled[index].split("\n")}
+                    more = frozenset(period_named(name, self._zone) for name in names)
+                    again.append(([batch.settlements[index] for index in elsewhere], more))
+            parts = again
+        return list(totals.values())
 
     async def reservations(self, attempt_ids: Sequence[str]) -> list[Reservation | None]:
         """The reservations of attempts. Raises StateUnavailableError."""
@@ -337,10 +312,11 @@ class Budgets:
         One that was charged before, and whose month is long over, is forgotten. Raises StateUnavailableError; may be
         repeated.
         """
-        keys = [RESERVATIONS, LEASES, period_key("daily", lapsed.day), period_key("monthly", lapsed.month), HELD]
+        names = dict.fromkeys(name for name, _ in lapsed.places)
+        periods = [period_named(name, self._zone) for name in names]
+        keys = [RESERVATIONS, LEASES, HELD, *map(key_of, periods)]
         forget_at = period("monthly", lapsed.at, self._zone).end_ms + KEEP_MS
-        arguments = [lapsed.attempt_id, forget_at, *scope_keys(lapsed.agent, lapsed.tenant)]
-        await self._redis.run([ScriptCommand(LUA["lapse"], keys, arguments)])
+        await self._redis.run([ScriptCommand(LUA["lapse"], keys, [lapsed.attempt_id, forget_at, *names])])
 
     async def forget_lease(self, attempt_id: str) -> None:
         """Removes an attempt's lease, because there is nothing left to charge. Raises StateUnavailableError."""
@@ -364,12 +340,20 @@ class Budgets:
 
 def reservation(attempt_id: str, text: str) -> Reservation:
     """Parses a reservation as Redis has it."""
-    state, amount, at, day, month, owner = text.split("|", 5)
-    agent, _, names = owner.partition("\n")
-    tenant, _, caller = names.partition("\n")
-    charged = state != "r"
-    started_at = time_from_ms(int(at))
-    return Reservation(attempt_id, charged, int(amount), started_at, day, month, agent, tenant or None, caller or None)
+    header, agent, tenant, caller, *lines = text.split("\n")
+    state, amount, tokens, at = header.split("|")
+    places = (line.split("\t") for line in lines)
+    return Reservation(
+        attempt_id,
+        charged=state != "r",
+        amount=int(amount),
+        tokens=int(tokens),
+        at=time_from_ms(int(at)),
+        agent=agent,
+        tenant=tenant or None,
+        caller=caller or None,
+        places=tuple((name, key) for name, key, _ in places),
+    )
 
 
 def raised_cap(text: str | None) -> tuple[int, int] | None:
@@ -378,13 +362,54 @@ def raised_cap(text: str | None) -> tuple[int, int] | None:
     return (int(to), int(over)) if over else None
 
 
-def _totals(answer: Sequence[Any], settlement: Settlement, periods: Periods) -> list[Totals]:
-    places: list[tuple[Period, str]] = [
-        (budget_period, key)
-        for budget_period in (periods.day, periods.month)
-        for key in scope_keys(settlement.agent, settlement.tenant)
-    ]
-    return [
-        Totals(budget_period, key, int(spent), raised_cap(cap), settlement.agent)
-        for (budget_period, key), spent, cap in zip(places, answer[1::2], answer[2::2], strict=True)
-    ]
+@dataclass(frozen=True, slots=True)
+class _SettledBatch:
+    """Settlements of one script, and the places that it returns the totals of."""
+
+    settlements: Sequence[Settlement]
+    command: ScriptCommand
+    places: Sequence[tuple[Period, str]]
+    agents: Sequence[str]
+    """The agent of the last call of each place."""
+
+    @classmethod
+    def of(cls, settlements: Sequence[Settlement], zone: ZoneInfo, log: str, more: Collection[Period]) -> _SettledBatch:
+        """A batch. `more` are further periods that its reservations are in."""
+        blocks = {settlement.sequence // BLOCK: 0 for settlement in settlements}
+        blocks = {block: 5 + index for index, block in enumerate(blocks)}  # Redis counts keys from 1
+        places: dict[tuple[Period, str], int] = {}
+        agents: dict[tuple[Period, str], str] = {}
+        entries: list[Argument] = []
+        for settlement in settlements:
+            block, bit = divmod(settlement.sequence, BLOCK)
+            figures = [(name, value) for name, value in settlement.figures.items() if value]
+            at = periods_at(settlement.charged_at, zone)
+            counted = [(budget_period, key) for budget_period in at.all for key in scope_keys(settlement.names)]
+            agents |= dict.fromkeys(counted, settlement.names.agent)
+            entries += [
+                *(settlement.attempt_id, settlement.sequence, blocks[block], bit),
+                *(len(figures), *(part for figure in figures for part in figure)),
+                *(len(counted), *(places.setdefault(place, len(places) + 1) for place in counted)),
+            ]
+        periods = list(dict.fromkeys((*(budget_period for budget_period, _ in places), *more)))
+        arguments: list[Argument] = [log, zone.key, 2 * KEEP_MS, len(settlements), len(blocks), len(places)]
+        for budget_period in periods:
+            arguments += [budget_period.name, budget_period.end_ms + KEEP_MS]
+        for budget_period, key in places:
+            arguments += [periods.index(budget_period) + 1, key]
+        keys = [
+            *(RESERVATIONS, LEASES, FILLED, HELD),
+            *(block_key(log, block) for block in blocks),
+            *map(key_of, periods),
+        ]
+        command = ScriptCommand(LUA["settle"], keys, [*arguments, *entries])
+        return cls(settlements, command, list(places), [agents[place] for place in places])
+
+    def totals(self, counted: Sequence[str]) -> dict[BudgetPlace, Totals]:
+        """Reads the totals that the script returned."""
+        return {
+            (budget_period.name, key): Totals(budget_period, key, int(spent), raised_cap(cap), agent)
+            for (budget_period, key), agent, spent, cap in zip(
+                self.places, self.agents, counted[::2], counted[1::2], strict=True
+            )
+        }
