@@ -48,6 +48,7 @@ from breakwater.limits.contract import BudgetEvent, GuardEvent
 from breakwater.records.channels import ALERTS, BREAKERS, BUDGETS, DEAD_LETTERS, GUARDS
 from breakwater.redaction.rules.redact import Redactor
 from breakwater.services.alerter.anomalies import AnomalyWatch
+from breakwater.services.alerter.bus_watch import BusWatch
 from breakwater.services.alerter.clock import SYSTEM_CLOCK, Clock
 from breakwater.services.alerter.handlers import Decisions, Grouping, Sweep, of_dead_letters, of_executions
 from breakwater.services.alerter.incident_recorder import IncidentRecorder
@@ -75,7 +76,7 @@ class AlerterGeneration:
         """Wires it. Raises ConfigError: a channel's secret or callable is missing or unusable."""
         alerts = config.alerts
         channels = channels_of(alerts, partial(SentMessages, bus), clock.now, config.redaction, config.console.url)
-        rules = IncidentRules(alerts.on_events, alerts.quiet_s, alerts.escalate, alerts.reminders)
+        rules = IncidentRules.of(alerts)
         incidents = IncidentRecorder(log, rules)
         return cls(
             config,
@@ -114,6 +115,7 @@ def build(settings: Settings, config: Config, clock: Clock = SYSTEM_CLOCK) -> Se
     times = at_pace(LEASE_TIMES, settings.pace)
     lease = LeaderLease(bus.lookup, bus.publisher, Stream.ALERTER, ALERTER_LEADER, holder, times=times)
     gauges = GaugeCollector("alerter", read_gauges)
+    bus_watch = BusWatch(lease, clock.now)
     app = ServiceApp(broker)
 
     # NATS delivers one at a time to the whole fleet: a breaker's closing is never handled before its opening.
@@ -127,9 +129,15 @@ def build(settings: Settings, config: Config, clock: Clock = SYSTEM_CLOCK) -> Se
     async def lead() -> None:
         await lease.run(now.tasks.run)
 
+    async def watch_bus() -> None:
+        await bus_watch.run(now.config.alerts, now.channels, now.decisions.incidents)
+
+    def start_tasks() -> None:
+        running[:] = [asyncio.create_task(background.keep_doing(work)) for work in (lead, watch_bus)]
+
     @app.after_startup
     async def start() -> None:
-        running.append(asyncio.create_task(background.keep_doing(lead)))
+        start_tasks()
         gauges.start()
 
     async def reload(changed: Config) -> None:
@@ -145,7 +153,7 @@ def build(settings: Settings, config: Config, clock: Clock = SYSTEM_CLOCK) -> Se
             await background.stop(*running)
             before = now
             now = generation
-            running[:] = [asyncio.create_task(background.keep_doing(lead))]
+            start_tasks()
             await before.close()
 
     app.reload = reload

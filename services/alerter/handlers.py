@@ -83,7 +83,7 @@ class Decisions:
     """Records breaker, guard and budget events, one after the other in the order of EVENTS."""
 
     def __init__(self, incidents: IncidentRecorder, publisher: Publisher, now: Callable[[], datetime]) -> None:
-        self._incidents = incidents
+        self.incidents = incidents
         self._publisher = publisher
         self._now = now
         self._outage = Outage("recording incidents")
@@ -109,10 +109,10 @@ class Decisions:
             structlog.get_logger().error("unreadable_message", **place, error=text)
         else:
             for signal in signals_of(event):
-                await self._incidents.record(signal)
+                await self.incidents.record(signal)
                 if isinstance(signal, Firing) and signal.event == "breaker_open":
-                    for end in continued_by_breaker(signal, self._incidents.known.unresolved()):
-                        await self._incidents.record(end)
+                    for end in continued_by_breaker(signal, self.incidents.known.unresolved()):
+                        await self.incidents.record(end)
 
 
 @dataclass(slots=True)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from breakwater.alerts.contract import Alert
+from breakwater.alerts.rules.incidents import IncidentRules
+from breakwater.alerts.storage_watch import StorageWatch
+from breakwater.alerts.store.incidents import IncidentLog, open_log
 from breakwater.breakers.contract import BreakerTransition
 from breakwater.config import Config
 from breakwater.identity.contract import AuditEvent
@@ -41,23 +44,40 @@ BUSY_LINGER_S = 1.5
 """The same under load."""
 
 
+def now() -> datetime:
+    """Returns the time of this machine."""
+    return datetime.now(UTC)
+
+
 def linger_s(last: int) -> float:
     """The time for which messages are gathered, given the size of the last batch."""
     return BUSY_LINGER_S if last >= BUSY else LINGER_S
 
 
-def build(settings: Settings, config: Config) -> ServiceApp:  # noqa: ARG001  every service is built alike
+def build(settings: Settings, config: Config) -> ServiceApp:
     """Wires the service. Connects to nothing yet."""
     broker = make_broker(settings.nats_url.get_secret_value(), "sink")
     analytics = connect(settings.clickhouse_url)
     connection = connection_of(broker)
+    publisher = publisher_of(broker, DEAD_LETTERS, ALERTS)
     metrics = SinkMetrics()
-    sink = Sink(analytics, publisher_of(broker, DEAD_LETTERS), lambda: datetime.now(UTC), metrics)
-    comparer = LogComparer(analytics, connection, lambda: datetime.now(UTC), metrics)
+    sink = Sink(analytics, publisher, now, metrics)
+    comparer = LogComparer(analytics, connection, now, metrics)
+
+    def open_incidents() -> tuple[IncidentLog, IncidentRules]:
+        return open_log(connection, publisher, applied.alerts, applied.redaction)
+
+    async def reload(changed: Config) -> None:
+        nonlocal applied
+        applied = changed
+
+    applied = config
     app = ServiceApp(broker)
+    app.reload = reload
     # Before the application waits for the last batches: it ends their waiting for ClickHouse.
     app.on_shutdown(sink.stop)
     app.run_alongside(comparer.run)
+    app.run_alongside(StorageWatch("clickhouse", lambda: sink.clickhouse_outage, open_incidents, now).run)
     app.before_reading(comparer.begin)
 
     @broker.subscriber(

@@ -21,7 +21,7 @@ from breakwater.kernel.clickhouse.table import Table
 from breakwater.kernel.nats.delivery import Delivery, dead_letter, heartbeat
 from breakwater.kernel.nats.errors import EventStreamFullError
 from breakwater.kernel.nats.publisher import Publisher
-from breakwater.kernel.process.outage import Outages, StoppedWaitingError
+from breakwater.kernel.process.outage import Outage, Outages, StoppedWaitingError
 from breakwater.records.metrics import SinkMetrics
 from breakwater.records.rows import StoredRow
 from breakwater.services.sink import records
@@ -68,6 +68,11 @@ class Sink:
         finally:
             self._report_lag()
             del self._held[stream]
+
+    @property
+    def clickhouse_outage(self) -> Outage | None:
+        """Returns the outage of ClickHouse; None if it never had one."""
+        return self._outages.of("clickhouse")
 
     async def stop(self) -> None:
         """Stops waiting for unavailable servers. Work that needs no waiting still completes."""

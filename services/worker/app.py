@@ -8,6 +8,9 @@ from functools import partial
 
 import structlog
 
+from breakwater.alerts.rules.incidents import IncidentRules
+from breakwater.alerts.storage_watch import StorageWatch
+from breakwater.alerts.store.incidents import IncidentLog, open_log
 from breakwater.config import Config, LiveConfig, cipher_of
 from breakwater.jobs.contract.job import Job
 from breakwater.jobs.rules.workers import LIVENESS
@@ -139,6 +142,8 @@ class BackgroundWork:
         config_versions: ConfigVersions,
         subscribers: Subscribers,
     ) -> None:
+        self._connection = connection
+        self._publisher = worker.publisher
         self._outages = worker.outages
         self._config_versions = config_versions
         self._subscribers = subscribers
@@ -149,6 +154,7 @@ class BackgroundWork:
             self._dead_workers.run,
             partial(worker.bodies.remove_leftovers, worker.now),
             ConsumerWatch(connection, worker.publisher, config_versions).run,
+            StorageWatch("redis", lambda: self._dead_workers.heartbeat, self._open_incidents, worker.now).run,
         )
         self._tasks: list[asyncio.Task[None]] = []
         self._watches: list[asyncio.Task[None]] = []
@@ -187,6 +193,10 @@ class BackgroundWork:
         await background.stop(*self._tasks, *self._watches)
         with suppress(StateUnavailableError):
             await self._dead_workers.leave()
+
+    def _open_incidents(self) -> tuple[IncidentLog, IncidentRules]:
+        config = self._config_versions.newest.worker.config
+        return open_log(self._connection, self._publisher, config.alerts, config.redaction)
 
     async def _restore(self) -> None:
         """Serves agents again that were removed from the config before this worker started."""

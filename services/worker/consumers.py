@@ -8,17 +8,14 @@ from datetime import UTC, datetime
 
 import structlog
 
-from breakwater.alerts.rules.incidents import IncidentRules
 from breakwater.alerts.rules.signals import consumer_deleted, consumer_restored
-from breakwater.alerts.store.incidents import IncidentLog
-from breakwater.config import Config
+from breakwater.alerts.store.incidents import open_log
 from breakwater.kernel.nats.errors import BusError
 from breakwater.kernel.nats.lookup import ClientGetter
 from breakwater.kernel.nats.provision import ConsumerCheck
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.topology import Plan
 from breakwater.kernel.process.outage import Outage
-from breakwater.redaction.rules.redact import Redactor
 from breakwater.services.worker.config_versions import ConfigVersions
 
 LOOK_EVERY_S = 5.0, 15.0
@@ -48,16 +45,10 @@ class ConsumerWatch:
         deleted = await self._check.deleted_consumers(Plan(agents, tuple(config.alerts.channels)))
         if not deleted:
             return
-        incidents, rules = self._incidents(config)
+        incidents, rules = open_log(self._connection, self._publisher, config.alerts, config.redaction)
         for stream, consumer in deleted:
             name = consumer.durable_name or ""
             structlog.get_logger().warning("consumer_deleted", stream=stream, consumer=name, next="it is created again")
             await incidents.apply(consumer_deleted(stream, name, datetime.now(UTC)), rules)
             await self._check.create(stream, consumer)
             await incidents.apply(consumer_restored(stream, name, datetime.now(UTC)), rules)
-
-    def _incidents(self, config: Config) -> tuple[IncidentLog, IncidentRules]:
-        # Created only when needed, as it keeps all incidents in memory.
-        alerts = config.alerts
-        log = IncidentLog(self._connection, self._publisher, Redactor.compile(config.redaction))
-        return log, IncidentRules(alerts.on_events, alerts.quiet_s, alerts.escalate, alerts.reminders)

@@ -47,18 +47,19 @@ class DeadWorkers:
         self._liveness = worker.executions.liveness
         self._workers = Workers(worker.redis, self._liveness)
         self._presence = Presence(connection, worker.id)
+        self.heartbeat = Outage("heartbeat")
+        """The outage of the heartbeat, which is written to Redis whether or not there are jobs."""
         self._beaten_at = self._watched_from = monotonic()
         self._unclaimed: dict[str, tuple[float, set[int]]] = {}
         """When the jobs of each dead worker were freed, and the sequences of those that had no claim then."""
 
     async def run(self) -> None:
         """Sends heartbeats and takes over jobs until it is cancelled."""
-        outage = Outage("heartbeat")
 
         async def beat() -> None:
             async with self._presence.listening():
                 while True:
-                    await outage.run_logged(self._beat, expected=UnavailableError)
+                    await self.heartbeat.run_logged(self._beat, expected=UnavailableError)
                     await asyncio.sleep(background.aligned_delay(self._liveness.beat_every_s))
 
         await Outage("connections of workers").retry_until_available(beat, on=BusUnavailableError, retry_s=RETRY_S)

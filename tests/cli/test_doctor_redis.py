@@ -3,14 +3,23 @@
 import asyncio
 import contextlib
 import re
+import shutil
 from collections.abc import AsyncGenerator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
-from breakwater.cli.doctor import Finding
+from breakwater.cli.doctor import Finding, all_findings
 from breakwater.cli.doctor_checks import redis_findings
+from breakwater.kernel.redis.connection import Redis
 from breakwater.local.plane import PlaneLocation
+from breakwater.local.ports import free_port
+from breakwater.local.servers import redis_spec
+from tests.helpers import until
+from tests.server_sources import ProcessRunner
 from tests.servers import RunningServer
 
 _VERSION = re.compile(rb"valkey_version:\d+\.\d\.\d")
@@ -37,6 +46,37 @@ async def says_version(server: RunningServer, version: bytes) -> AsyncGenerator[
 async def versions_found(url: str, monkeypatch: pytest.MonkeyPatch) -> list[Finding]:
     monkeypatch.setenv("BREAKWATER_REDIS_URL", url)
     return [found async for found in redis_findings(PlaneLocation(None)) if "vulnerabilit" in found.text]
+
+
+async def test_a_server_that_can_not_write_to_its_disk_is_named_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = free_port()
+    (folder := tmp_path / "redis").mkdir()
+    spec = redis_spec(folder, port, None)
+    snapshots = ("--appendonly", "no", "--save", "3600 1", "--dir", str(folder))
+    runner = ProcessRunner(replace(spec, argv=(*spec.argv, *snapshots)))
+    runner.start()
+    redis = Redis(url := f"redis://127.0.0.1:{port}/0")
+    monkeypatch.setenv("BREAKWATER_REDIS_URL", url)
+    try:
+        await until(spec.ready, "the server")
+        client: Any = redis.client
+        await client.set("key", "value")
+        shutil.rmtree(folder)
+        await client.bgsave()
+
+        async def has_failed() -> bool:
+            return (await client.info("persistence"))["rdb_last_bgsave_status"] == "err"
+
+        await until(has_failed, "the snapshot that fails")
+        findings = [finding for finding in await all_findings(PlaneLocation(None), None) if finding.area == "redis"]
+    finally:
+        await redis.close()
+        runner.stop()
+    [finding] = findings
+    assert (finding.verdict, finding.text.split(" ")[:5]) == ("fail", ["Redis", "does", "not", "serve:", "MISCONF"])
+    assert "free disk space on its server" in finding.remedy
 
 
 async def test_the_server_of_the_local_stack_has_no_known_holes(

@@ -23,6 +23,7 @@ AlertEvent = Literal[
     "job_dead_lettered",
     "config_applied",
     "consumer_deleted",
+    "storage_failing",
 ]
 Severity = Literal["info", "warning", "critical"]
 AlertChange = Literal["opened", "repeated", "worsened", "reopened", "acknowledged", "reminded", "resolved"]

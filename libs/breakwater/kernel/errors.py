@@ -31,3 +31,5 @@ class UnavailableError(BreakwaterError):
 
     server: ClassVar[str]
     """The server's name in the log and in metrics."""
+    remedy: str | None = None
+    """The advice on what to do, if the server said why it can't serve."""

@@ -5,13 +5,19 @@ import base64
 import json
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 
+import pytest
 import structlog
 from faststream.nats import TestNatsBroker
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
+from breakwater.alerts import storage_watch
+from breakwater.alerts.contract import IncidentStatus
+from breakwater.alerts.storage_watch import StorageWatch
+from breakwater.alerts.store.incidents import IncidentLog
 from breakwater.config import parse_config
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.nats import subjects
@@ -21,6 +27,9 @@ from breakwater.kernel.nats.subjects import Stream
 from breakwater.records import schema
 from breakwater.records.metrics import SinkMetrics
 from breakwater.records.rows import budget_of
+from breakwater.redaction.rules.redact import Redactor
+from breakwater.redaction.settings import RedactionRules
+from breakwater.services.sink import app as sink_app
 from breakwater.services.sink.app import build
 from breakwater.services.sink.handlers import Sink
 from tests.helpers import deliver, until
@@ -257,6 +266,25 @@ async def test_the_sink_starts_before_clickhouse_and_stops_without_it(plane: Pla
         assert await sink.stop() == 0
     assert "batch_left_for_redelivery" in sink.log.read_text()
     assert (await plane.consumer()).num_ack_pending == 50
+
+
+async def test_clickhouse_that_stores_nothing_is_an_incident_until_it_does(
+    plane: Plane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sink_app, "StorageWatch", partial(StorageWatch, patience_s=0.0))
+    monkeypatch.setattr(storage_watch, "LOOK_EVERY_S", 0.1)
+    log = IncidentLog(lambda: plane.client, Publisher(lambda: plane.client, "test"), Redactor.compile(RedactionRules()))
+
+    async def status(wanted: IncidentStatus) -> bool:
+        return [alert.status for alert in (await log.catch_up()).all()] == [wanted]
+
+    async with plane.sink():
+        async with plane.clickhouse_away():
+            await plane.publish(of_attempt(attempt) for attempt in attempts(1))
+            await until(lambda: status("firing"), "the incident")
+        await until(lambda: status("resolved"), "its end")
+    [alert] = log.incidents.all()
+    assert (alert.key, alert.severity) == ("storage_failing/clickhouse", "warning")
 
 
 async def test_a_sink_that_is_stopped_finishes_its_batch(plane: Plane, tmp_path: Path) -> None:

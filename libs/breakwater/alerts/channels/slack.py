@@ -22,6 +22,7 @@ from breakwater.alerts.rules.alert_rules import budget_period_of, threshold_of
 from breakwater.alerts.rules.outbox import RISE
 from breakwater.alerts.store.channels import SentMessages
 from breakwater.calls.rules.classify import retry_after_s
+from breakwater.kernel.nats.errors import BusError
 from breakwater.kernel.security.addresses import IpNetwork
 
 TIMEOUT_S = 10.0
@@ -89,13 +90,16 @@ class LinkAdvice:
         self._is_given: bool | None = True if has_links else None  # unknown until it is looked up
 
     async def add_to(self, worded: MessageText) -> MessageText:
-        """Returns a message with the advice, unless an earlier message had it. Raises BusError."""
-        if self._is_given is None:
-            self._is_given = await self._sent_messages.get(self._RECORD) is not None
-        if self._is_given:
-            return worded
-        # Before it is sent: better never advised than each time that a message fails.
-        await self._sent_messages.put(self._RECORD, self._RECORD)
+        """Returns a message with the advice, unless an earlier message had it, or that can't be looked up."""
+        try:
+            if self._is_given is None:
+                self._is_given = await self._sent_messages.get(self._RECORD) is not None
+            if self._is_given:
+                return worded
+            # Before it is sent: better never advised than each time that a message fails.
+            await self._sent_messages.put(self._RECORD, self._RECORD)
+        except BusError:
+            return worded  # that NATS can't store is news, which must not wait for it
         return MessageText(worded.title, (*worded.paragraphs, ((self.WORDS,),)))
 
     def note_sent(self) -> None:
@@ -128,7 +132,6 @@ class SlackWebhook(HttpChannel):
 
         Raises:
             SendError: it did not arrive.
-            BusError: it was not sent.
         """
         fields = slack_message(await self._advice.add_to(self._wording.message(message)))
         client = AsyncWebhookClient(self._url, session=self._session, retry_handlers=[], logger=_SILENT)

@@ -25,6 +25,7 @@ SEVERITY_OF: Mapping[str, Severity] = {
     "job_dead_lettered": "warning",
     "config_applied": "info",
     "consumer_deleted": "critical",
+    "storage_failing": "critical",
 }
 """The severity of an incident, by its first event, unless its signal says another one. Its end is `info`."""
 

@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from breakwater.alerts.contract import Alert, AlertChange, AlertEvent, IncidentStatus, Severity
 from breakwater.alerts.rules.alert_rules import ENDED_AT, SEVERITIES, began_with, highest_severity, severity_of
 from breakwater.alerts.rules.signals import Firing, Resolved, Signal
-from breakwater.alerts.settings import Reminders
+from breakwater.alerts.settings import Alerts, Reminders
 from breakwater.kernel.formats import moment, sentence
 
 
@@ -34,6 +34,11 @@ class IncidentRules:
     quiet_s: float
     escalate: Collection[str]
     reminders: Reminders
+
+    @classmethod
+    def of(cls, alerts: Alerts) -> IncidentRules:
+        """Returns the rules of the config."""
+        return cls(alerts.on_events, alerts.quiet_s, alerts.escalate, alerts.reminders)
 
     @property
     def quiet(self) -> timedelta:
@@ -204,6 +209,7 @@ _FADING = frozenset(
         "agent_anomaly",
         "guard_soft_cap",
         "consumer_deleted",
+        "storage_failing",
     }
 )
 

@@ -11,10 +11,10 @@ The texts are for operators: reasons have their figures and limits. They contain
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, JsonValue
 
@@ -36,6 +36,9 @@ from breakwater.limits.rules.refusals import raise_command, task_near_cap, task_
 
 UNTRIED = timedelta(hours=1)
 """The time after which the incident of a breaker ends that waits for a call."""
+
+STORAGE_LAPSE = timedelta(minutes=15)
+"""The time after which the incident of a server ends that nobody reports any more."""
 
 _CONSEQUENCE: dict[tuple[AlertEvent, Enforcement], str] = {
     ("budget_soft_cap", "hard"): "Calls that could exceed the cap will be refused.",
@@ -527,6 +530,74 @@ def consumer_deleted(stream: str, consumer: str, at: datetime) -> Firing:
         at=at,
         payload={"stream": stream, "consumer": consumer},
         fades=True,
+    )
+
+
+StorageServer = Literal["nats", "redis", "clickhouse"]
+"""A server that the plane stores in."""
+
+
+class _Storage(NamedTuple):
+    """The words about a server, and the severity of its failure."""
+
+    name: str
+    consequence: str
+    advice: str
+    severity: Severity | None = None
+
+
+_STORAGE: Mapping[StorageServer, _Storage] = {
+    "nats": _Storage(
+        "NATS",
+        "No job is accepted and none ends until it does. No accepted job is lost.",
+        "free disk space on its server, and then restart it, which `breakwater up` does by itself",
+    ),
+    "redis": _Storage(
+        "Redis",
+        "No call is made until it does. Jobs wait, and none is lost.",
+        "`breakwater doctor` names the cause and the remedy",
+    ),
+    "clickhouse": _Storage(
+        "ClickHouse",
+        "Calls go on. Executions, costs and the console's history are out of date until it does; nothing is lost while "
+        "EVENTS keeps them.",
+        "see whether it runs and has free disk space; `breakwater doctor` names the cause",
+        "warning",
+    ),
+}
+
+
+def storage_failing(server: StorageServer, error: str, remedy: str | None, at: datetime) -> Firing:
+    """Signals that the plane can't store in one of its servers.
+
+    The incident ends by itself if that is not signalled again, as its process may end before the server stores.
+    """
+    storage = _STORAGE[server]
+    advice = f"To do: {storage.advice}." if remedy is None else f"To do: {remedy}"
+    return Firing(
+        key=key_of("storage_failing", server),
+        event="storage_failing",
+        title=f"The plane can't store: {storage.name}",
+        text=f"{sentence(error)} {storage.consequence} {advice}",
+        source_id=f"{server}/fails/{at:%Y-%m-%dT%H:%M:%S.%f}",
+        at=at,
+        payload={"server": server, "error": error, "timestamp": format_time(at)},
+        severity=storage.severity,
+        ends_at=at + STORAGE_LAPSE,
+    )
+
+
+def storage_recovered(server: StorageServer, at: datetime) -> Resolved:
+    """Signals that a server stores again."""
+    return Resolved(
+        key=key_of("storage_failing", server),
+        event="storage_failing",
+        title=f"The plane stores again: {_STORAGE[server].name}",
+        text="What waited is stored now. Nothing to do.",
+        source_id=f"{server}/stores/{at:%Y-%m-%dT%H:%M:%S.%f}",
+        at=at,
+        payload={"server": server, "timestamp": format_time(at)},
+        reason="it stores again",
     )
 
 

@@ -18,12 +18,14 @@ from pydantic import ValidationError
 from breakwater.alerts.contract import Alert
 from breakwater.alerts.rules.incidents import IncidentRules, decide
 from breakwater.alerts.rules.signals import Resolved, Signal
+from breakwater.alerts.settings import Alerts
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.errors import AlreadyDecidedError
 from breakwater.kernel.nats.lookup import ClientGetter, Lookup
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.redaction.rules.redact import Redactor
+from breakwater.redaction.settings import RedactionRules
 
 RESOLVED_KEPT = 2_000
 """Resolved incidents that are kept by their key or id, so that memory stays flat. ALERTS and ClickHouse have all."""
@@ -121,7 +123,7 @@ class IncidentLog:
                     await self._read()
                     fresh = True
                     continue
-                alert = self._redact(alert)
+                alert = self.redact(alert)
                 try:
                     stored = await self._publisher.event(
                         subjects.alert(alert.event), alert, id=alert.alert_id, at=alert.at, after=self._sequence
@@ -180,7 +182,8 @@ class IncidentLog:
         except ValidationError:
             structlog.get_logger().error("alert_unreadable", sequence=sequence)
 
-    def _redact(self, alert: Alert) -> Alert:
+    def redact(self, alert: Alert) -> Alert:
+        """Returns an alert as it may be stored and sent."""
         payload = self.redactor.json(dict(alert.payload))
         return alert.model_copy(
             update={
@@ -190,6 +193,16 @@ class IncidentLog:
                 "payload": payload if isinstance(payload, Mapping) else {},
             }
         )
+
+
+def open_log(
+    connection: ClientGetter, publisher: Publisher, alerts: Alerts, redaction: RedactionRules
+) -> tuple[IncidentLog, IncidentRules]:
+    """Returns a log of incidents, and the rules of the config.
+
+    A service that seldom reports something opens it only then, as it keeps all incidents in memory.
+    """
+    return IncidentLog(connection, publisher, Redactor.compile(redaction)), IncidentRules.of(alerts)
 
 
 def _on(key: str, signal: Signal, rules: IncidentRules) -> IncidentDecision:

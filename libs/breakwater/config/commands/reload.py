@@ -60,7 +60,7 @@ def require_usable(path: Path, config: Config, *, simulate: bool = False) -> Non
 async def announce(nats_url: str, before: Config, after: Config, by: str) -> None:
     """Notifies people of a change of the config, by an incident. Raises CliError, BusError."""
     alerts = after.alerts
-    rules = IncidentRules(alerts.on_events, alerts.quiet_s, alerts.escalate, alerts.reminders)
+    rules = IncidentRules.of(alerts)
     applied = config_applied(after.version, before.version, by, changes(before, after), datetime.now(UTC))
     async with connect.bus(nats_url) as client:
         log = IncidentLog(lambda: client, Publisher(lambda: client, "setup"), Redactor.compile(after.redaction))

@@ -99,7 +99,9 @@ def as_cli_error(error: BaseException) -> CliError:
         case QueryError():
             return CliError("query_failed", f"ClickHouse refuses it, code {error.code}: {error.message}")
         case UnavailableError():
-            return unreachable(str(error), "`breakwater doctor` shows which servers and services respond.")
+            return unreachable(
+                str(error), error.remedy or "`breakwater doctor` shows which servers and services respond."
+            )
         case AnalyticsError() | BusError():
             return CliError("failed", str(error))
         case BreakwaterError(command_code=str() as code):

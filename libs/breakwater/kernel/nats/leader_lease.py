@@ -19,6 +19,7 @@ from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.subjects import Header, Stream
 from breakwater.kernel.process import background
+from breakwater.kernel.process.outage import Outage
 
 _FREE = b""
 
@@ -66,6 +67,10 @@ class LeaderLease:
         self._times = times
         self._clock = clock
         self._sequence = 0  # of our own last message, while we hold the lease
+        self.storing = Outage(f"storing {subject}")
+        """The outage of the stream, by the tries to take or to renew the lease."""
+        self.led_last = False
+        """True if no other process is known to have had the lease since this one took it."""
 
     async def run(self, work: Callable[[], Awaitable[None]]) -> None:
         """Repeatedly waits for the lease, works while it lasts, and stops the work when it is lost; until cancelled."""
@@ -91,15 +96,20 @@ class LeaderLease:
         while True:
             try:
                 last = await self._lookup.last(self._stream, self._subject)
+                self.led_last &= last is None or last.data in (_FREE, self._holder)
                 sequence = 0 if last is None else last.sequence
                 if sequence != last_sequence:
                     last_sequence = sequence
                     since = self._clock()
                 if last is None or last.data == _FREE or self._clock() - since >= self._times.lease_s:
                     await self._write(self._holder, sequence)
+                    self.led_last = True
                     return
+                self.storing.note_success()  # the process that has it renews it
             except BusError as error:
                 # NATS is unavailable, or another process was quicker: the next poll finds out.
+                if not isinstance(error, AlreadyDecidedError):
+                    self.storing.note_failure(error)
                 structlog.get_logger().debug("leader_lease_not_taken", subject=self._subject, error=str(error))
             await asyncio.sleep(background.aligned_delay(self._times.watch_s))
 
@@ -118,6 +128,7 @@ class LeaderLease:
                         return
                 renewed = before
             except (BusError, TimeoutError) as error:
+                self.storing.note_failure(error)
                 structlog.get_logger().debug("leader_lease_not_renewed", subject=self._subject, error=str(error))
 
     async def _renew(self) -> bool:
@@ -128,6 +139,7 @@ class LeaderLease:
             # An earlier renewal may have been stored although its acknowledgement was lost.
             last = await self._lookup.last(self._stream, self._subject)
             if last is None or last.data != self._holder:
+                self.led_last = False
                 return False
             self._sequence = last.sequence
         return True
@@ -142,6 +154,7 @@ class LeaderLease:
     async def _write(self, data: bytes, after: int) -> None:
         headers = {Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value: str(after)}
         self._sequence = (await self._publisher.raw(self._subject, data, headers)).sequence
+        self.storing.note_success()
 
 
 async def _end(task: asyncio.Future[None]) -> bool:

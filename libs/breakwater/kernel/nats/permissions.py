@@ -311,6 +311,10 @@ GRANTS = (
             # It compares ClickHouse with it.
             *_facts(Stream.EVENTS),
             *reads(Stream.EVENTS),
+            # The incident that ClickHouse stores nothing.
+            *_below("alerts"),
+            *_facts(Stream.ALERTS),
+            *reads(Stream.ALERTS),
             HEALTH,
         ),
     ),

@@ -7,6 +7,7 @@ An outage of NATS, Redis or ClickHouse delays work and never fails it. Therefore
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
@@ -29,16 +30,26 @@ class Outage:
         """Creates it for a server or resource, by its name in the log."""
         self._resource = resource
         self._failed_tries = 0
+        self._since = 0.0
+        self.error: BaseException | str | None = None
+        """The latest error while it is unavailable; otherwise None."""
 
     @property
     def lasting(self) -> bool:
         """Returns True while it is unavailable."""
         return self._failed_tries > 0
 
+    @property
+    def lasts_s(self) -> float:
+        """Returns the seconds for which it has been unavailable; 0 while it is available."""
+        return time.monotonic() - self._since if self.lasting else 0.0
+
     def note_failure(self, error: BaseException | str) -> None:
         """Counts a failed try; the first one is logged."""
         self._failed_tries += 1
+        self.error = error
         if self._failed_tries == 1:
+            self._since = time.monotonic()
             structlog.get_logger().warning("unavailable", what=self._resource, error=str(error) or repr(error))
 
     async def retry_until_available(self, work: Callable[[], Awaitable[Value]], *, on: Errors, retry_s: float) -> Value:
@@ -88,6 +99,7 @@ class Outage:
         if self._failed_tries:
             structlog.get_logger().info("available_again", what=self._resource, failed_tries=self._failed_tries)
             self._failed_tries = 0
+            self.error = None
 
 
 class StoppedWaitingError(BreakwaterError):
@@ -109,6 +121,10 @@ class Outages:
         self._failing: Counter[str] = Counter()
         """Retrying callers that have failed, by server."""
         self._stopping = asyncio.Event()
+
+    def of(self, server: str) -> Outage | None:
+        """Returns the outage of a server; None if it never had one."""
+        return self._outages.get(server)
 
     def stop(self) -> None:
         """Ends all waiting, now and in future. Work that succeeds at the first try is still done."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from hashlib import sha1
@@ -302,10 +302,19 @@ async def _translated_errors() -> AsyncGenerator[None]:
         raise translation from error
 
 
-_PASSING = re.compile(
-    "(?:^|: -)(?:LOADING|BUSY|MASTERDOWN|CLUSTERDOWN|NOREPLICAS|READONLY|OOM|MISCONF|TRYAGAIN)(?!\\S)"
-)
+_PASSING = re.compile("(?:^|: -)(LOADING|BUSY|MASTERDOWN|CLUSTERDOWN|NOREPLICAS|READONLY|OOM|MISCONF|TRYAGAIN)(?!\\S)")
 """The codes of a server that can't serve just now; Redis 6.2 has that of a script's command within its text."""
+
+_REMEDIES: Mapping[str, str] = {
+    "MISCONF": (
+        "Redis can't write to its disk, and refuses all writes: free disk space on its server, or correct the rights "
+        "of its directory. It then serves again by itself: within a second with `appendonly yes`, otherwise after the "
+        "next snapshot that succeeds (`redis-cli BGSAVE`). Its log names the file."
+    ),
+    "OOM": "Redis has no memory left: raise its `maxmemory`, or find what else is stored there.",
+    "READONLY": "That server is a replica: set BREAKWATER_REDIS_URL to the primary, or promote it.",
+}
+"""The advice on a code that does not pass by itself."""
 
 
 def unavailable(error: Exception) -> StateUnavailableError | None:
@@ -314,5 +323,9 @@ def unavailable(error: Exception) -> StateUnavailableError | None:
         return StateUnavailableError(f"Redis did not answer: {str(error) or type(error).__name__}")
     # redis-py takes a code that it knows out of the text.
     text = f"{getattr(error, 'status_code', None) or ''} {error}".strip()
-    passes = isinstance(error, ResponseError) and _PASSING.search(text) is not None
-    return StateUnavailableError(f"Redis does not serve: {text}") if passes else None
+    code = _PASSING.search(text) if isinstance(error, ResponseError) else None
+    if code is None:
+        return None
+    refusal = StateUnavailableError(f"Redis does not serve: {text}")
+    refusal.remedy = _REMEDIES.get(code[1])
+    return refusal
