@@ -28,6 +28,7 @@ NO_ERROR: ErrorCells = (None,) * 7
 MAX_ATTEMPTS = 9
 KEY = "app"
 """The API key of all jobs."""
+TEAMS = ("search", "support", "growth", "platform")
 _REPAIRS = {
     "logic": ("self_correction", 2),
     "context_overflow": ("context_trim", 1),
@@ -45,6 +46,16 @@ class Job:
     task_id: str | None
     parent: str | None
     queued_ms: int
+
+    @property
+    def user(self) -> str | None:
+        """One of forty users. A third of the jobs name none."""
+        return f"user-{self.queued_ms % 40}" if self.queued_ms % 3 else None
+
+    @property
+    def team(self) -> str | None:
+        """The team of the user."""
+        return None if self.user is None else TEAMS[self.queued_ms % len(TEAMS)]
 
 
 @dataclass(slots=True)
@@ -194,7 +205,7 @@ class Jobs:
             (
                 *(f"{execution_id}:{number}", execution_id, execution_id, job.agent.name, job.tenant),
                 *(job.task_id, job.task_id),
-                *(None, {}, number),
+                *(None, job.user, job.team, {}, number),
                 *(model.name, model.provider, at, at, 0),
                 *tokens_and_cost,
                 "short_circuited",
@@ -250,7 +261,7 @@ class Jobs:
             (
                 *(f"{execution_id}:{number}", execution_id, execution_id, agent.name, job.tenant),
                 *(job.task_id, job.task_id),
-                *(None, {}, number),
+                *(None, job.user, job.team, {}, number),
                 *(model.name, model.provider, started, completed, took),
                 *((sent, given, cached, None, None, "stop") if billed else (None,) * 6),
                 *((None, None) if begun is None else (begun, given)),
@@ -333,7 +344,15 @@ class Jobs:
             *(time_from_ms(job.queued_ms), time_from_ms(dispatched_ms), course.first_call),
             *(time_from_ms(completed_ms), completed_ms - job.queued_ms),
             *(cached_from is not None, cached_from, dry_run, "8573401e0e10", None),
-            *(KEY, preview(prompt), preview(output and output.strip('"')), None, self.next_sequence()),
+            *(
+                KEY,
+                job.user,
+                job.team,
+                preview(prompt),
+                preview(output and output.strip('"')),
+                None,
+                self.next_sequence(),
+            ),
         )
         return Done(row, course.rows, execution_id, reason, known, completed_ms)
 
@@ -382,7 +401,7 @@ def _end(failure: Failure) -> str:
 
 
 def _last_error(course: Course) -> ErrorCells:
-    return course.last_call_error if course.failed else course.rows[-1][28:35]
+    return course.last_call_error if course.failed else course.rows[-1][30:37]
 
 
 def _cost(model: Model, sent: int, cached: int, given: int) -> int | None:

@@ -39,6 +39,8 @@ def attempt_of(
         task_id=job.ids.task_id,
         task_key=job.ids.task_key,
         submitted_by=job.submitted_by,
+        user=job.attribution.user,
+        team=job.attribution.team,
         caller=job.caller,
         cost_tags=dict(job.cost_tags),
         number=flight.number,

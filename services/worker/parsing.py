@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pydantic import JsonValue, ValidationError
 
 from breakwater.calls.assignment import Assignment, Parameters
@@ -11,6 +13,7 @@ from breakwater.dialects.rules import params_of
 from breakwater.jobs.contract.job import Job
 from breakwater.jobs.held_claims import CancelSignal, ClaimLease
 from breakwater.jobs.queued_message import JobOrigin, document_of, generated_id, ids_in, legible_part, origin_of
+from breakwater.jobs.rules.attribution import attribution_of
 from breakwater.jobs.rules.ids import key_of
 from breakwater.jobs.rules.ownership import (
     for_own_tenant,
@@ -146,12 +149,13 @@ class JobReader:
             run_id=run_of(ids, job.tenant, trace_id=trace_id),
             owner=origin.owner,
             submitted_by=origin.sender,
+            attribution=attribution_of(job, origin.attribution),
             agent_name=self._agent_name,
             agent=self._agent_for(job, rules),
             breaker=rules.breaker,
             parameters=self._parameters_for(job, output_guard),
             output_guard=output_guard,
-            cost_tags=self._cost_tags(job) if job.metadata else {},
+            cost_tags=self._cost_tags(job, origin.tags) if job.metadata or origin.tags else {},
             claim=Claim.new(ids.execution_id, self._worker.id),
             lease=ClaimLease(CancelSignal(self._agent_name, origin.owner, job.tenant)),
             now=self._worker.steady_time(),
@@ -176,9 +180,11 @@ class JobReader:
         params = params_of(job)
         return Parameters.of(self._agent, params, output_guard) if params else self._parameters
 
-    def _cost_tags(self, job: Job) -> dict[str, str]:
-        keys = [key for key in self._config.cost_tags if key in job.metadata]
-        redacted = self._worker.redactor.json({key: job.metadata[key] for key in keys})
+    def _cost_tags(self, job: Job, key_tags: Mapping[str, str]) -> dict[str, str]:
+        """Returns the job's cost tags, redacted. Those of its key replace its own."""
+        tags: dict[str, JsonValue] = {**job.metadata, **key_tags}
+        keys = [key for key in self._config.cost_tags if key in tags]
+        redacted = self._worker.redactor.json({key: tags[key] for key in keys})
         return cost_tags(keys, redacted) if isinstance(redacted, dict) else {}
 
     def _storable_session(self, session_id: str) -> str:

@@ -88,6 +88,8 @@ def result_of(
         dry_run=end.dry_run,
         owner=job.owner,
         submitted_by=job.submitted_by,
+        user=job.attribution.user,
+        team=job.attribution.team,
         job_digest=job.digest,
         config_version=config_version,
         trace_id=trace_id,

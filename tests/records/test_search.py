@@ -54,6 +54,8 @@ def matching(history: Made, filters: Filters) -> list[Execution]:
             and filters.reason in (None, record.reason)
             and filters.model in (None, record.chosen_model or record.requested_model)
             and filters.tenant in (None, record.tenant)
+            and filters.user in (None, record.user)
+            and filters.team in (None, record.team)
             and filters.task_id in (None, record.task_id)
             and filters.run_id in (None, record.run_id)
             and filters.error_kind in (None, record.error.kind if record.error else None)
@@ -90,6 +92,8 @@ FILTERS = [
     Filters(reason="error", dry_runs=False),
     Filters(model="claude-haiku-4.5"),
     Filters(tenant="acme"),
+    Filters(user="user-7"),
+    Filters(team="search", status="succeeded"),
     Filters(task_id="task-3"),
     Filters(run_id="acme/task-3"),
     Filters(error_kind="rate_limit"),
@@ -170,7 +174,8 @@ async def test_a_run_sums_up_all_its_steps(filled: Analytics, history: Made) -> 
         assert run.completed_at == max(one.completed_at for one in steps)
         assert run.duration_ms == (run.completed_at - run.started_at) // timedelta(milliseconds=1)
         ended_last = max(steps, key=lambda one: (one.completed_at, one.execution_id))
-        assert (run.submitted_by, run.prompt_preview) == ("app", previews_of(steps[0])["prompt_preview"])
+        assert (run.submitted_by, run.user) == ("app", steps[0].user)
+        assert run.prompt_preview == previews_of(steps[0])["prompt_preview"]
         assert run.output_preview == previews_of(ended_last)["output_preview"]
         last = max(failed, key=lambda one: one.completed_at)
         assert (run.reason, run.error_message) == (last.reason, last.error and last.error.message)
@@ -239,6 +244,8 @@ async def test_a_line_says_what_the_record_says(filled: Analytics, history: Made
             cache_hit=record.cache_hit,
             dry_run=record.dry_run,
             submitted_by=record.submitted_by,
+            user=record.user,
+            team=record.team,
             **previews_of(record),
         )
         assert line.model == (record.chosen_model or record.requested_model)

@@ -51,6 +51,8 @@ class Messages:
             agent=agent,
             tenant=tenant,
             submitted_by=submitted_by,
+            user=picked.choice((None, "ada")),
+            team=picked.choice((None, "search")),
             cost_tags={} if submitted_by is None else {"team": "growth", "project": agent},
             model=picked.choice(("gpt-4.1", "mini")),
             provider=picked.choice(("openai", "proxy")),
@@ -159,7 +161,7 @@ OF_ATTEMPTS: dict[str, tuple[int, str, Callable[[Iterable[Attempt]], Figures]]] 
     "provider_health": (3, "minute", view_figures.provider_health),
     "estimate_accuracy": (3, "day", view_figures.estimate_accuracy),
     "spend_per_hour": (4, "hour", view_figures.spend_per_hour),
-    "cost_and_usage": (6, "ChargePeriodStart", view_figures.cost_and_usage),
+    "cost_and_usage": (8, "ChargePeriodStart", view_figures.cost_and_usage),
 }
 
 

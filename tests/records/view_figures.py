@@ -226,11 +226,11 @@ def cost_and_usage(attempts: Iterable[Attempt]) -> Figures:
     def key(one: Attempt) -> tuple[Hashable, ...]:
         charged_at = minute(one.reserved_at or one.started_at)
         quarter = charged_at.replace(minute=charged_at.minute // 15 * 15)
-        return (quarter, one.provider, one.agent, one.tenant, one.model, one.submitted_by)
+        return (quarter, one.provider, one.agent, one.tenant, one.model, one.submitted_by, one.user, one.team)
 
     figures: Figures = {}
     for names, all_ in groups(called(attempts), key).items():
-        start, provider, agent, tenant, model, _ = names
+        start, provider, agent, tenant, model, *_ = names
         month = start.replace(day=1, hour=0, minute=0)
         tokens = [one for attempt in all_ for one in (attempt.input_tokens, attempt.output_tokens)]
         failed = [one for one in all_ if one.outcome != "success"]

@@ -23,6 +23,7 @@ from breakwater.config import Agent
 from breakwater.dialects.rules import DIALECTS, chat_form, conversation_of, for_chat, params_of
 from breakwater.dialects.rules.embeddings import native_body
 from breakwater.dialects.rules.tool_schemas import portable_params
+from breakwater.identity.rules.callers import Attribution
 from breakwater.jobs.contract.current_jobs import JobWait
 from breakwater.jobs.contract.execution import Attempt, Cancellation, Cause, ErrorInfo, Reason
 from breakwater.jobs.contract.job import Job, NativeRequest
@@ -192,6 +193,8 @@ class Assignment:
     """The API key, or the NATS user of the program, that owns the job."""
     submitted_by: str | None
     """The API key, or the NATS user of the program, that sent the job."""
+    attribution: Attribution
+    """The user and the team whose call it is."""
     agent_name: str
     agent: Agent
     """The agent, with the job's own guard and retry rules."""

@@ -14,7 +14,9 @@ from breakwater.dialects.rules import InvalidBodyError, chat_form
 from breakwater.dialects.rules.embeddings import PARAMS, fallback_objection, native_body, too_many, too_many_batches
 from breakwater.dialects.rules.params import connection_objection, params_objection, unknown_objection, unknown_part
 from breakwater.jobs.contract.job import ChatMessage, Job, NativeRequest
+from breakwater.jobs.rules.attribution import name_claims
 from breakwater.kernel.formats import listing
+from breakwater.kernel.types import is_identifier
 from breakwater.kernel.validation import FieldError
 from breakwater.prices.rules.price import term_of
 from breakwater.redaction.rules.redact import id_objection
@@ -38,6 +40,11 @@ def validate_job(config: Config, job: Job, *, with_figures: bool = False) -> Fie
     for path, name in (*ids, *models, *(("depends_on", name) for name in job.depends_on)):
         if (objection := id_objection(config.redaction, name)) is not None:
             return FieldError(path, objection)
+    for claim in name_claims(job):
+        if not is_identifier(claim.name):
+            return FieldError(claim.path, "must name a user or a team with 1 to 128 characters, none of them a control")
+        if (objection := id_objection(config.redaction, claim.name)) is not None:
+            return FieldError(claim.path, objection)
     if job.api == "embeddings" and (problem := _embeddings_objection(config, agent, job)) is not None:
         return problem
     if job.api_request is not None and (problem := _request_objection(config, agent, job, job.api_request)) is not None:

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import NamedTuple, Protocol
 
-from pydantic import JsonValue
+from pydantic import JsonValue, TypeAdapter
 from pydantic_core import from_json
 
+from breakwater.identity.rules.callers import Attribution
 from breakwater.identity.settings import NatsProgram
 from breakwater.jobs.contract.job import Job
 from breakwater.jobs.rules.ids import JobIds, ids_of, key_of
@@ -19,6 +20,8 @@ from breakwater.kernel.nats.subjects import PROGRAM, Header
 from breakwater.kernel.surrogates import read_whole
 from breakwater.kernel.types import is_identifier
 from breakwater.redaction.rules.scanner import holds_key
+
+_TAGS = TypeAdapter(dict[str, str])
 
 
 class JobMessage(Protocol):
@@ -57,6 +60,9 @@ class JobOrigin(NamedTuple):
     program: NatsProgram | None
     """The configured program that sent it."""
     owner: str | None
+    attribution: Attribution
+    tags: Mapping[str, str]
+    """The cost tags of the API key that it was submitted with."""
     scope: str | None
     execution_id: str | None
     """None if the job did not come through `request` and was not parked."""
@@ -76,10 +82,18 @@ def origin_of(message: JobMessage, programs: Mapping[str, NatsProgram]) -> JobOr
         program=program,
         # The jobs of a program with tenants belong to the tenant.
         owner=None if program is not None and program.tenants else name_in(headers, Header.OWNER),
+        attribution=Attribution(name_in(headers, Header.USER), name_in(headers, Header.TEAM)),
+        tags=tags_in(headers),
         scope=headers.get(Header.SCOPE.value),
         execution_id=name_in(headers, Header.EXECUTION_ID),
         job_id=name_in(headers, Header.JOB_ID),
     )
+
+
+def tags_in(headers: Mapping[str, str]) -> Mapping[str, str]:
+    """Returns the cost tags of an API key in a job's headers."""
+    token = headers.get(Header.TAGS.value)
+    return {} if token is None else _TAGS.validate_json(subjects.decode_token(token))
 
 
 def document_of(data: bytes) -> JsonValue:

@@ -97,7 +97,7 @@ class UnchangedBudget(BudgetStatus):
     unchanged: Literal[True] = True
 
 
-CostsBy = Literal["agent", "tenant", "model", "provider", "key", "tag"]
+CostsBy = Literal["agent", "tenant", "model", "provider", "key", "user", "team", "tag"]
 
 
 class CostsQuery(Message):

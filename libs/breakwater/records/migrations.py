@@ -56,7 +56,7 @@ def migrations(layout: Layout) -> tuple[Migration, ...]:
     that come with that step.
     """
     tables = (table.ddl(layout) for table in TABLES)
-    changed_later = {"plans", "breaker_openings", *_FALLBACK_VIEWS}
+    changed_later = {"plans", "breaker_openings", "cost_and_usage", *_FALLBACK_VIEWS}
     views = (create_view(name, layout) for name in VIEWS if name not in changed_later)
     # The first release's. Those of development versions have lower numbers; from 16 on they lack what `missing` finds.
     return (
@@ -79,6 +79,14 @@ def migrations(layout: Layout) -> tuple[Migration, ...]:
             "submitters and previews of executions",
             tuple(
                 EXECUTIONS.add_column(column, layout) for column in ("submitted_by", "prompt_preview", "output_preview")
+            ),
+        ),
+        Migration(
+            25,
+            "users and teams",
+            (
+                *(table.add_column(column, layout) for table in (EXECUTIONS, ATTEMPTS) for column in ("user", "team")),
+                create_view("cost_and_usage", layout),
             ),
         ),
     )

@@ -61,6 +61,8 @@ _CONDITIONS = {
     "reason": "reason = {reason:String}",
     "model": "ifNull(chosen_model, requested_model) = {model:String}",
     "tenant": "tenant = {tenant:String}",
+    "user": "user = {user:String}",
+    "team": "team = {team:String}",
     "task_id": "(task_id = {task_id:String} OR task_key = {task_id:String})",
     "plan_id": "(plan_id = {plan_id:String} OR plan_key = {plan_id:String})",
     "run_id": "run_id = {run_id:String}",
@@ -86,6 +88,8 @@ class Filters:
     model: str | None = None
     """The model that answered; if none did, the model that was called."""
     tenant: str | None = None
+    user: str | None = None
+    team: str | None = None
     task_id: str | None = None
     plan_id: str | None = None
     run_id: str | None = None

@@ -179,6 +179,8 @@ _NAMES = {
     "model": "model",
     "provider": "provider",
     "key": "submitted_by",
+    "user": "user",
+    "team": "team",
     "tag": "nullIf(cost_tags[{tag:String}], '')",
 }
 

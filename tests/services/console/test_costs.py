@@ -32,6 +32,7 @@ from breakwater.local.ports import free_port
 from breakwater.records import schema
 from breakwater.records.rows import budget_row
 from breakwater.records.rules.costs import month_before, month_of
+from breakwater.records.views.costs import BY
 from breakwater.services.request.app import build
 from tests.cli.api_stub import Stub
 from tests.helpers import until
@@ -62,7 +63,13 @@ def call(number: int, at: datetime, cost: int | None, **more: Any) -> Attempt:
     return samples.attempt(f"e{number}", **given)
 
 
-ACME = {"tenant": "acme", "submitted_by": "finance key", "cost_tags": {"team": "growth", "project": "p/1"}}
+ACME = {
+    "tenant": "acme",
+    "submitted_by": "finance key",
+    "user": "ada@example.com",
+    "team": "Ads & Co",
+    "cost_tags": {"team": "growth", "project": "p/1"},
+}
 FAILED = {"outcome": "error", "error": samples.RATE_LIMITED}
 CALLS = [
     # Of the month before, to the last millisecond; charged in this one, though they began before it.
@@ -245,6 +252,8 @@ async def test_what_stands_beside_the_spend(surfaces: Surfaces) -> None:
         ("model", None, {"gpt-4.1": 125_456_789_131, "mini": 40}),
         ("provider", None, {"openai": 125_456_789_131, "proxy": 40}),
         ("key", None, {"finance key": 123_456_789_131, "ops": 2_000_000_000, None: 40}),
+        ("user", None, {"ada@example.com": 123_456_789_131, None: 2_000_000_040}),
+        ("team", None, {"Ads & Co": 123_456_789_131, None: 2_000_000_040}),
         ("tag", "team", {"growth": 123_456_789_131, "ops": 2_000_000_000, None: 40}),
         ("tag", "project", {"p/1": 123_456_789_131, None: 2_000_000_040}),
         ("tag", "it's unknown", {None: 125_456_789_171}),
@@ -254,13 +263,19 @@ async def test_what_stands_beside_the_spend(surfaces: Surfaces) -> None:
     shown = await surfaces.console.get("/costs?month=2026-10&by=tag&tag=team&whole=1")
     assert on_page(shown.text) == {"growth": 123_456_789_131, "ops": 2_000_000_000, None: 40}
 
+    by_team = await surfaces.console.get("/costs?month=2026-10&by=team&whole=1")
+    assert on_page(by_team.text) == {"Ads & Co": 123_456_789_131, None: 2_000_000_040}
+    assert 'href="/executions?team=Ads+%26+Co&amp;' in by_team.text
+    csv = await surfaces.console.get("/costs.csv?month=2026-10&by=user")
+    assert "user,ada@example.com,USD,123.456789131" in csv.text
+
     few = await surfaces.api.read(Costs, "costs", {"month": "2026-10", "by": "tenant", "limit": 1})
     assert [line.name for line in few.lines] == ["acme"]
     assert few.others is not None
     assert (few.others.spend, few.others.calls, few.total) == (2_000_000_040, 3, costs.total)
 
 
-GROUPINGS = (("agent", None), ("tenant", None), ("model", None), ("provider", None), ("key", None), ("tag", "team"))
+GROUPINGS = (*((by, None) for by in BY), ("tag", "team"))
 
 
 async def test_the_total_is_the_same_however_costs_are_grouped(surfaces: Surfaces) -> None:
@@ -277,6 +292,8 @@ async def test_the_total_is_the_same_however_costs_are_grouped(surfaces: Surface
             model=draw.choice(["gpt-4.1", "mini"]),
             provider=draw.choice(["openai", "proxy"]),
             submitted_by=draw.choice(["ops", None]),
+            user=draw.choice(["ada", None]),
+            team=draw.choice(["search", None]),
             cost_tags=draw.choice([{}, {"team": "growth"}, {"team": "ops"}]),
             **failed,
         )

@@ -300,13 +300,15 @@ async def test_a_replay_is_the_same_job_under_an_id_of_its_own(api: HttpApi) -> 
         "metadata": {"order": 1},
         "skip_cache": True,
     }
-    dead_letter = await give_up(api, job, headers={"Nats-Msg-Id": "writer/order-1"})
+    of_key = {"Breakwater-User": "ada", "Breakwater-Team": "search", "Breakwater-Tags": "%7B%22project%22%3A%22x%22%7D"}
+    dead_letter = await give_up(api, job, headers={"Nats-Msg-Id": "writer/order-1", **of_key})
     [outcome] = (await replay(api, dead_letters=[dead_letter, dead_letter]))["replayed"]
     [queued] = await jobs(api)
     assert outcome == {"dead_letter_id": dead_letter, "execution_id": queued["job_id"]}
     assert queued["job_id"].startswith("rpl_")
     headers = queued.pop("_headers")
     assert headers[Header.MSG_ID.value] == f"writer/{queued['job_id']}"
+    assert of_key.items() <= headers.items()
     assert Header.UNIQUE_ID.value not in headers
     wanted = {**job, "job_id": queued["job_id"], "metadata": {"order": 1, "replay_of": "order-1"}}
     assert queued == {**wanted, "_subject": "bw.jobs.writer"}

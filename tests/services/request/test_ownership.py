@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from tests.helpers import until
 from tests.services.request.conftest import Answer, HttpApi, answer_jobs, new_id
 
 
-def key(api: HttpApi, name: str, *, scopes: Any = ("submit",), **bound: tuple[str, ...]) -> dict[str, str]:
+def key(api: HttpApi, name: str, *, scopes: Any = ("submit",), **bound: Any) -> dict[str, str]:
     return {"Authorization": f"Bearer {create_key(api.settings.api_keys_file, name, scopes, **bound)}"}
 
 
@@ -154,3 +155,47 @@ async def test_a_bound_key_is_told_of_its_own_agents_alone(api: HttpApi) -> None
     # Nor what the others allow.
     refused = await submit(api, narrow, agent="writer", model="other/unknown")
     assert (refused.status, refused.code) == (403, "forbidden")
+
+
+async def test_a_key_bound_to_a_user_and_a_team_names_no_other_and_passes_its_own_on(api: HttpApi) -> None:
+    tags = {"project": "ranking", "who's": "é"}
+    bound = key(api, "ada's", user="ada@example.com", team="Data Science", tags=tags)
+    sent: list[dict[str, str]] = []
+
+    async def hear(message: Msg) -> None:
+        sent.append(message.headers or {})
+
+    await api.bus.subscribe("bw.jobs.>", cb=hear)
+    await api.bus.jetstream().account_info()
+    chat: dict[str, Any] = {"model": "writer", "messages": [{"role": "user", "content": "x"}]}
+    refusals = [
+        ("/api/v1/jobs", {"agent": "writer", "prompt": "x", "metadata": {"user": "eve"}}, 403, "metadata.user"),
+        ("/api/v1/jobs", {"agent": "writer", "prompt": "x", "metadata": {"team": "ads"}}, 403, "metadata.team"),
+        ("/v1/chat/completions", {**chat, "user": "eve"}, 403, "user"),
+        ("/v1/chat/completions", {**chat, "safety_identifier": "eve"}, 403, "safety_identifier"),
+        ("/v1/responses", {"model": "writer", "input": "x", "user": "eve"}, 403, "user"),
+        ("/v1/messages", {**chat, "max_tokens": 9, "metadata": {"user_id": "eve"}}, 403, "metadata.user_id"),
+    ]
+    unusable = [
+        ("/api/v1/jobs", {"agent": "writer", "prompt": "x", "metadata": {"user": "u" * 129}}, 422, "metadata.user"),
+        ("/api/v1/jobs", {"agent": "writer", "prompt": "x", "metadata": {"team": "a\nb"}}, 422, "metadata.team"),
+        ("/v1/chat/completions", {**chat, "user": "u" * 129}, 400, "user"),
+        ("/v1/messages", {**chat, "max_tokens": 9, "metadata": {"user_id": "a\x00b"}}, 400, "metadata.user_id"),
+    ]
+    free = key(api, "free")
+    for headers, rows in ((bound, refusals), (free, unusable)):
+        for path, body, status, place in rows:
+            answer = await api.ask("POST", path, json=body, headers=headers)
+            assert (answer.status, place in answer.body.decode()) == (status, True), (path, answer.body)
+    assert "is bound to 'ada@example.com'" in (await submit(api, bound, metadata={"user": "eve"})).message
+
+    assert (await submit(api, bound, metadata={"user": "ada@example.com"})).status == 202
+    headers = (await until(lambda: sent, "the job"))[0]
+    names = [decode_token(headers[header.value]) for header in (Header.USER, Header.TEAM, Header.TAGS)]
+    assert names[:2] == ["ada@example.com", "Data Science"]
+    assert json.loads(names[2]) == tags
+    assert (await submit(api, free, params={"user": "bob"}, metadata={"team": "ads"})).status == 202
+    headers = (await until(lambda: sent[1:], "the other job"))[0]
+    assert (headers[Header.USER.value], headers[Header.TEAM.value]) == ("bob", "ads")
+    assert Header.TAGS.value not in headers
+    assert len(sent) == 2

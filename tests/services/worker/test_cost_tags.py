@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from breakwater.kernel.nats.subjects import Header
+import json
+from unittest.mock import ANY
+
+from breakwater.kernel.nats.subjects import Header, encode_token
 from tests.flow.kit import model
 from tests.services.worker.conftest import StartWorker
 
@@ -41,4 +44,14 @@ async def test_attempts_have_their_jobs_cost_tags_and_key_and_its_record_has_the
 
         await plane.publish({**job, "job_id": "plain"}, **{Header.SUBMITTED_BY.value: "%FF"})
         [first, _] = (await plane.result("plain"))["attempts"]
-        assert (first["submitted_by"], first["cost_tags"]) == (None, {})
+        assert (first["submitted_by"], first["user"], first["team"], first["cost_tags"]) == (None, None, None, {})
+
+        of_key = {Header.USER.value: "ada%40example%2Ecom", Header.TEAM.value: "search"}
+        tags = encode_token(json.dumps({"team": "research", "unlisted": "x", "email": "jo@example.com"}))
+        await plane.publish({**job, "job_id": "key", "metadata": metadata}, **of_key, **{Header.TAGS.value: tags})
+        result = await plane.result("key")
+        [record] = await plane.messages("EVENTS", "bw.executions.writer.key")
+        for named in (result, record, *result["attempts"]):
+            assert (named["user"], named["team"]) == ("ada@example.com", "search")
+        assert [attempt["cost_tags"] for attempt in result["attempts"]] == [{"team": "research", "email": ANY}] * 2
+        assert "jo@" not in str(result["attempts"][0]["cost_tags"])

@@ -31,6 +31,9 @@ FORGED = {
     "Breakwater-Execution-Id": "of-another",
     "Breakwater-Job-Id": "of-another",
     "Breakwater-Scope": "key:key",
+    "Breakwater-User": "eve",
+    "Breakwater-Team": "ads",
+    "Breakwater-Tags": "%7B%22project%22%3A%22x%22%7D",
     "Breakwater-Queued-At": "2001-01-01T00:00:00.000Z",
 }
 
@@ -47,20 +50,22 @@ async def send(plane: WorkerPlane, user: str, job: Mapping[str, Any]) -> None:
 
 
 async def test_a_job_belongs_to_who_sent_it_whatever_its_headers_say(start_worker: StartWorker) -> None:
-    async with start_worker({"sim/m": model()}, AGENTS, programs=PROGRAMS) as plane:
+    async with start_worker({"sim/m": model()}, AGENTS, programs=PROGRAMS, cost_tags=["project"]) as plane:
         expected = {
             "client": (None, None, None),
             "program-billing": ("program-billing", "program-billing", None),
             "program-acme": (None, "program-acme", "acme"),
         }
         for user, (owner, sender, tenant) in expected.items():
-            await send(plane, user, {"agent": "writer", "job_id": f"of-{user}", "prompt": user})
+            metadata = {"user": "ada"}
+            await send(plane, user, {"agent": "writer", "job_id": f"of-{user}", "prompt": user, "metadata": metadata})
             result = await plane.result(called(user, f"of-{user}"))
             assert (result["status"], result.get("owner"), result.get("tenant")) == ("succeeded", owner, tenant)
             attempt = await plane.last("EVENTS", subjects.attempt("writer", called(user, f"of-{user}"), 1))
             assert attempt is not None
             assert attempt.get("submitted_by") == sender
             assert result["submitted_by"] == sender
+            assert (result["user"], result["team"], attempt["user"], attempt["cost_tags"]) == ("ada", None, "ada", {})
             assert not result["queued_at"].startswith("2001")
 
 

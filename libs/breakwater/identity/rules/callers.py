@@ -209,6 +209,17 @@ ROLES: tuple[PersonRole, ...] = get_args(PersonRole)
 
 
 @dataclass(frozen=True, slots=True)
+class Attribution:
+    """The user and the team whose call something is; None if unknown."""
+
+    user: str | None = None
+    team: str | None = None
+
+
+NOBODY = Attribution()
+
+
+@dataclass(frozen=True, slots=True)
 class Caller:
     """The sender of a request.
 
@@ -225,6 +236,7 @@ class Caller:
         user: the user of all jobs that the caller submits; None if the caller is not bound to one.
         team: the team of all jobs that the caller submits; None if the caller is not bound to one.
         tags: cost tags of all jobs that the caller submits.
+        forwarded: the names that a trusted proxy has set on the request.
     """
 
     kind: CallerKind
@@ -239,6 +251,7 @@ class Caller:
     team: str | None = None
     tags: Mapping[str, str] = field(default_factory=dict[str, str])
     models: tuple[str, ...] = ()
+    forwarded: Attribution = NOBODY
 
     def may(self, needed: Collection[KeyScope]) -> bool:
         """Returns True if the caller has at least one of the scopes."""

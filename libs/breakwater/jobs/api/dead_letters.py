@@ -28,6 +28,7 @@ from pydantic_core import from_json, to_json
 
 from breakwater.config import Config, validate_job
 from breakwater.identity.operations import NATS_UNAVAILABLE, ApiRequest, operation, utc_now
+from breakwater.identity.rules.callers import Attribution
 from breakwater.jobs.api.job_queue import JobQueue
 from breakwater.jobs.api.submission import Submission
 from breakwater.jobs.contract.dead_letters import (
@@ -51,6 +52,7 @@ from breakwater.jobs.contract.dead_letters import (
 )
 from breakwater.jobs.contract.execution import Status
 from breakwater.jobs.contract.job import Job
+from breakwater.jobs.queued_message import tags_in
 from breakwater.jobs.rules.ownership import longest_job
 from breakwater.kernel.http.bodies import NO_ROOM, WAIT_TIMEOUT_S
 from breakwater.kernel.http.parsing import read_job, suggestion
@@ -402,14 +404,26 @@ def replay_of(stored: StoredDeadLetter, job: Job) -> Submission:
     """Returns the job of a dead letter as a new submission, whose metadata name the original execution."""
     dead_letter = stored.dead_letter
     original = dead_letter.execution_id or job.job_id or f"{dead_letter.stream}/{dead_letter.sequence}"
-    tokens = (dead_letter.headers.get(header.value) for header in (Header.OWNER, Header.SUBMITTED_BY))
-    owner, sender = (None if token is None else _name(token) for token in tokens)
+    headers = dead_letter.headers
+    tokens = (headers.get(header.value) for header in (Header.OWNER, Header.SUBMITTED_BY, Header.USER, Header.TEAM))
+    owner, sender, user, team = (None if token is None else _name(token) for token in tokens)
     # The scope stays: the replay refers to the jobs, the task and the plan of the original.
-    scope = dead_letter.headers.get(Header.SCOPE.value)
+    scope = headers.get(Header.SCOPE.value)
     replay = job.model_copy(update={"job_id": stored.replay_id, "metadata": {**job.metadata, "replay_of": original}})
     payload = replay.model_dump_json(exclude_unset=True).encode()
     execution_id = stored.replay_id
-    return Submission(replay, execution_id, execution_id, False, payload, owner, sender, scope=scope)
+    return Submission(
+        replay,
+        execution_id,
+        execution_id,
+        False,
+        payload,
+        owner,
+        sender,
+        attribution=Attribution(user, team),
+        tags=tags_in(headers),
+        scope=scope,
+    )
 
 
 def _why_no_job(config: Config, stored: StoredDeadLetter) -> str:

@@ -19,12 +19,13 @@ from starlette.responses import Response
 
 from breakwater.breakers.api import AgentAvailability
 from breakwater.config import Config, validate_job
-from breakwater.identity.rules.callers import Caller
+from breakwater.identity.rules.callers import Attribution, Caller
 from breakwater.jobs.api.job_queue import JobQueue
 from breakwater.jobs.api.results import JobLookup, ReceivedResult, status_of
 from breakwater.jobs.api.submission import Submission, submission
 from breakwater.jobs.contract.job import Job
 from breakwater.jobs.plan_changes import PlanLog, PlanName, PlanSource
+from breakwater.jobs.rules.attribution import attribution_of
 from breakwater.jobs.rules.ids import execution_of, is_generated, key_of, scope_of
 from breakwater.jobs.rules.ownership import (
     for_own_tenant,
@@ -126,8 +127,14 @@ class JobIntake:
             scope=scope_of(caller, job.tenant),
             redaction=self.config.redaction,
         )
-        private = not self.config.agents[job.agent].keeps_error_texts
-        return replace(sent, submitted_by=caller.name, by_operator=by_operator, private=private)
+        return replace(
+            sent,
+            submitted_by=caller.name,
+            attribution=attribution_of(job, Attribution(caller.user, caller.team), caller.forwarded),
+            tags=caller.tags,
+            by_operator=by_operator,
+            private=not self.config.agents[job.agent].keeps_error_texts,
+        )
 
     async def compare(self, sent: Submission, *, required: bool = False) -> Submission:
         """Looks up whether a job was sent before, and returns it with the status of the earlier job.

@@ -144,6 +144,12 @@ class JobQueue:
             headers[Header.OWNER.value] = subjects.encode_token(sent.owner)
         if sent.submitted_by is not None:
             headers[Header.SUBMITTED_BY.value] = subjects.encode_token(sent.submitted_by)
+        if sent.attribution.user is not None:
+            headers[Header.USER.value] = subjects.encode_token(sent.attribution.user)
+        if sent.attribution.team is not None:
+            headers[Header.TEAM.value] = subjects.encode_token(sent.attribution.team)
+        if sent.tags:
+            headers[Header.TAGS.value] = subjects.encode_token(orjson.dumps(sent.tags).decode())
         if sent.by_operator and sent.job.dry_run:
             headers[Header.OPERATOR.value] = "1"
         payload = sent.payload

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 
+from breakwater.identity.rules.callers import NOBODY, Attribution
 from breakwater.jobs.contract.job import Job
 from breakwater.jobs.rules.ids import JobIds, execution_of, ids_of, key_of
 from breakwater.jobs.rules.ownership import job_digest
@@ -36,6 +38,10 @@ class Submission:
     """The name of the API key that the job belongs to."""
     submitted_by: str | None = None
     """The name of the API key that sent the job. Another key may own it."""
+    attribution: Attribution = NOBODY
+    """The user and the team whose call it is."""
+    tags: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The cost tags of the key that sent the job."""
     by_operator: bool = False
     """True if the sender may operate the plane."""
     scope: str | None = None

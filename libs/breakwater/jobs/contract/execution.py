@@ -156,6 +156,11 @@ class Attempt(Event):
         description="Name of the API key that the job was submitted with. Null over NATS, which does not say who its "
         "users are.",
     )
+    user: Identifier | None = Field(
+        default=None,
+        description="User whose call it is: of the API key, else as a trusted proxy or the job itself names it.",
+    )
+    team: Identifier | None = Field(default=None, description="Team whose call it is, as `user`.")
     caller: Identifier | None = Field(
         default=None,
         description="That API key, or else the program that the job belongs to. Breakers distinguish callers by "
@@ -346,6 +351,11 @@ class Execution(Event):
         description="Name of the API key that the job was submitted with, or NATS user of the program. Null for the "
         "NATS user that all programs share.",
     )
+    user: Identifier | None = Field(
+        default=None,
+        description="User whose job it is: of the API key, else as a trusted proxy or the job itself names it.",
+    )
+    team: Identifier | None = Field(default=None, description="Team whose job it is, as `user`.")
     job_digest: str | None = Field(
         default=None,
         description="Digest of the request. A different request with the same id is refused (`id_conflict`).",
@@ -502,6 +512,8 @@ class ExecutionQuery(Message):
         default=None, description="Filter by model: the one that answered, or else the requested one."
     )
     tenant: Identifier | None = Field(default=None, description="Filter by tenant.")
+    user: Identifier | None = Field(default=None, description="Filter by user.")
+    team: Identifier | None = Field(default=None, description="Filter by team.")
     task_id: Identifier | None = Field(default=None, description="Filter by task: its `task_id` or `task_key`.")
     run_id: RunId | None = Field(default=None, description="Filter by run.")
     plan_id: Identifier | None = Field(default=None, description="Filter by plan: its `plan_id` or `plan_key`.")
@@ -567,6 +579,8 @@ class ExecutionSummary(Event):
     cache_hit: bool
     dry_run: bool
     submitted_by: Identifier | None = Field(default=None, description="As in the execution.")
+    user: Identifier | None = Field(default=None, description="As in the execution.")
+    team: Identifier | None = Field(default=None, description="As in the execution.")
     prompt_preview: Preview = Field(
         default=None, description=f"The beginning of the prompt, or of the last message of a user. {_IN_LISTS}"
     )
@@ -626,6 +640,7 @@ class RunSummary(Event):
     cache_hit: bool = Field(description="True if all steps were answered from the cache.")
     dry_run: bool = Field(description="True if all steps are dry runs.")
     submitted_by: Identifier | None = Field(default=None, description="Of the first step.")
+    user: Identifier | None = Field(default=None, description="Of the first step.")
     prompt_preview: Preview = Field(default=None, description="Of the first step, as in `ExecutionSummary`.")
     output_preview: Preview = Field(default=None, description="Of the last step, as in `ExecutionSummary`.")
 

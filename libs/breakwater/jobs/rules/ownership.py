@@ -13,6 +13,7 @@ from pydantic import JsonValue
 
 from breakwater.identity.rules.callers import Caller
 from breakwater.jobs.contract.job import Job
+from breakwater.jobs.rules.attribution import claim_of_another
 from breakwater.kernel.nats.subjects import PROGRAM, REPLIES, encode_token
 
 _DIGEST_BYTES = 16
@@ -95,7 +96,7 @@ def forbidden_model(sender: Caller, job: Job, chain: Sequence[str]) -> str | Non
 class SenderObjection:
     """The reason why a key may not send a job."""
 
-    field: Literal["agent", "tenant", "reply_to"]
+    field: str
     message: str
     detail: str
     """The mistake in the field."""
@@ -107,6 +108,10 @@ def objection_to(sender: Caller, job: Job, *, by_operator: bool) -> SenderObject
         field, restriction = forbidden
         message = f"the API key {sender.name!r} submits {restriction}"
         return SenderObjection(field, message, "is not one of the key's")
+    if (claim := claim_of_another(sender, job)) is not None:
+        bound = sender.user if claim.kind == "user" else sender.team
+        message = f"{claim.path}: names the {claim.kind} {claim.name!r}, and {sender.name!r} is bound to {bound!r}"
+        return SenderObjection(claim.path, message, f"is not {bound!r}; leave it out")
     if job.reply_to is None:
         return None
     own_replies = f"{REPLIES}{encode_token(sender.name)}."

@@ -1,4 +1,4 @@
-"""`breakwater costs`: shows the costs of a month by agent, tenant, model, provider, key or tag."""
+"""`breakwater costs`: shows the costs of a month by agent, tenant, model, provider, key, user, team or tag."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def costs(
     api: Api,
     by: Annotated[
         str,
-        typer.Option("--by", metavar="WHAT", help="agent, tenant, model, provider, key, or tag:NAME of `cost_tags`."),
+        typer.Option("--by", metavar="WHAT", help=f"{', '.join(BY)}, or tag:NAME of `cost_tags`."),
     ] = "agent",
     month: Annotated[
         str | None,
@@ -40,7 +40,9 @@ def costs(
 
         breakwater costs --by tenant --month 2026-10
 
-        breakwater costs --by tag:team --csv > costs.csv
+        breakwater costs --by user
+
+        breakwater costs --by tag:project --csv > costs.csv
 
         breakwater costs --json | jq -r .total.spend
     """

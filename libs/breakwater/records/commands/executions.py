@@ -55,6 +55,8 @@ def executions(
     ] = None,
     agent: Annotated[str | None, typer.Option("--agent", help="Filter by agent.")] = None,
     status: Annotated[Status | None, typer.Option("--status", help="Filter by status.")] = None,
+    user: Annotated[str | None, typer.Option("--user", help="Filter by user.")] = None,
+    team: Annotated[str | None, typer.Option("--team", help="Filter by team.")] = None,
     plan: Annotated[str | None, typer.Option("--plan", help="Filter by plan.")] = None,
     runs: Annotated[
         bool,
@@ -107,7 +109,7 @@ def executions(
             output.table(STEPS, as_tree(run_steps))
     elif execution_id is None:
         begin = formats.since(since, datetime.now(UTC)) if since is not None else None
-        filters = Filters(agent=agent, status=status, plan_id=plan, since=begin)
+        filters = Filters(agent=agent, status=status, user=user, team=team, plan_id=plan, since=begin)
         if runs:
             run_summaries = ask_record(api, lambda record: record.runs(filters, limit))
             _show_list(RUNS, run_summaries, "no runs", as_json=api.as_json)

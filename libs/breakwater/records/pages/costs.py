@@ -1,4 +1,4 @@
-"""The page of a month's costs by agent, tenant, model, provider, key or tag, and its CSV."""
+"""The page of a month's costs by agent, tenant, model, provider, key, user, team or tag, and its CSV."""
 
 from __future__ import annotations
 
@@ -40,6 +40,8 @@ from breakwater.records.rules.costs import month_before
 from breakwater.records.spend import SpendHistory, spend_history
 from breakwater.records.views.costs import BY, cap_parts, cap_text, columns, tone
 
+_EXECUTION_FILTERS = ("tenant", "model", "user", "team")
+"""Groupings that the page of executions filters by."""
 MAX_ROWS = 200
 """Maximum number of lines on the page; the CSV has all."""
 
@@ -121,7 +123,7 @@ def chart_of(history: SpendHistory, by: str, group_title: str) -> Markup:
     named_count = len(charts.COLOURS) - (len(spend_by_name) > len(charts.COLOURS))
     series: list[Series] = []
     for colour, (name, values) in zip(charts.COLOURS[:named_count], spend_by_name.items(), strict=False):
-        filters = {by: name} if name is not None and by in ("agent", "tenant", "model") else {}
+        filters = {by: name} if name is not None and by in ("agent", *_EXECUTION_FILTERS) else {}
         series.append(Series(f"no {group_title}" if name is None else name, colour, values, "bars", filters))
     if other_values := list(spend_by_name.values())[named_count:]:
         sums = [sum(step) for step in zip(*other_values, strict=True)]
@@ -221,7 +223,7 @@ def _rows(costs: Costs) -> list[CostRow]:
             return None
         if costs.by == "agent":
             return f"/agents/{segment(name)}?{urlencode(time_range)}"
-        return f"/executions?{urlencode({costs.by: name} | time_range)}" if costs.by in ("tenant", "model") else None
+        return f"/executions?{urlencode({costs.by: name} | time_range)}" if costs.by in _EXECUTION_FILTERS else None
 
     rows = [CostRow(line, href(line.name), total_spend) for line in costs.lines]
     return [*rows, CostRow(costs.total, None, total_spend)] if rows else []

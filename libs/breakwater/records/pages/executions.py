@@ -47,7 +47,19 @@ SAVED_ROWS_PER_QUERY = 1_000
 MAX_SAVED = 200_000
 """Maximum number of executions in a CSV; `breakwater executions export` has no limit."""
 
-_FILTERS = ("agent", "status", "reason", "model", "tenant", "task_id", "plan_id", "run_id", "error_kind")
+_FILTERS = (
+    "agent",
+    "status",
+    "reason",
+    "model",
+    "tenant",
+    "user",
+    "team",
+    "task_id",
+    "plan_id",
+    "run_id",
+    "error_kind",
+)
 _NAMES = (*_FILTERS, "text", "min_cost")
 
 LINK = NavigationLink("/executions", "Executions", "e")

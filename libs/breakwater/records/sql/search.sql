@@ -133,6 +133,7 @@ SELECT
     min(executions.dry_run) AS dry_run,
     -- A tuple: argMin would pass over a step without a value.
     (argMin(tuple(executions.submitted_by), (queued_at, executions.execution_id))).1 AS submitted_by,
+    (argMin(tuple(executions.user), (queued_at, executions.execution_id))).1 AS user,
     (argMin(tuple(executions.prompt_preview), (queued_at, executions.execution_id))).1 AS prompt_preview,
     (argMax(tuple(executions.output_preview), (executions.completed_at, executions.execution_id))).1 AS output_preview
 FROM executions FINAL

@@ -9,7 +9,15 @@ from breakwater.kernel.columns import Cell, Column
 from breakwater.kernel.formats import at_least, money
 from breakwater.limits.contract import CostLine, Costs
 
-BY = {"agent": "agent", "tenant": "tenant", "model": "model", "provider": "provider", "key": "API key"}
+BY = {
+    "agent": "agent",
+    "tenant": "tenant",
+    "model": "model",
+    "provider": "provider",
+    "key": "API key",
+    "user": "user",
+    "team": "team",
+}
 """The groupings of costs, each with its heading."""
 
 FAILED_TOOLTIP = "The part of the spend for calls that did not succeed."

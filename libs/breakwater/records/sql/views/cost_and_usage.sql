@@ -10,6 +10,8 @@ SELECT
     tenant AS SubAccountId,
     model AS SkuId,
     submitted_by AS x_SubmittedBy,
+    user AS x_User,
+    team AS x_Team,
     cost_tags AS Tags,
     ChargePeriodStart + INTERVAL 15 MINUTE AS ChargePeriodEnd,
     toDateTime(toStartOfMonth(ChargePeriodStart), 'UTC') AS BillingPeriodStart,
@@ -49,4 +51,4 @@ SELECT
     countIf(attempts.cost IS NULL) AS x_CallsOfUnknownCost
 FROM attempts FINAL
 WHERE NOT short_circuited
-GROUP BY ChargePeriodStart, ProviderName, ResourceId, SubAccountId, SkuId, x_SubmittedBy, Tags
+GROUP BY ChargePeriodStart, ProviderName, ResourceId, SubAccountId, SkuId, x_SubmittedBy, x_User, x_Team, Tags
