@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,12 +13,14 @@ from breakwater.cli import doctor
 from breakwater.cli.doctor import Finding
 from breakwater.kernel.commands.errors import ExitCode
 from breakwater.local.plane import PlaneLocation
+from tests.cli.api_stub import KEY, serving
 from tests.cli.conftest import Run
 
 CONFIG = """
 providers: {a: {base_url: "http://127.0.0.1:9/v1", api_key: {env: KEY_OF_ANOTHER_SHELL}}}
 agents: {writer: {model: a/large}}
 """
+LAPTOP = {"id": "0", "name": "laptop", "scopes": ["submit"]}
 OK, WARN = Finding("nats", "ok", "answers"), Finding("redis", "warn", "is slow", "Look at it.")
 
 
@@ -45,6 +48,32 @@ def test_what_is_ok_is_only_counted(run: Run, finds: list[Finding]) -> None:
         ["Look", "at", "it."],
         ["3", "ok,", "1", "warn;", "--verbose", "lists", "all"],
     ]
+
+
+async def test_with_the_address_of_the_http_api_and_a_key_alone_it_skips_what_it_cannot_reach_and_says_so(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving() as stub:
+        stub.sessions.add("")  # whether it is ready may be asked without a key
+        stub.answers |= {"GET /readyz": (200, {"status": "ready"}), "GET key": (200, LAPTOP)}
+        monkeypatch.setenv("BREAKWATER_URL", stub.url)
+        monkeypatch.setenv("BREAKWATER_API_KEY", KEY)
+        ran = await asyncio.to_thread(run, "doctor")
+        listed = await asyncio.to_thread(run, "doctor", "--json")
+    assert (ran.code, ran.out.splitlines()) == (
+        ExitCode.OK,
+        [
+            "2 ok, 8 skip; --verbose lists all",
+            "Skipped: config, nats, redis, jobs, clickhouse, record, calls, encryption. BREAKWATER_URL leads to the "
+            "HTTP API alone. Run this on the machine of the plane to check all.",
+        ],
+    )
+    assert json.loads(listed.out)["verdict"] == "ok"
+    monkeypatch.setenv("BREAKWATER_REDIS_URL", "redis://127.0.0.1:1/0")
+    findings = await doctor.all_findings(PlaneLocation(None), None)
+    assert {finding.area: finding.verdict for finding in findings}["redis"] == "fail", "it is asked for"
+    monkeypatch.setenv("BREAKWATER_CONFIG", "missing.yaml")
+    assert "missing.yaml" in (await asyncio.to_thread(run, "doctor")).out
 
 
 def test_a_secret_that_only_the_shell_of_up_has_is_no_problem_while_that_runs(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import textwrap
 from collections import Counter
 from collections.abc import Sequence
@@ -24,21 +25,30 @@ CHECK_TIMEOUT_S = 10.0
 _LEAST_WIDTH = 30
 
 
-CHECKS: tuple[tuple[str, Check], ...] = (
-    ("nats", doctor_nats.nats_findings),
-    ("redis", doctor_checks.redis_findings),
-    ("jobs", doctor_nats.job_findings),
-    ("clickhouse", doctor_checks.clickhouse_findings),
-    ("record", doctor_checks.record_findings),
-    ("api", doctor_checks.api_findings),
-    ("console", doctor_checks.console_findings),
-    ("config", doctor_checks.config_findings),
-    ("provider", doctor_checks.provider_findings),
-    ("calls", doctor_checks.call_findings),
-    ("openid", doctor_checks.openid_findings),
-    ("encryption", doctor_checks.encryption_findings),
+_NATS = "BREAKWATER_NATS_URL"
+_REDIS = "BREAKWATER_REDIS_URL"
+_CLICKHOUSE = "BREAKWATER_CLICKHOUSE_URL"
+
+CHECKS: tuple[tuple[str, Check, tuple[str, ...]], ...] = (
+    ("nats", doctor_nats.nats_findings, (_NATS,)),
+    ("redis", doctor_checks.redis_findings, (_REDIS,)),
+    ("jobs", doctor_nats.job_findings, (_NATS, _REDIS)),
+    ("clickhouse", doctor_checks.clickhouse_findings, (_CLICKHOUSE,)),
+    ("record", doctor_checks.record_findings, (_NATS, _CLICKHOUSE)),
+    ("api", doctor_checks.api_findings, ()),
+    ("console", doctor_checks.console_findings, ()),
+    ("config", doctor_checks.config_findings, ()),
+    ("provider", doctor_checks.provider_findings, ()),
+    ("calls", doctor_checks.call_findings, (_CLICKHOUSE,)),
+    ("openid", doctor_checks.openid_findings, ()),
+    ("encryption", doctor_checks.encryption_findings, (_NATS, _CLICKHOUSE)),
 )
-"""All checks except those of the config file, in the report's order, each with the area of its findings."""
+"""All checks except those of the config file, in the report's order.
+
+Each has the area of its findings, and the variables with the addresses of the servers that it asks.
+"""
+
+_SKIPPED_REMEDY = "Set the variable, or run `breakwater doctor` on the machine of the plane."
 
 
 def doctor(
@@ -62,13 +72,18 @@ def doctor(
     """
     plane = PlaneLocation(data)
     settings = None
+    file = plane.config_file(config)
     try:
         settings = plane.config(config)
     except (CliError, ConfigError) as error:
-        remedy = "Name it with --config, and fix the listed errors."
-        findings = [Finding("config", "fail", as_cli_error(error).message, remedy)]
+        is_elsewhere = config is None and "BREAKWATER_CONFIG" not in os.environ and not file.exists()
+        if is_elsewhere and plane.lacks(_NATS):
+            text = f"not checked: there is no {file} here, and BREAKWATER_URL leads to the HTTP API alone"
+            findings = [Finding("config", "skip", text, "Name the config file with --config.")]
+        else:
+            remedy = "Name it with --config, and fix the listed errors."
+            findings = [Finding("config", "fail", as_cli_error(error).message, remedy)]
     else:
-        file = plane.config_file(config)
         findings = [Finding("config", "ok", f"{file} is valid, {formats.quantity(len(settings.agents), 'agent')}")]
         findings += [] if plane.runs_with(file) else doctor_checks.secret_findings(settings)
     findings += run(all_findings(plane, settings))
@@ -85,7 +100,10 @@ def doctor(
 async def all_findings(plane: PlaneLocation, config: Config | None) -> list[Finding]:
     """Runs all checks at the same time. Returns their findings; a failure that several checks find is listed once."""
 
-    async def run_check(area: str, find: Check) -> list[Finding]:
+    async def run_check(area: str, find: Check, server_variables: Sequence[str]) -> list[Finding]:
+        if unset := [variable for variable in server_variables if plane.lacks(variable)]:
+            text = f"not checked: {' and '.join(unset)} not set, and BREAKWATER_URL leads to the HTTP API alone"
+            return [Finding(area, "skip", text, _SKIPPED_REMEDY)]
         try:
             async with asyncio.timeout(CHECK_TIMEOUT_S):
                 return [finding async for finding in find(plane, config)]
@@ -97,7 +115,7 @@ async def all_findings(plane: PlaneLocation, config: Config | None) -> list[Find
             return [Finding(area, "fail", cli_error.message, remedy)]
 
     unique_findings: dict[tuple[str, str], Finding] = {}
-    for findings in await asyncio.gather(*(run_check(area, check) for area, check in CHECKS)):
+    for findings in await asyncio.gather(*(run_check(*check) for check in CHECKS)):
         for finding in findings:
             unique_findings.setdefault(("" if finding.verdict == "fail" else finding.area, finding.text), finding)
     return list(unique_findings.values())
@@ -107,7 +125,7 @@ def _show(findings: Sequence[Finding], counts: Counter[FindingVerdict], *, verbo
     width = max(len(finding.area) for finding in findings)
     indent = " " * (width + 8)
     for finding in findings:
-        if finding.verdict == "ok" and not verbose:
+        if finding.verdict in {"ok", "skip"} and not verbose:
             continue
         first, *more_lines = _fold(finding.text, len(indent)) or [""]
         output.print_styled(
@@ -118,10 +136,15 @@ def _show(findings: Sequence[Finding], counts: Counter[FindingVerdict], *, verbo
         for line in () if finding.verdict == "ok" else _fold(finding.remedy, len(indent)):
             output.print_styled((indent + line, "dim"))
     cells: list[output.Cell] = []
-    for verdict in ("ok", "warn", "fail"):
+    for verdict in ("ok", "skip", "warn", "fail"):
         if count := counts[verdict]:
             cells += [", " if cells else "", output.state(verdict, f"{count} {verdict}")]
-    output.print_styled(*cells, ("; --verbose lists all" if counts["ok"] and not verbose else "", "dim"))
+    hides_some = (counts["ok"] or counts["skip"]) and not verbose
+    output.print_styled(*cells, ("; --verbose lists all" if hides_some else "", "dim"))
+    if skipped := ", ".join(finding.area for finding in findings if finding.verdict == "skip"):
+        reason = "BREAKWATER_URL leads to the HTTP API alone. Run this on the machine of the plane to check all."
+        for line in _fold(f"Skipped: {skipped}. {reason}", 0):
+            output.print_styled((line, "dim"))
 
 
 def _fold(text: str, indent: int) -> list[str]:

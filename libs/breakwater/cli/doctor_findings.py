@@ -12,7 +12,7 @@ from breakwater.kernel.commands import formats
 from breakwater.local.plane import PlaneLocation
 
 T = TypeVar("T")
-FindingVerdict = Literal["ok", "warn", "fail"]
+FindingVerdict = Literal["ok", "skip", "warn", "fail"]
 
 CONNECT_TIMEOUT_S = 3.0
 SLOW_MS = 250.0

@@ -74,6 +74,10 @@ class PlaneLocation:
             return True
         return self._variable(server_variable) is None and self._variable("BREAKWATER_URL") is not None
 
+    def lacks(self, server_variable: str) -> bool:
+        """Returns whether a server can't be reached from here, and the HTTP API can: as with BREAKWATER_URL alone."""
+        return self.uses_http(server_variable, None, None) and self._if_running() is None
+
     def require_server(self, server_variable: str, what: str, url: str | None, api_key: str | None) -> None:
         """Raises CliError, which names the server's variable, if a command can reach only the HTTP API."""
         if self.uses_http(server_variable, url, api_key):
