@@ -230,7 +230,7 @@ def test_what_is_printed_starts_on_the_simulator_and_answers(containers: Contain
             code, shown = run(once)
             assert code == 0, shown
         containers.up("simulator", *NAMES)
-        code, shown = containers.run_here("request", "breakwater", "keys", "create", "laptop")
+        code, shown = containers.run_here("request", "breakwater", "keys", "create", "program")
         assert code == 0, shown
         [key] = re.findall(r"^bw_\S+$", shown, re.MULTILINE)
         body = {"model": "content-writer", "messages": [{"role": "user", "content": "Write a haiku."}]}

@@ -81,7 +81,7 @@ _SECURITY = {
     "description": (
         "`breakwater keys create NAME --scope SCOPE` makes a key. `submit` is for jobs and their results, `read` for "
         "the state of everything, `operate` for what people do: reset, isolate, raise, acknowledge, resolve, test, "
-        "replay. A key without `--scope` has all three."
+        "replay. Without `--scope`, a key has `submit`."
     ),
 }
 _HEADERS = {

@@ -142,12 +142,20 @@ def test_a_key_is_revoked_by_its_name_where_only_one_has_it(run: Run) -> None:
     assert len(run("keys", "list", "--json").json) == 2
 
 
+def test_a_key_that_is_for_nothing_else_is_for_a_program_that_submits_jobs_and_reads_their_results(run: Run) -> None:
+    made = run("keys", "create", "billing")
+    assert "Its scopes: submit." in made.err
+    assert run("keys", "create", "boss", "--scope", "read", "--scope", "all", "--json").json["scopes"] == list(
+        KEY_SCOPES
+    )
+
+
 def test_a_key_may_be_for_some_things_only(run: Run) -> None:
     made = run("keys", "create", "on-call", "--scope", "operate", "--scope", "read", "--scope", "read")
     assert made.code == ExitCode.OK
     assert "Its scopes: read, operate." in made.err
     assert run("keys", "create", "worker", "--scope", "submit", "--json").json["scopes"] == ["submit"]
-    run("keys", "create", "laptop")
+    run("keys", "create", "laptop", "--scope", "all")
     scopes = {key["name"]: key["scopes"] for key in run("keys", "list", "--json").json}
     assert scopes == {"on-call": ["read", "operate"], "worker": ["submit"], "laptop": list(KEY_SCOPES)}
     listed = run("keys", "list").out.splitlines()

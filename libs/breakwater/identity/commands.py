@@ -23,7 +23,7 @@ app = typer.Typer(help="API keys of the HTTP API, and what each may do.", no_arg
 
 
 class ScopeName(StrEnum):
-    """The `KeyScope`s as an enumeration, because typer supports no lists of literals."""
+    """The `KeyScope`s, and `all` of them, as an enumeration, because typer supports no lists of literals."""
 
     SUBMIT = "submit"
     READ = "read"
@@ -31,6 +31,7 @@ class ScopeName(StrEnum):
     APPROVE = "approve"
     AUDIT = "audit"
     LIMITS = "limits"
+    ALL = "all"
 
 
 FileOption = Annotated[
@@ -48,7 +49,7 @@ def create(
     name: Annotated[str, typer.Argument(help="Who or what uses the key.")],
     scope: Annotated[
         list[ScopeName] | None,
-        typer.Option("--scope", help="Its purpose; may be given more than once. [default: all]"),
+        typer.Option("--scope", help="Its purpose; may be given more than once. [default: submit]"),
     ] = None,
     tenant: Annotated[
         list[str] | None,
@@ -78,7 +79,8 @@ def create(
 ) -> None:
     """Make a key. It is shown this once: only its digest is kept.
 
-    Running services accept it immediately. Only the key goes to stdout. Its scopes say what it may do:
+    Running services accept it immediately. Only the key goes to stdout. Its scopes say what it may do; without
+    --scope, it has `submit`, which is all that a program needs:
 
     - submit: submit jobs, and read their answers, which are not redacted
 
@@ -92,9 +94,11 @@ def create(
 
     - limits: say who may spend what: set limits, make and revoke keys
 
+    - all: all of these
+
     For example:
 
-        breakwater keys create billing-service --scope submit
+        breakwater keys create billing-service
 
         breakwater keys create acme --scope submit --tenant acme --agent content-writer
 
@@ -102,7 +106,7 @@ def create(
 
         breakwater keys create on-call --scope read --scope operate
 
-        export BREAKWATER_API_KEY=$(breakwater keys create laptop)
+        export BREAKWATER_API_KEY=$(breakwater keys create laptop --scope all)
     """
     check_no_spaces({"NAME": name, "--tenant": tenant, "--agent": agent, "--model": model})
     for option, names in (("--tenant", tenant), ("--agent", agent), ("--model", model)):
@@ -113,7 +117,8 @@ def create(
                 )
     path = keys_file(file, data)
     namesakes = [key.id for key in list_keys(path) if key.name == name]
-    scopes = tuple[KeyScope, ...](scope_name for scope_name in KEY_SCOPES if not scope or scope_name in scope)
+    wanted = scope or [ScopeName.SUBMIT]
+    scopes = tuple[KeyScope, ...](name for name in KEY_SCOPES if name in wanted or ScopeName.ALL in wanted)
     tenants = tuple(tenant or ())
     agents = tuple(agent or ())
     models = tuple(model or ())

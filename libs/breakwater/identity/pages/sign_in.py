@@ -213,7 +213,11 @@ class SignIn:
         log = structlog.get_logger()
         if key_details is None:
             log.warning("sign_in_refused", why="unknown key")
-            raise ApiError(403, "unknown_key", "This key is unknown. `breakwater keys create NAME` creates one.")
+            raise ApiError(
+                403,
+                "unknown_key",
+                "This key is unknown. `breakwater keys create NAME --scope read` creates one that may read.",
+            )
         if "read" not in key_details.scopes:
             log.warning("sign_in_refused", why="no scope to read", key_id=key_details.id, name=key_details.name)
             advice = "`breakwater keys create NAME --scope read` creates a key that may read"

@@ -31,7 +31,9 @@ async def sign_in_link(endpoints: Endpoints, page: str = "/") -> str:
     key = split(endpoints.api_key_file.read_text(encoding="utf-8").strip())
     if key is None:
         raise CliError(
-            "api_key", f"{endpoints.api_key_file} contains no API key", "`breakwater keys create` creates one."
+            "api_key",
+            f"{endpoints.api_key_file} contains no API key",
+            "`breakwater keys create NAME --scope all` creates one.",
         )
     async with connect.state(endpoints.redis_url) as redis:
         token = await Sessions(redis).offer(key[0])
