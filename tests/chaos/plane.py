@@ -398,7 +398,7 @@ class Chaos:
         client = aioredis.Redis.from_url(self.servers["redis"].url, decode_responses=True)
         try:
             sums = {"spent:global": 0, "reserved:global": 0}
-            async for key in client.scan_iter("bw:budget:monthly:*"):
+            async for key in client.scan_iter("bw:limits:monthly:*"):
                 for field in sums:
                     sums[field] += int(str(await client.hget(str(key), field) or 0))  # pyright: ignore[reportUnknownArgumentType]
         finally:

@@ -16,7 +16,7 @@ from breakwater.cli.main import every_command
 from breakwater.kernel.commands.errors import ExitCode
 from breakwater.kernel.nats.topology import Plan, streams
 from breakwater.kernel.process.settings import Settings
-from breakwater.limits.contract import Scope
+from breakwater.limits.contract import BudgetScope
 from breakwater.records.channels import CHANNELS
 from breakwater.records.commands.executions import ListOrShowGroup
 from breakwater.services.__main__ import NAMES
@@ -211,7 +211,7 @@ def test_what_is_said_to_be_missing_is_missing() -> None:
         "`dlq list`": "dlq" in COMMANDS.commands,
         "`/metrics`": "/metrics" in paths,
         "the OpenAI-compatible endpoint": "/v1/chat/completions" in paths,
-        "budgets by tenant": "tenant" in get_args(Scope),
+        "budgets by tenant": "tenant" in get_args(BudgetScope),
         "`same_error`": "same_error" in BreakerRules.model_fields,
         "`failure_rate`": "failure_rate" in BreakerRules.model_fields,
     }

@@ -38,7 +38,7 @@ async def _spent(redis_url: str) -> int:
 
     client = aioredis.Redis.from_url(redis_url, decode_responses=True)
     try:
-        [key] = [key async for key in client.scan_iter("bw:budget:daily:*")] or [None]
+        [key] = [key async for key in client.scan_iter("bw:limits:daily:*")] or [None]
         return 0 if key is None else int(await client.hget(key, "spent:global") or 0)
     finally:
         await client.aclose()
@@ -81,7 +81,7 @@ async def test_a_finished_job_leaves_nothing_of_itself_in_redis_for_longer_than_
 
         async def clean() -> bool:
             left_ms = [await client.pttl(key) for key in await client.keys("bw:execution:*")]
-            return await client.hlen("bw:budget:reservations") == 0 and all(0 <= ms <= LINGER_MS for ms in left_ms)
+            return await client.hlen("bw:limits:reservations") == 0 and all(0 <= ms <= LINGER_MS for ms in left_ms)
 
         await until(clean, what="an empty Redis but for the budgets, and what expires in a minute")
         await client.aclose()

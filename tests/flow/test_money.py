@@ -385,7 +385,7 @@ async def test_counters_that_are_wrong_are_repaired_from_the_record_and_the_repa
             return found if found and all(one.gauged == 20 for one in found.snapshot.figures.values()) else None
 
         right: BudgetComparison = await until(all_counted, what="counters that agree with the record")
-        [key] = [one async for one in money.redis.client.scan_iter("bw:budget:daily:*")]
+        [key] = [one async for one in money.redis.client.scan_iter("bw:limits:daily:*")]
         for name in BUDGET_SERVICES:
             await plane.terminate(name)
         await money.redis.client.hincrby(key, "spent:agent:writer", 7)

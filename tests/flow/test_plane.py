@@ -110,7 +110,7 @@ async def test_many_jobs_at_64_in_flight_are_on_record_to_the_nano_dollar(start_
         sums = await whole.one("SELECT sum(cost), count() FROM attempts FINAL")
         assert sums == (Decimal(JOBS * COST_NANO) / NANO_PER_USD, JOBS)
         client = aioredis.Redis.from_url(plane.environment["BREAKWATER_REDIS_URL"], decode_responses=True)
-        [key] = [key async for key in client.scan_iter("bw:budget:daily:*")]
+        [key] = [key async for key in client.scan_iter("bw:limits:daily:*")]
 
         async def settled() -> bool:
             return int(await client.hget(key, "calls:global") or 0) == JOBS

@@ -132,7 +132,7 @@ async def redis_time(redis: Redis) -> datetime:
 async def counted(redis: Redis, window: Window = "daily", name: str = "*") -> Tally[str]:
     """The counters of all periods of a window together; those that are zero count as absent."""
     sums: Tally[str] = Tally()
-    for key in await redis.client.keys(f"bw:budget:{window}:{name}"):
+    for key in await redis.client.keys(f"bw:limits:{window}:{name}"):
         for field, value in (await cast(Any, redis.client.hgetall(key))).items():
             if field.partition(":")[0] in {"spent", "reserved", "calls", "unpriced"}:
                 sums[field] += int(value)
@@ -392,7 +392,7 @@ async def test_an_unknown_cost_is_counted_as_unpriced_and_not_as_zero(redis: Red
     await filled(redis)
     await Budgets(redis, ZONE).settle([settlement("j:1", 5, None)], LOG)
     assert await same_in_both_windows(redis) == {**in_all("unpriced", 1), **in_all("calls", 1)}
-    [today] = await redis.client.keys("bw:budget:daily:*")
+    [today] = await redis.client.keys("bw:limits:daily:*")
     assert not await cast(Any, redis.client.hexists(today, "spent:global"))
 
 
@@ -517,8 +517,8 @@ async def test_counters_of_a_period_that_is_long_over_do_not_come_back(redis: Re
             await charge(redis, "j:1")
         case _:
             await Budgets(redis, ZONE).settle([settlement("j:1", 5, 4, at=long_ago)], LOG)
-    assert await redis.client.keys("bw:budget:daily:*") == []
-    assert await redis.client.keys("bw:budget:monthly:*") == []
+    assert await redis.client.keys("bw:limits:daily:*") == []
+    assert await redis.client.keys("bw:limits:monthly:*") == []
 
 
 async def test_a_lease_without_a_reservation_is_taken_off_the_list(redis: Redis) -> None:
@@ -630,7 +630,7 @@ async def test_memory_of_settled_events_stays_small(redis: Redis) -> None:
     await Budgets(redis, ZONE).settle([settlement(f"j{number}:1", number, 1) for number in range(1, 2001)], LOG)
     assert (await same_in_both_windows(redis))["spent:global"] == 2000
     assert len(await redis.client.keys("*")) <= 6
-    assert (await redis.client.memory_usage("bw:budget:settled:log:0") or 0) < 10_000
+    assert (await redis.client.memory_usage("bw:limits:settled:log:0") or 0) < 10_000
 
 
 async def test_what_is_counted_goes_days_after_its_period(redis: Redis) -> None:
@@ -639,7 +639,7 @@ async def test_what_is_counted_goes_days_after_its_period(redis: Redis) -> None:
     await Budgets(redis, ZONE).settle([settlement("j:1", 5, 4, at=at)], LOG)
     for window in WINDOWS:
         one = period(window, at, ZONE)
-        left_ms = await redis.client.pttl(f"bw:budget:{window}:{one.name}")
+        left_ms = await redis.client.pttl(f"bw:limits:{window}:{one.name}")
         expected_ms = one.end_ms + 3 * 24 * 3_600_000 - ms_from_time(now())
         assert abs(left_ms - expected_ms) < 10_000
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue, StringConstraints
 
-from breakwater.kernel.http.contract import Limit, OperatorRequest
+from breakwater.kernel.http.contract import OperatorRequest, PageLimit
 from breakwater.kernel.types import NO_CONTROLS, Count, Event, Identifier, Message, ModelId, Timestamp
 
 AlertEvent = Literal[
@@ -138,7 +138,7 @@ class AlertQuery(Message):
         default=None, description="The latest event of the incident, or its first: a breaker that closed was open."
     )
     agent: Identifier | None = Field(default=None, description="Filter by agent.")
-    limit: Limit = 100
+    limit: PageLimit = 100
 
 
 class AlertRequest(OperatorRequest):
@@ -174,7 +174,7 @@ class UndeliveredQuery(Message):
     """A filter of undelivered alerts."""
 
     channel: Identifier | None = Field(default=None, description="Filter by channel.")
-    limit: Limit = 100
+    limit: PageLimit = 100
 
 
 class UndeliveredAlert(Event):

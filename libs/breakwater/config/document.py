@@ -28,6 +28,7 @@ from breakwater.kernel.security.settings import Encryption
 from breakwater.kernel.telemetry.settings import Tracing
 from breakwater.kernel.types import Message, ModelId, Name, Off
 from breakwater.limits.rules.budget import CapTable
+from breakwater.limits.rules.limit import Limit, limits_of
 from breakwater.limits.settings import OTHERS, BudgetSettings
 from breakwater.records.settings import ClickHouse
 from breakwater.redaction.settings import RedactionRules
@@ -252,6 +253,12 @@ class Config(Message):
         """All caps."""
         agents = {name: agent.budget for name, agent in self.agents.items()}
         return CapTable(self.budgets.total, agents, self.budgets.tenants)
+
+    @property
+    def limit_table(self) -> tuple[Limit, ...]:
+        """All limits."""
+        models = {name: model.rate_limit for name, model in self.models.items()}
+        return limits_of(self.budgets.total, self.budgets.tenants, self.agents, models)
 
     def strict_params(self, agent: Agent, job: Job) -> str | None:
         """Returns the reason to pass only params that cost nothing but tokens; None if all params may pass.

@@ -59,7 +59,7 @@ class BudgetStatus(Event):
     """The present state of a budget."""
 
     budget: str = Field(description="Budget name: `global/daily`, `agent:<name>/monthly` or `tenant:<name>/daily`.")
-    scope: Scope
+    scope: BudgetScope
     agent: Identifier | None = None
     tenant: Identifier | None = None
     window: Window
@@ -191,7 +191,7 @@ GuardRule = Literal[
 ]
 
 
-Scope = Literal["global", "agent", "tenant"]
+BudgetScope = Literal["global", "agent", "tenant"]
 
 
 Window = Literal["daily", "monthly"]
@@ -231,7 +231,7 @@ class BudgetEvent(Event):
 
     event_id: str = Field(description="Unique for the crossing, raise or repair.")
     kind: Literal["soft_cap", "hard_cap", "raised", "raise_ended", "repaired"]
-    scope: Scope
+    scope: BudgetScope
     agent: Identifier | None = Field(
         default=None,
         description="Agent of the budget for scope `agent`, otherwise of the call that reached the threshold.",

@@ -1,4 +1,4 @@
-"""Columns of budgets, of the comparison of their counters with the record, and of stopped tasks."""
+"""Columns of limits, of budgets, of the comparison of their counters with the record, and of stopped tasks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterable
 
 from breakwater.kernel.columns import Cell, Column, time_until
 from breakwater.kernel.formats import at_least, exact_money, money, percent
+from breakwater.kernel.types import usd_from_nano
 from breakwater.limits.contract import BudgetReconciliation, BudgetStatus, StoppedTask
+from breakwater.limits.rules.limit import Limit
 
 WARN_PERCENT = 80
 """A budget that has used a larger share of its cap is a warning."""
@@ -77,6 +79,40 @@ COLUMNS: tuple[Column[BudgetStatus], ...] = (
     Column("calls", lambda budget: budget.calls, terminal=False, page=False),
     Column("calls_of_unknown_cost", lambda budget: budget.calls_of_unknown_cost, terminal=False, page=False),
 )
+
+
+def _amount(limit: Limit) -> Cell:
+    return money(limit.amount) if limit.unit == "usd" else f"{limit.amount:,}"
+
+
+LIMITS: tuple[Column[Limit], ...] = (
+    Column("scope", lambda limit: str(limit.scope)),
+    Column("unit", lambda limit: limit.unit),
+    Column("per", lambda limit: limit.window, name="window"),
+    Column("amount", lambda limit: limit.amount, "count", _amount),
+    Column("beyond it", lambda limit: limit.action, name="action"),
+    Column(
+        "alerts at",
+        lambda limit: ", ".join(f"{percent} %" for percent in limit.thresholds) or None,
+        name="thresholds",
+        drop=1,
+    ),
+    Column("set by", lambda limit: limit.id, name="id", below=True),
+)
+"""The table of `breakwater config check --expand`."""
+
+
+def limit_document(limit: Limit) -> dict[str, object]:
+    """A limit as JSON: an amount in USD is a decimal string."""
+    return {
+        "id": limit.id,
+        "scope": str(limit.scope),
+        "unit": limit.unit,
+        "window": limit.window,
+        "amount": usd_from_nano(limit.amount) if limit.unit == "usd" else limit.amount,
+        "action": limit.action,
+        "thresholds": limit.thresholds,
+    }
 
 
 def differs(budget: BudgetReconciliation) -> bool:

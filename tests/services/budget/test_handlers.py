@@ -59,7 +59,7 @@ async def handled(plane: Plane) -> bool:
 async def field(plane: Plane | str, name: str) -> int:
     url = plane if isinstance(plane, str) else plane.environment["BREAKWATER_REDIS_URL"]
     client = aioredis.Redis.from_url(url, decode_responses=True)
-    [key] = [key async for key in client.scan_iter("bw:budget:daily:*")]
+    [key] = [key async for key in client.scan_iter("bw:limits:daily:*")]
     value = await client.hget(key, name)
     await client.aclose()
     return int(value or 0)

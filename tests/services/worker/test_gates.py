@@ -122,7 +122,7 @@ class Bench:
         client = self.redis.client
         [loaded] = await self.worker.breakers.load([self.key])
         return {
-            "reservations": await client.hlen("bw:budget:reservations"),
+            "reservations": await client.hlen("bw:limits:reservations"),
             "task": int(await client.hget("bw:task:{/t1}", "held_cost") or 0),
             "rate": await client.zcard("bw:rate:calls:agent%3Awriter"),
             "probe": loaded.breaker.probe,

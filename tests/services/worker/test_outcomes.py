@@ -143,7 +143,7 @@ async def test_what_redis_lost_while_a_call_went_on_is_not_charged_twice(start_w
         await until(lambda: asyncio.sleep(0, plane.sim.ledger.totals.in_progress == 1), "the first call")
         await plane.worker.redis.client.flushall()
         assert (await plane.result("first"))["status"] == "succeeded"
-        assert not await plane.worker.redis.client.exists("bw:budget:reservations")
+        assert not await plane.worker.redis.client.exists("bw:limits:reservations")
 
 
 @pytest.mark.parametrize("threshold", [1, 3, 5])

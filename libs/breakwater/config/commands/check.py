@@ -25,6 +25,7 @@ from breakwater.kernel.commands.formats import quantity
 from breakwater.kernel.commands.output import Column
 from breakwater.kernel.security.addresses import IpNetwork, refusal
 from breakwater.limits.settings import Caps
+from breakwater.limits.views import LIMITS, limit_document
 from breakwater.local.plane import EDITED_CONFIG_HELP, JsonOption, config_to_edit
 from breakwater.prices.price_list import sells_embeddings
 
@@ -66,6 +67,10 @@ def check(
     secrets: Annotated[
         bool, typer.Option("--secrets", help="Also check that the secrets named in the file can be read here.")
     ] = False,
+    expand: Annotated[
+        bool,
+        typer.Option("--expand", help="Show all limits in one table: budgets, rates, and caps of tasks and jobs."),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Check a config file, and show the effective settings of its agents.
@@ -75,6 +80,8 @@ def check(
     For example:
 
         breakwater config check
+
+        breakwater config check --expand
 
         breakwater config check deploy/breakwater.yaml --json | jq '.agents[].models'
     """
@@ -87,10 +94,22 @@ def check(
         for place, variable in unset_variables(config).items()
     )
     noted = (*warnings(config), *unset)
+    limits = [limit_document(limit) for limit in config.limit_table] if expand else []
     if as_json:
-        output.json_document({"file": str(path), "ok": True, "agents": effective(config), "warnings": noted})
+        document: dict[str, Any] = {"file": str(path), "ok": True, "agents": effective(config), "warnings": noted}
+        output.json_document(document | ({"limits": limits} if expand else {}))
         return
     output.print_styled((f"{path}: ", ""), ("ok", "green"), (f", {quantity(len(config.agents), 'agent')}", ""))
+    if expand:
+        output.table(LIMITS, config.limit_table, empty="no limits", width_in_pipe=100)
+    else:
+        _show_agents(config)
+    for warning in noted:
+        output.note(warning, "yellow")
+
+
+def _show_agents(config: Config) -> None:
+    """Prints the effective settings of the agents, and what they share."""
     columns: list[Column[_NamedAgent]] = [
         Column("agent", lambda row: row.name),
         Column("models", lambda row: " > ".join(row.agent.chain)),
@@ -112,8 +131,6 @@ def check(
             f"texts of {', '.join(private)}: dead letters and results contain them encrypted with the plane's own "
             "key, or not at all if BREAKWATER_PLANE_KEY is not set (`breakwater up` creates it)"
         )
-    for warning in noted:
-        output.note(warning, "yellow")
 
 
 @app.command()

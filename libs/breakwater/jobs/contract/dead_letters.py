@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, JsonValue, StringConstraints, model_validator
 
 from breakwater.jobs.contract.execution import Status
-from breakwater.kernel.http.contract import ActionRequest, Limit, Moment, ReasonText
+from breakwater.kernel.http.contract import ActionRequest, Moment, PageLimit, ReasonText
 from breakwater.kernel.types import NO_CONTROLS, Count, Event, Identifier, Message, Timestamp
 
 MAX_DEAD_LETTERS = 1_000
@@ -47,7 +47,7 @@ class DeadLetterQuery(Message):
     state: DeadLetterState = Field(
         default="open", description="`open` for those that were not dismissed, `dismissed`, or `all`."
     )
-    limit: Limit = 100
+    limit: PageLimit = 100
 
 
 class ListedDeadLetter(Event):

@@ -17,7 +17,7 @@ from breakwater.kernel.validation import FieldError
 ReasonText = Annotated[str, StringConstraints(strip_whitespace=True, max_length=500, pattern=NO_CONTROLS_OR_EMPTY)]
 """A person's reason, in one line."""
 
-Limit = Annotated[int, Field(ge=1, le=1_000, description="The most to list; the newest are listed.")]
+PageLimit = Annotated[int, Field(ge=1, le=1_000, description="The most to list; the newest are listed.")]
 
 
 class ErrorDetails(Message):

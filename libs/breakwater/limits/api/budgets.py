@@ -22,12 +22,12 @@ from breakwater.limits.contract import (
     BudgetEvent,
     BudgetList,
     BudgetQuery,
+    BudgetScope,
     BudgetStatus,
     CapRaise,
     EstimateAccuracy,
     RaiseCapRequest,
     Reconciliation,
-    Scope,
     UnchangedBudget,
 )
 from breakwater.limits.rules.budget import WINDOWS, CapTable, Counter, Period, periods_at, threshold
@@ -36,7 +36,7 @@ from breakwater.limits.settings import OTHERS
 from breakwater.limits.store.budget_counters import BudgetCounters, PeriodCounters, Snapshot
 from breakwater.limits.store.budgets import NotFilledError
 
-_SCOPES: tuple[Scope, ...] = get_args(Scope)
+_SCOPES: tuple[BudgetScope, ...] = get_args(BudgetScope)
 
 
 class BudgetRoutes:

@@ -14,7 +14,7 @@ from zoneinfo import ZoneInfo
 
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.types import ms_from_time, time_from_ms
-from breakwater.limits.contract import BudgetEvent, Scope, Window
+from breakwater.limits.contract import BudgetEvent, BudgetScope, Window
 from breakwater.limits.settings import OTHERS, Caps
 
 WINDOWS: tuple[Window, Window] = ("daily", "monthly")
@@ -124,7 +124,7 @@ class Counter:
         hard_limit: the cap in nano-dollars if it refuses calls, else None.
     """
 
-    scope: Scope
+    scope: BudgetScope
     scope_name: str | None
     window: Window
     caps: Caps

@@ -173,7 +173,7 @@ class BudgetCounters:
         blocks = range(first // BLOCK, max(first, last) // BLOCK + 2) if log else range(0)
         hashes = [RESERVATIONS, *(period_key(period.window, period.name) for period in periods)]
         name = token_hex(8)
-        copies = [f"bw:budget:copy:{name}:{number}" for number in range(len(hashes))]
+        copies = [f"bw:limits:copy:{name}:{number}" for number in range(len(hashes))]
         pairs = [key for pair in zip(hashes, copies, strict=True) for key in pair]
         keys = [FILLED, *(block_key(log, block) for block in blocks), *pairs]
         [answer] = await self._redis.run([ScriptCommand(LUA["snapshot"], keys, [len(blocks), KEEP_COPIES_MS])])

@@ -1,6 +1,6 @@
 """Spend and reservations: integer nano-dollars in Redis, changed by atomic scripts over all budgets of a call.
 
-A period's counters are one hash (`bw:budget:daily:2026-11-21`). Its fields are the names of
+A period's counters are one hash (`bw:limits:daily:2026-11-21`). Its fields are the names of
 `limits.rules.ledger.Figures` and `read_reservation`, each followed by the scope's key: `spent:global`,
 `reserved:agent:<name>`, `calls:tenant:<name>`. Next to them are a cap that an operator raised (`cap:`, `raised:`) and
 the thresholds that were announced (`announced:`). The holdings of callers under hard caps, each for an agent and a
@@ -47,10 +47,10 @@ SETTLED_TOGETHER = 100
 WAITS_MS = 1_000
 """Twice the longest time after which a call that waits for a budget asks again."""
 
-RESERVATIONS = "bw:budget:reservations"
-LEASES = "bw:budget:leases"
-FILLED = "bw:budget:filled"
-HELD = "bw:budget:held"
+RESERVATIONS = "bw:limits:reservations"
+LEASES = "bw:limits:leases"
+FILLED = "bw:limits:filled"
+HELD = "bw:limits:held"
 
 LUA = scripts_of(__file__)
 
@@ -62,7 +62,7 @@ class NotFilledError(BreakwaterError):
 @lru_cache(maxsize=64)
 def period_key(window: Window, name: str) -> str:
     """The key of the counters of a period."""
-    return f"bw:budget:{window}:{name}"
+    return f"bw:limits:{window}:{name}"
 
 
 def key_of(counted: Period) -> str:
@@ -72,7 +72,7 @@ def key_of(counted: Period) -> str:
 
 def block_key(log: str, block: int) -> str:
     """The key of the bitmap of settled events in a block."""
-    return f"bw:budget:settled:{log}:{block}"
+    return f"bw:limits:settled:{log}:{block}"
 
 
 @dataclass(frozen=True, slots=True)
