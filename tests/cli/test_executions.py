@@ -12,7 +12,7 @@ import pytest
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.commands.errors import ExitCode
 from breakwater.records.commands import executions
-from tests.cli.conftest import Run, in_thread, store
+from tests.cli.conftest import Run, Terminal, in_thread, store
 from tests.records.samples import NOON, RATE_LIMITED, attempt, execution
 
 FAMILY = [
@@ -103,12 +103,27 @@ async def test_a_parent_that_still_runs_is_shown_and_what_is_missing_is_said(run
     assert "these jobs name each other as parents" in circular.err
 
 
+async def test_at_80_columns_the_time_and_the_reason_are_shown_and_the_id_is_shortened(
+    run: Run, analytics: Analytics, terminal: Terminal
+) -> None:
+    name = "nightly-digest-of-everything-2026-11-29-0001"
+    failed = {"status": "dead_lettered", "reason": "timeout", "completed_at": NOON, "queued_at": NOON}
+    await store(analytics, [execution(name, job_id=name, **failed)])
+    terminal(80)
+    ran = await in_thread(run, "executions", "--since", "3650d")
+    heading, line, *below = [text.rstrip() for text in ran.out.splitlines()]
+    assert heading.split()[:2] == ["ended", "id"]
+    assert "nightly-…9-0001" in line
+    assert "timeout" in " ".join([line, *below])
+    assert max(map(len, [heading, line, *below])) <= 80
+
+
 async def test_a_tree_needs_an_execution_that_somebody_knows(run: Run, analytics: Analytics) -> None:
     ran = await in_thread(run, "executions", "nobody", "--tree", "--json")
     assert (ran.code, ran.error["code"], ran.out) == (ExitCode.FAILED, "unknown_execution", "")
 
 
-class Terminal(io.StringIO):
+class Screen(io.StringIO):
     def isatty(self) -> bool:
         return True
 
@@ -121,7 +136,7 @@ async def test_a_tree_on_a_terminal_has_colours_and_marks_the_one_asked_for(
     await store(analytics, FAMILY)
     tree = await find(analytics, "b")
     assert tree is not None
-    screen = Terminal()
+    screen = Screen()
     for name, value in {"TERM": "xterm", "COLUMNS": "200"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("NO_COLOR", raising=False)

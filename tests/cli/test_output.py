@@ -214,6 +214,29 @@ def test_on_a_narrow_terminal_a_long_reason_goes_below_its_row(
     assert capsys.readouterr().out.splitlines()[1].rstrip() == f"writer  10:00:00  {rows[0][2]}"
 
 
+def test_a_narrow_terminal_shortens_ids_before_it_omits_anything(
+    capsys: pytest.CaptureFixture[str], terminal: Terminal
+) -> None:
+    columns = [
+        Column("ended", itemgetter(0), drop=1),
+        Column("id", itemgetter(1), shortens=True),
+        Column("reason", itemgetter(2), below=True),
+    ]
+    rows = [("10:00:00", "job-of-a-very-long-name-0017", "timeout"), ("10:00:01", ("short", "red"), "")]
+    terminal(40)
+    output.table(columns, rows)
+    shown = capsys.readouterr()
+    assert [line.rstrip() for line in shown.out.splitlines()] == [
+        "ended     id               reason",
+        "10:00:00  job-of-a…e-0017  timeout",
+        "10:00:01  short",
+    ]
+    assert shown.err == "(id: shortened, as the terminal is too narrow; --json shows all)\n"
+    terminal(60)
+    output.table(columns, rows)
+    assert "job-of-a-very-long-name-0017" in capsys.readouterr().out
+
+
 def test_columns_that_do_not_fit_at_all_are_folded(capsys: pytest.CaptureFixture[str], terminal: Terminal) -> None:
     terminal(20)
     columns = [

@@ -34,6 +34,11 @@ _STATES = {
 _TONES = {state: tone for tone, states in _STATES.items() for state in states.split()}
 
 
+def short_id(name: str) -> str:
+    """Returns an id as it is shown where there is little room: its beginning and its end, if it is long."""
+    return name if len(name) <= 16 else f"{name[:8]}…{name[-6:]}"
+
+
 @dataclass(frozen=True, slots=True)
 class Column(Generic[Row]):
     """A column of a table, or a line in a list of facts about one row.
@@ -53,6 +58,7 @@ class Column(Generic[Row]):
         drop: a narrow terminal omits columns with the highest number first; it never omits 0.
         below: True for a long text, which comes last on a terminal. A narrow terminal gives it a line of its own below
             the row, and never omits it.
+        shortens: True for an id, of which a narrow terminal shows the beginning and the end, before it omits columns.
         terminal: False if terminals omit the column.
         page: False if pages omit the column; their CSV has it.
     """
@@ -70,6 +76,7 @@ class Column(Generic[Row]):
     align_right: bool = False
     drop: int = 0
     below: bool = False
+    shortens: bool = False
     terminal: bool = True
     page: bool = True
 

@@ -29,6 +29,7 @@ COLUMNS: tuple[Column[ListedDeadLetter], ...] = (
         "execution",
         display=lambda dead_letter: dead_letter.job_id or dead_letter.execution_id or "",
         drop=2,
+        shortens=True,
     ),
     Column("replay", lambda dead_letter: dead_letter.replayed_as, display=replay_state, name="replayed_as"),
     Column("replay_status", lambda dead_letter: dead_letter.replay_status, terminal=False, page=False),

@@ -19,7 +19,7 @@ from datetime import date, datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 
-from breakwater.kernel.columns import Cell, Column, clock, tone_of
+from breakwater.kernel.columns import Cell, Column, clock, short_id, tone_of
 from breakwater.kernel.formats import visible
 
 if TYPE_CHECKING:
@@ -175,6 +175,16 @@ def table(
     if available is None:
         _print_aligned(columns, cells, needed_widths, gap)
         return
+    shortened: list[str] = []
+    if _total(needed_widths, gap) > available and any(column.shortens for column in columns):
+        short_cells = [[_shorten(column, cell) for column, cell in zip(columns, row, strict=True)] for row in cells]
+        short_widths = _widths(columns, short_cells)
+        shortened = [
+            column.title
+            for column, width, needed in zip(columns, short_widths, needed_widths, strict=True)
+            if width < needed
+        ]
+        cells, needed_widths = short_cells, short_widths
     in_row, below = _places(columns, needed_widths, available, gap)
     widths = [needed_widths[index] for index in in_row]
     while _total(widths, gap) > available and max(widths) > 1:  # folds the widest columns
@@ -186,8 +196,12 @@ def table(
             rich_table.add_row(*(text(row[index]) for index in in_row))
         draw(rich_table, width_in_pipe)
         _draw_below([(columns[index].title, group[0][index]) for index in below], width_in_pipe)
-    if omitted := [column.title for index, column in enumerate(columns) if index not in (*in_row, *below)]:
-        note(f"({', '.join(omitted)}: omitted, the terminal is too narrow; --json shows all columns)")
+    omitted = [column.title for index, column in enumerate(columns) if index not in (*in_row, *below)]
+    losses = [
+        f"{', '.join(titles)}: {what}" for titles, what in ((shortened, "shortened"), (omitted, "omitted")) if titles
+    ]
+    if losses:
+        note(f"({'; '.join(losses)}, as the terminal is too narrow; --json shows all)")
 
 
 def records(columns: Sequence[Column[Row]], rows: Iterable[Row], *, empty: str = "nothing") -> None:
@@ -270,6 +284,12 @@ def _cell(column: Column[Row], row: Row) -> Cell:
     """Renders a cell, and makes it `visible`."""
     cell = column.cell(row)
     return visible(cell) if isinstance(cell, str) else (visible(cell[0]), cell[1])
+
+
+def _shorten(column: Column[Any], cell: Cell) -> Cell:
+    if not column.shortens:
+        return cell
+    return short_id(cell) if isinstance(cell, str) else (short_id(cell[0]), cell[1])
 
 
 def _widths(columns: Sequence[Column[Any]], rows: Sequence[Sequence[Cell]]) -> list[int]:

@@ -12,7 +12,7 @@ import orjson
 from markupsafe import Markup, escape
 
 from breakwater.kernel import formats
-from breakwater.kernel.columns import elapsed, humanize, rough_duration, tone_of
+from breakwater.kernel.columns import elapsed, humanize, rough_duration, short_id, tone_of
 from breakwater.kernel.formats import percent, quantity
 from breakwater.kernel.types import format_time
 
@@ -183,6 +183,7 @@ FILTERS: Mapping[str, Callable[..., object]] = {
     "exact": formats.exact_money,
     "elapsed": elapsed,
     "humanize": humanize,
+    "short_id": short_id,
     "tone": tone_of,
     **{function.__name__: function for function in _FUNCTIONS},
 }

@@ -25,18 +25,19 @@ def _remarks(summary: ExecutionSummary | RunSummary) -> str:
 
 
 COLUMNS: tuple[Column[ExecutionSummary], ...] = (
-    Column("ended", lambda execution: execution.completed_at, "time", drop=3, sortable=False),
+    Column("ended", lambda execution: execution.completed_at, "time", drop=2, sortable=False),
     Column(
         "id",
         lambda execution: execution.execution_id,
         "execution",
         display=lambda execution: execution.job_id,
         sortable=False,
+        shortens=True,
     ),
     Column("job", lambda execution: execution.job_id, name="job_id", terminal=False, page=False),
     Column("agent", lambda execution: execution.agent, "agent", sortable=False),
     Column("status", lambda execution: execution.status, "state", sortable=False),
-    Column("model", lambda execution: execution.model, drop=2, sortable=False),
+    Column("model", lambda execution: execution.model, drop=3, sortable=False),
     Column("key", lambda execution: execution.submitted_by, name="submitted_by", drop=7, page=False),
     Column("user", lambda execution: execution.user, terminal=False, page=False),
     Column("team", lambda execution: execution.team, terminal=False, page=False),
@@ -54,7 +55,9 @@ COLUMNS: tuple[Column[ExecutionSummary], ...] = (
     Column("took", lambda execution: execution.duration_ms, "duration", name="duration_ms", drop=4),
     Column("reason", lambda execution: execution.reason, terminal=False, page=False),
     Column("error_kind", lambda execution: execution.error_kind, terminal=False, page=False),
-    Column("reason", lambda execution: execution.error_message, display=_remarks, name="error", drop=6, sortable=False),
+    Column(
+        "reason", lambda execution: execution.error_message, display=_remarks, name="error", below=True, sortable=False
+    ),
     Column("dry_run", lambda execution: str(execution.dry_run).lower(), terminal=False, page=False),
     Column("cache_hit", lambda execution: str(execution.cache_hit).lower(), terminal=False, page=False),
     Column("prompt_preview", lambda execution: execution.prompt_preview, terminal=False, page=False),
@@ -103,7 +106,7 @@ def _list_names(names: Sequence[str]) -> str:
 
 RUNS: tuple[Column[RunSummary], ...] = (
     Column("ended", lambda run: run.completed_at, "time", drop=3, sortable=False, terminal=False),
-    Column("run", lambda run: run.run_id, "id", sortable=False),
+    Column("run", lambda run: run.run_id, "id", sortable=False, shortens=True),
     Column("agent", lambda run: _list_names(run.agents), sortable=False),
     Column("status", lambda run: run.status, "state", sortable=False),
     Column("model", lambda run: _list_names(run.models), sortable=False, terminal=False),
@@ -114,7 +117,7 @@ RUNS: tuple[Column[RunSummary], ...] = (
     Column("wasted", lambda run: run.wasted_cost, "usd", name="wasted_cost", drop=2),
     Column("started", lambda run: run.started_at, "time", drop=3, page=False),
     Column("took", lambda run: run.duration_ms, "duration", name="duration_ms", drop=4),
-    Column("reason", lambda run: run.error_message, display=_remarks, name="error", drop=6, sortable=False),
+    Column("reason", lambda run: run.error_message, display=_remarks, name="error", below=True, sortable=False),
 )
 
 STEPS: tuple[Column[Step], ...] = (
