@@ -17,7 +17,7 @@ from breakwater.alerts.contract import IncidentStatus
 from breakwater.breakers.contract import BreakerState, Health
 from breakwater.jobs.contract.execution import ErrorKind, Status
 from breakwater.kernel.nats.subjects import Stream
-from breakwater.limits.contract import Enforcement, Scope
+from breakwater.limits.contract import BudgetScope, Enforcement
 from breakwater.services.__main__ import NAMES
 from tests.kernel.telemetry.test_metrics import documented
 from tests.tables import each_row
@@ -40,7 +40,7 @@ VALUES: dict[str, set[str]] = {
     "kind": set(get_args(ErrorKind)),
     "status": {*get_args(Status), *get_args(IncidentStatus)},
     "enforcement": set(get_args(Enforcement)),
-    "scope": set(get_args(Scope)),
+    "scope": set(get_args(BudgetScope)),
     "stream": {stream.value for stream in Stream},
 }
 """The values of labels that rules may select by."""
