@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from breakwater.calls.rules.classify import Classification
 from breakwater.calls.rules.user_message import user_message
-from breakwater.jobs.contract.execution import ErrorKind
+from breakwater.jobs.contract.error_kinds import ErrorKind
 
 ErrorCells = tuple[object, ...]
 """Kind, class, message, status, retryable, hash, user message: as the tables have them."""

@@ -138,6 +138,10 @@ def test_programs_the_command_line_and_services_without_traces_import_no_more_th
     of_config_check, of_client, of_command_line, of_services = map(json.loads, ran.stdout.splitlines())
     clients = {"aiohttp", "clickhouse_connect", "nats", "redis", "structlog"}
     assert {name.partition(".")[0] for name in of_config_check} & clients == set()
+    for_jobs = ("calls.rules", "jobs.contract.execution", "redaction.rules", "dialects.rules.messages", "services")
+    assert [name for name in of_config_check if name.startswith(tuple(f"breakwater.{room}" for room in for_jobs))] == []
+    providers = {name for name in of_config_check if name.startswith("breakwater.calls.providers.")}
+    assert providers == {"breakwater.calls.providers.registry", "breakwater.calls.providers.settings"}
     packages = {name.partition(".")[0] for name in of_client}
     assert {"breakwater", "aiohttp", "pydantic"} <= packages
     assert packages & {"faststream", "nats", "redis", "pandas", "numpy", "uvicorn", "opentelemetry"} == set()

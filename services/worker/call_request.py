@@ -10,7 +10,7 @@ from breakwater.calls.assignment import Assignment, InFlight
 from breakwater.calls.providers.base import Call, Streaming
 from breakwater.calls.rules.repairs import JsonMessage, Repairs
 from breakwater.calls.targets import Target
-from breakwater.dialects.rules import repaired_body
+from breakwater.dialects.rules.native_requests import repaired_body
 from breakwater.dialects.rules.provider_state import StateRepair, author_of, for_author
 from breakwater.prices.rules.price import with_output_limit
 from breakwater.services.worker.context import WorkerContext

@@ -8,8 +8,9 @@ from pydantic import JsonValue, ValidationError
 
 from breakwater.calls.assignment import Assignment, Parameters
 from breakwater.calls.rules.output import OutputGuard
-from breakwater.config import Agent, validate_job
-from breakwater.dialects.rules import params_of
+from breakwater.config import Agent
+from breakwater.config.job_validation import validate_job
+from breakwater.dialects.rules.native_requests import params_of
 from breakwater.jobs.contract.job import Job
 from breakwater.jobs.held_claims import CancelSignal, ClaimLease
 from breakwater.jobs.queued_message import JobOrigin, document_of, generated_id, ids_in, legible_part, origin_of

@@ -12,7 +12,7 @@ from breakwater.calls.assignment import Assignment, Checkpoint, JobEnd
 from breakwater.calls.providers.base import Answer
 from breakwater.calls.rules.unanswered import why_unanswered
 from breakwater.calls.rules.user_message import user_message_for
-from breakwater.dialects.rules import conversation_of, input_of, params_of
+from breakwater.dialects.rules.native_requests import conversation_of, input_of, params_of
 from breakwater.jobs.contract.execution import Attempt, Cancellation, ErrorInfo, Execution, Reason, Result
 from breakwater.jobs.rules.record import error_of, status_of, totals, without_figures
 from breakwater.redaction.rules.redact import Redactor

@@ -8,7 +8,8 @@ from typing import cast
 from pydantic import JsonValue
 
 from breakwater.calls.assignment import Assignment, InFlight
-from breakwater.calls.providers.base import Answer, HttpSettings
+from breakwater.calls.providers.base import Answer
+from breakwater.calls.providers.settings import HttpSettings
 from breakwater.calls.rules.repairs import JsonMessage
 from breakwater.calls.span_attributes import (
     attempt_attributes,

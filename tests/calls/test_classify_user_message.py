@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from breakwater.calls.rules.classify import HttpFailure, ProgramFailure, classify
 from breakwater.calls.rules.user_message import user_message, user_message_for
-from breakwater.jobs.contract.execution import ErrorInfo, ErrorKind
+from breakwater.jobs.contract.error_kinds import ErrorKind
+from breakwater.jobs.contract.execution import ErrorInfo
 from tests.tables import each_row
 
 NOW = datetime(2026, 11, 21, 10, 0, tzinfo=UTC)

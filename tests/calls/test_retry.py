@@ -29,7 +29,8 @@ from breakwater.calls.rules.retry import (
     is_retryable,
 )
 from breakwater.calls.settings import BY_NATURE, RetryPolicy
-from breakwater.jobs.contract.execution import Attempt, Cause, ErrorInfo, ErrorKind, Outcome
+from breakwater.jobs.contract.error_kinds import ErrorKind
+from breakwater.jobs.contract.execution import Attempt, Cause, ErrorInfo, Outcome
 from tests.tables import each_row
 
 NOW = datetime(2026, 11, 21, 10, 0, tzinfo=UTC)

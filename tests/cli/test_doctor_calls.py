@@ -9,7 +9,8 @@ import pytest
 
 from breakwater.cli.doctor_checks import call_findings
 from breakwater.config import parse_config
-from breakwater.jobs.contract.execution import ErrorInfo, ErrorKind
+from breakwater.jobs.contract.error_kinds import ErrorKind
+from breakwater.jobs.contract.execution import ErrorInfo
 from breakwater.local.plane import PlaneLocation
 from breakwater.records import rows, schema
 from tests.records import samples

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from breakwater.config import Config, parse_config, validate_job
+from breakwater.config import Config, parse_config
+from breakwater.config.job_validation import validate_job
 from breakwater.jobs.contract.job import Job
 from breakwater.kernel.errors import ConfigError
 from breakwater.prices.rules.price import max_output_of

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from breakwater.dialects.rules import DIALECTS, Dialect, InvalidBodyError
+from breakwater.dialects.rules.forms import Dialect, InvalidBodyError
 from breakwater.dialects.rules.messages import message_of
+from breakwater.dialects.rules.native_requests import DIALECTS
 from breakwater.dialects.rules.responses_answer import EchoedRequest
 from breakwater.dialects.rules.responses_stream import ResponseEvents, event_bytes
 from breakwater.jobs.rules.chat_messages import encode_json

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from breakwater.dialects.rules import InvalidBodyError
+from breakwater.dialects.rules.forms import InvalidBodyError
 from breakwater.dialects.rules.messages import (
     UNSIGNED,
     chat_form,

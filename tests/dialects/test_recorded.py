@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from breakwater.dialects.rules import chat_form
+from breakwater.dialects.rules.native_requests import chat_form
 from breakwater.jobs.contract.job import NativeRequest
 from tests.recorded import Recorded, recorded
 from tests.tables import each_row

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from openai.types.responses import Response
 
-from breakwater.dialects.rules import DIALECTS, chat_form, dropped_fields
 from breakwater.dialects.rules.forms import InvalidBodyError
+from breakwater.dialects.rules.native_requests import DIALECTS, chat_form, dropped_fields
 from breakwater.dialects.rules.responses import size_of
 from breakwater.dialects.rules.responses_answer import (
     EchoedRequest,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from breakwater.dialects.rules import conversation_of, for_chat, params_of
+from breakwater.dialects.rules.native_requests import conversation_of, for_chat, params_of
 from breakwater.dialects.rules.tool_schemas import anthropic_tool, portable_function, portable_params
 from breakwater.jobs.contract.job import Job
 

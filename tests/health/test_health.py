@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from breakwater.breakers.contract import BreakerState, Health
 from breakwater.breakers.rules.health import LAST_CALLS, NONE_SUCCEEDS, UNCALLED, CallHealth, Verdict, health_of_model
 from breakwater.health.rules import health_of_agent, out_of_budget, speaks_against_health
-from breakwater.jobs.contract.execution import Attempt, ErrorInfo, ErrorKind, Outcome
+from breakwater.jobs.contract.error_kinds import ErrorKind
+from breakwater.jobs.contract.execution import Attempt, ErrorInfo, Outcome
 from breakwater.kernel.types import time_from_ms
 from breakwater.limits.rules.budget import NEVER_FITS, OWN_CAP
 from tests.tables import each_row

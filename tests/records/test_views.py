@@ -10,7 +10,8 @@ from typing import Any, get_args
 import pytest
 
 from breakwater.breakers.contract import BreakerTransition
-from breakwater.jobs.contract.execution import Attempt, Cause, ErrorInfo, ErrorKind, Execution, Waste
+from breakwater.jobs.contract.error_kinds import ErrorKind
+from breakwater.jobs.contract.execution import Attempt, Cause, ErrorInfo, Execution, Waste
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.clickhouse.table import Table
 from breakwater.records import rows, schema

@@ -20,8 +20,8 @@ from breakwater.calls.rules.parameters import TRANSLATED, own_params, without_fi
 from breakwater.calls.rules.repairs import Repairs
 from breakwater.calls.rules.retry import of_batch
 from breakwater.config import Agent
-from breakwater.dialects.rules import DIALECTS, chat_form, conversation_of, for_chat, params_of
 from breakwater.dialects.rules.embeddings import native_body
+from breakwater.dialects.rules.native_requests import DIALECTS, chat_form, conversation_of, for_chat, params_of
 from breakwater.dialects.rules.tool_schemas import portable_params
 from breakwater.identity.rules.callers import Attribution
 from breakwater.jobs.contract.current_jobs import JobWait

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, cast, get_args
 
 from pydantic import Field, JsonValue, ValidationInfo, field_validator, model_validator
 
-from breakwater.jobs.contract.execution import ErrorKind
+from breakwater.jobs.contract.error_kinds import ErrorKind
 from breakwater.kernel.json_values import closed_schema
 from breakwater.kernel.types import Message
 

@@ -16,7 +16,7 @@ import aiohttp
 from pydantic import TypeAdapter, ValidationError
 
 from breakwater.breakers.store import Breakers
-from breakwater.calls.providers.base import HttpSettings
+from breakwater.calls.providers.settings import HttpSettings
 from breakwater.cli.doctor_findings import (
     CONNECT_TIMEOUT_S,
     SETUP,

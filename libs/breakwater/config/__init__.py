@@ -2,7 +2,6 @@
 
 from breakwater.config.agents import Agent, AgentDefaults, ModelSettings
 from breakwater.config.document import Config, breaker_of, breakers_of
-from breakwater.config.job_validation import validate_job
 from breakwater.config.live import LiveConfig, changes, require_reloadable
 from breakwater.config.load import (
     cipher_of,
@@ -36,6 +35,5 @@ __all__ = [
     "unreadable_secrets",
     "unset_variables",
     "unusable_programs",
-    "validate_job",
     "variables_of",
 ]

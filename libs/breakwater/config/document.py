@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal, Self, cast
+from typing import Annotated, Any, Literal, Self, cast, get_args
 
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
@@ -13,9 +13,7 @@ from breakwater.alerts.settings import Alerts
 from breakwater.breakers.rules.breaker import ALL, BreakerKey
 from breakwater.breakers.settings import BreakerRules
 from breakwater.calls.providers.registry import LOCAL_KINDS, ProviderEntry
-from breakwater.calls.rules.classify import RETRYABLE_CLASSES
-from breakwater.calls.rules.retry import is_known
-from breakwater.calls.settings import RetryBudgetRules
+from breakwater.calls.settings import RetryableKind, RetryBudgetRules
 from breakwater.config.agents import Agent, AgentDefaults, ModelSettings, agent_with_defaults
 from breakwater.dialects.rules.params import connection_objection
 from breakwater.identity.contract import MAX_TAGS, CostTag
@@ -194,7 +192,13 @@ class Config(Message):
                 continue
             for number, wrong in enumerate(agent.retry.on):
                 reported = place == "defaults" or wrong not in inherited
-                if reported and isinstance(wrong, str) and not is_known(wrong):
+                if not reported or not isinstance(wrong, str) or wrong in get_args(RetryableKind):
+                    continue
+                # Few configs name a class, and reading all providers' errors takes patterns that are slow to compile.
+                from breakwater.calls.rules.classify import RETRYABLE_CLASSES
+                from breakwater.calls.rules.retry import is_known
+
+                if not is_known(wrong):
                     close = hint(wrong, RETRYABLE_CLASSES)
                     yield f"{place}.retry.on.{number}: {wrong!r} is not a known error class{close}"
 

@@ -10,8 +10,9 @@ from pydantic import JsonValue
 from breakwater.calls.rules.parameters import is_droppable
 from breakwater.config.agents import Agent
 from breakwater.config.document import Config
-from breakwater.dialects.rules import InvalidBodyError, chat_form
 from breakwater.dialects.rules.embeddings import PARAMS, fallback_objection, native_body, too_many, too_many_batches
+from breakwater.dialects.rules.forms import InvalidBodyError
+from breakwater.dialects.rules.native_requests import chat_form
 from breakwater.dialects.rules.params import connection_objection, params_objection, unknown_objection, unknown_part
 from breakwater.jobs.contract.job import ChatMessage, Job, NativeRequest
 from breakwater.jobs.rules.attribution import name_claims

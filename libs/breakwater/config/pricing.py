@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from breakwater.calls.providers.base import LocalSettings
+from breakwater.calls.providers.settings import LocalSettings
 from breakwater.config.agents import ModelSettings
 from breakwater.config.document import Config
 from breakwater.kernel.formats import moneys

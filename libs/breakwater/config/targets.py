@@ -7,7 +7,7 @@ from functools import lru_cache
 
 import structlog
 
-from breakwater.calls.providers.base import HttpSettings
+from breakwater.calls.providers.settings import HttpSettings
 from breakwater.calls.targets import SubstituteModel, Target
 from breakwater.config.document import Config
 from breakwater.config.pricing import pricing_of

@@ -6,6 +6,7 @@ from breakwater.redaction.rules.redact import Redactor
 from breakwater.redaction.settings import RedactionRules
 
 Redactor.compile(RedactionRules())
-# FastStream imports the first when it starts, and a worker the second when it opens a provider.
-for module in ("anyio._backends._asyncio", "breakwater.calls.providers.http"):
+# FastStream imports the first when it starts, and a worker the others when it opens its providers.
+providers = (f"breakwater.calls.providers.{kind}" for kind in ("anthropic", "http", "openai", "process", "python"))
+for module in ("anyio._backends._asyncio", *providers):
     importlib.import_module(module)

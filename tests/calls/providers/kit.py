@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from breakwater.calls.providers.anthropic import AnthropicSettings
-from breakwater.calls.providers.base import Answer, Call, CallError, HttpSettings
-from breakwater.calls.providers.openai import AzureSettings, OpenAISettings
+from breakwater.calls.providers.base import Answer, Call, CallError
+from breakwater.calls.providers.registry import AnthropicSettings, AzureSettings, OpenAISettings
+from breakwater.calls.providers.settings import HttpSettings
 from breakwater.kernel.security.secret_refs import SecretRef
 from breakwater.redaction.settings import DEFAULT_REDACTION, RedactionRules
 

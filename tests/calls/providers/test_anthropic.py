@@ -8,8 +8,8 @@ from typing import Any
 
 from aiohttp import web
 
-from breakwater.calls.providers.anthropic import AnthropicSettings
 from breakwater.calls.providers.base import Answer, Call
+from breakwater.calls.providers.registry import AnthropicSettings
 from breakwater.calls.rules.classify import EmptyAnswer, HttpFailure, NotSent
 from breakwater.local.provider import SimulatedProvider
 from breakwater.prices.rules.usage import Usage

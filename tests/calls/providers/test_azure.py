@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from aiohttp import web
 
-from breakwater.calls.providers.openai import AzureSettings
+from breakwater.calls.providers.registry import AzureSettings
 from breakwater.local.provider import SimulatedProvider
 from breakwater.prices.rules.usage import Usage
 from tests.calls.providers.kit import KEY, answering, call, perform, settings

@@ -10,8 +10,8 @@ import orjson
 import pytest
 
 from breakwater.calls.providers.base import Answer, CallError
-from breakwater.calls.providers.process import ProcessSettings
 from breakwater.calls.providers.python import NonRetryableError, PythonProvider
+from breakwater.calls.providers.registry import ProcessSettings
 from breakwater.calls.rules.classify import ProgramFailure
 from tests.calls.providers.kit import KINDS, call, local_call, perform, saying, settings
 from tests.calls.providers.test_responses import native as native_response

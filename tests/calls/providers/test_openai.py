@@ -7,7 +7,8 @@ import pytest
 from aiohttp import web
 
 from breakwater.calls.providers.base import Answer, Streaming
-from breakwater.calls.providers.openai import ChatCompletions, OpenAISettings
+from breakwater.calls.providers.openai import ChatCompletions
+from breakwater.calls.providers.registry import OpenAISettings
 from breakwater.calls.rules.classify import BrokenAnswer, EmptyAnswer, HttpFailure
 from breakwater.kernel.security.secret_refs import SecretRef
 from breakwater.local.provider import SimulatedProvider

@@ -18,8 +18,8 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from breakwater.calls.providers import child as child_module
 from breakwater.calls.providers.base import Answer, CallError, Provider
-from breakwater.calls.providers.process import ProcessProvider, ProcessSettings
-from breakwater.calls.providers.registry import LOCAL_KINDS, ProviderEntry
+from breakwater.calls.providers.process import ProcessProvider
+from breakwater.calls.providers.registry import LOCAL_KINDS, ProcessSettings, ProviderEntry
 from breakwater.calls.rules.classify import Classification, classify
 from breakwater.kernel.errors import ConfigError
 from breakwater.prices.rules.usage import Usage
@@ -637,7 +637,7 @@ async def test_there_is_no_key_to_read_again(opened: Opener) -> None:
 WORKER = """
 import asyncio, sys
 from breakwater.calls.providers.base import Call
-from breakwater.calls.providers.process import ProcessSettings
+from breakwater.calls.providers.registry import (ProcessSettings)
 
 async def main():
     provider = ProcessSettings(command=("sh", "-c", sys.argv[1])).open()

@@ -12,8 +12,8 @@ import pytest
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from breakwater.calls.providers.base import Answer, CallError, Provider
-from breakwater.calls.providers.python import NonRetryableError, PythonProvider, PythonSettings, Reply
-from breakwater.calls.providers.registry import LOCAL_KINDS, ProviderEntry
+from breakwater.calls.providers.python import NonRetryableError, PythonProvider, Reply
+from breakwater.calls.providers.registry import LOCAL_KINDS, ProviderEntry, PythonSettings
 from breakwater.calls.rules.classify import Classification, classify
 from breakwater.kernel.errors import ConfigError
 from breakwater.prices.rules.usage import Usage

@@ -11,14 +11,15 @@ import pytest
 from aiohttp import web
 
 from breakwater.calls.providers.base import Answer, Call, CallError
-from breakwater.calls.providers.openai import ChatCompletions, OpenAISettings
+from breakwater.calls.providers.openai import ChatCompletions
+from breakwater.calls.providers.registry import OpenAISettings
 from breakwater.calls.providers.responses import (
     ResponsesWire,
     _ResponseReader,  # pyright: ignore[reportPrivateUsage]
 )
 from breakwater.calls.rules.classify import BrokenAnswer, HttpFailure, classify
-from breakwater.dialects.rules import chat_form
 from breakwater.dialects.rules.chat_chunks import Assembly
+from breakwater.dialects.rules.native_requests import chat_form
 from breakwater.dialects.rules.responses_answer import EchoedRequest, output_of
 from breakwater.dialects.rules.responses_stream import ResponseEvents
 from breakwater.jobs.contract.job import NativeRequest

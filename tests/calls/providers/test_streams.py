@@ -15,8 +15,8 @@ import pytest
 from aiohttp import web
 
 from breakwater.calls.providers.base import Answer, Call, CallError, Streaming
-from breakwater.calls.providers.process import ProcessSettings
 from breakwater.calls.providers.python import PythonProvider, Reply
+from breakwater.calls.providers.registry import ProcessSettings
 from breakwater.calls.rules.classify import BrokenAnswer, HttpFailure, TransportFailure, classify
 from breakwater.dialects.rules.chat_chunks import Chunk
 from breakwater.local.provider import SimulatedProvider

@@ -26,7 +26,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from breakwater.alerts.metrics import AlerterMetrics
 from breakwater.breakers.metrics import BreakerMetrics
-from breakwater.jobs.contract.execution import Attempt, Cause, ErrorInfo, ErrorKind, Outcome, Result
+from breakwater.jobs.contract.error_kinds import ErrorKind
+from breakwater.jobs.contract.execution import Attempt, Cause, ErrorInfo, Outcome, Result
 from breakwater.jobs.metrics import WorkerMetrics
 from breakwater.kernel.errors import UnavailableError
 from breakwater.kernel.telemetry.metrics import (

@@ -15,7 +15,8 @@ import yaml
 
 from breakwater.alerts.contract import IncidentStatus
 from breakwater.breakers.contract import BreakerState, Health
-from breakwater.jobs.contract.execution import ErrorKind, Status
+from breakwater.jobs.contract.error_kinds import ErrorKind
+from breakwater.jobs.contract.execution import Status
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.limits.contract import BudgetScope, Enforcement
 from breakwater.services.__main__ import NAMES

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from breakwater.config import Config, validate_job
+from breakwater.config import Config
+from breakwater.config.job_validation import validate_job
 from breakwater.dialects.rules.embeddings import answer_of, size_of
 from breakwater.jobs.contract.job import Job, NativeRequest
 from breakwater.jobs.store.task_keys import TaskKey

@@ -16,7 +16,8 @@ import pytest
 from aiohttp import web
 
 from breakwater.calls.rules.retry import failures_on
-from breakwater.config import Config, validate_job
+from breakwater.config import Config
+from breakwater.config.job_validation import validate_job
 from breakwater.dialects.rules.embeddings import answer_of, form_refused, usage_of_all
 from breakwater.jobs.contract.job import Job, NativeRequest
 from breakwater.jobs.rules.record import totals

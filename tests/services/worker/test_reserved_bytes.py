@@ -20,7 +20,8 @@ from breakwater.calls.providers.embeddings import EmbeddingsWire
 from breakwater.calls.providers.openai import ChatCompletions
 from breakwater.calls.providers.responses import ResponsesWire
 from breakwater.calls.targets import Target
-from breakwater.config import Config, validate_job
+from breakwater.config import Config
+from breakwater.config.job_validation import validate_job
 from breakwater.config.targets import Targets
 from breakwater.jobs.contract.job import Job
 from breakwater.jobs.rules.chat_messages import encode_json

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, cast
 
 import orjson
-from pydantic import Field, JsonValue
+from pydantic import JsonValue
 
 from breakwater.calls.providers.anthropic_stream import MessageEvents, text_of
-from breakwater.calls.providers.base import (
-    ApiVersion,
-    Call,
-    HttpSettings,
-    Provider,
-    StreamReader,
-    UnusableAnswerError,
-    refusal_of,
-)
+from breakwater.calls.providers.base import Call, StreamReader, UnusableAnswerError, Wire, refusal_of
 from breakwater.dialects.rules.chat_chunks import Assembly
 from breakwater.dialects.rules.messages import without_lone_thinking, without_thinking
 from breakwater.dialects.rules.provider_state import plain_id
@@ -29,10 +21,8 @@ from breakwater.jobs.rules.chat_messages import OTHERS, arguments_text, fields, 
 from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.formats import words
 from breakwater.kernel.surrogates import whole_escapes
-from breakwater.kernel.types import HttpUrl
 from breakwater.prices.rules.price import max_tokens_of
 from breakwater.prices.rules.usage import Usage, of_message
-from breakwater.redaction.settings import DEFAULT_REDACTION, RedactionRules
 
 _KEYWORDS = ("title", "description", "enum", "const", "format", "default")
 _FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "uri", "ipv4", "ipv6", "uuid"})
@@ -373,33 +363,6 @@ def dropped_params(params: Mapping[str, JsonValue]) -> list[str]:
     return sorted(dropped)
 
 
-class AnthropicSettings(HttpSettings):
-    """Anthropic, or a gateway with its Messages API. Enable betas under `headers`."""
-
-    translates_chats: ClassVar[bool] = True
-
-    kind: Literal["anthropic"]
-    base_url: HttpUrl = Field(default="https://api.anthropic.com/v1", description="Up to and including /v1.")
-    version: ApiVersion = Field(default="2023-06-01", description="Sent as `anthropic-version`.")
-
-    def open(self, redaction: RedactionRules = DEFAULT_REDACTION) -> Provider:
-        """Returns the provider. Raises ConfigError."""
-        from breakwater.calls.providers.http import HttpProvider
-
-        chat = Messages(self.base_url, self.version)
-        native = NativeMessages(self.base_url, self.version)
-        return HttpProvider({"chat": chat, "messages": native}, self, redaction)
-
-    @property
-    def apis(self) -> Collection[CallApi]:
-        """Chats and Messages."""
-        return ("chat", "messages")
-
-    def params_left_out(self, params: Mapping[str, JsonValue]) -> Sequence[str]:
-        """Returns `dropped_params`."""
-        return dropped_params(params)
-
-
 @dataclass(frozen=True, slots=True)
 class Messages:
     """The API at `<base_url>/messages`. `request_body` says what is translated, and what is refused."""
@@ -483,3 +446,8 @@ def _tool_call(block: Mapping[str, Any]) -> dict[str, Any]:
     arguments = block.get("partial_json") or block.get("input") or {}
     function = {"name": block.get("name"), "arguments": arguments_text(arguments)}
     return {"id": block.get("id"), "type": "function", "function": function}
+
+
+def anthropic_wires(base_url: str, version: str) -> dict[CallApi, Wire]:
+    """Returns the APIs of an endpoint of Anthropic's: Messages as they are, and chats, which are translated."""
+    return {"chat": Messages(base_url, version), "messages": NativeMessages(base_url, version)}

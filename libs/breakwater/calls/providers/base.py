@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import date
 from types import TracebackType
-from typing import Annotated, Any, ClassVar, Protocol
+from typing import Any, Protocol
 
-from pydantic import AfterValidator, BeforeValidator, Field, JsonValue
+from pydantic import JsonValue
 
 from breakwater.calls.rules.classify import CallFailure, NotSent
 from breakwater.dialects.rules.chat_chunks import Assembly, Chunk
 from breakwater.jobs.contract.execution import Choice
 from breakwater.jobs.contract.job import CallApi
 from breakwater.kernel.errors import BreakwaterError
-from breakwater.kernel.security.secret_refs import Secret
-from breakwater.kernel.types import HttpUrl, Message, UsdAmount
 from breakwater.prices.rules.usage import Usage
-from breakwater.redaction.settings import DEFAULT_REDACTION, RedactionRules
 
 STALL_S = 1.0
 """The delay from which on a late timer means that this process or its machine has stalled."""
@@ -232,77 +227,7 @@ class Provider(Protocol):
         ...
 
 
-class ProviderSettings(Message):
-    """Settings of a provider. Each subclass has its own `kind`, and opens its provider."""
-
-    local: ClassVar[bool] = False
-    """True for a program or a callable, which needs no model and takes any JSON as input."""
-    translates_chats: ClassVar[bool] = False
-    """True if chats are translated to another API."""
-
-    @property
-    def apis(self) -> Collection[CallApi]:
-        """The APIs whose requests the provider takes as they are."""
-        return ("chat",)
-
-    def open(self, redaction: RedactionRules = DEFAULT_REDACTION) -> Provider:
-        """Returns the provider. It connects to nothing yet.
-
-        Args:
-            redaction: the rules that hide texts in its errors, in addition to its own secrets.
-
-        Raises:
-            ConfigError: a secret, or something else that the settings name, is missing.
-        """
-        raise NotImplementedError
-
-    def params_left_out(self, params: Mapping[str, JsonValue]) -> Sequence[str]:  # noqa: ARG002  most drop nothing
-        """Returns the params that are left out of a call, as the provider has no counterpart of them."""
-        return ()
-
-
-def _as_written(value: object) -> object:
-    # YAML reads a bare 2024-10-21 as a date.
-    return value.isoformat() if isinstance(value, date) else value
-
-
-ApiVersion = Annotated[str, Field(pattern=r"^[A-Za-z0-9.-]+$"), BeforeValidator(_as_written)]
-"""A version such as 2024-10-21, with quotes or without."""
-
 MAX_ANSWER_BYTES = 4 * 1024 * 1024
-
-_HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-
-
-def _sendable(headers: dict[str, str]) -> dict[str, str]:
-    for name, value in headers.items():
-        if not _HEADER_NAME.fullmatch(name) or re.search(r"[\r\n\0]", value):
-            raise ValueError(f"{name!r} is not a valid HTTP header")
-    return headers
-
-
-class HttpSettings(ProviderSettings):
-    """An endpoint of a model provider."""
-
-    base_url: HttpUrl
-    api_key: Secret | None = None
-    headers: Annotated[dict[str, str], AfterValidator(_sendable)] = Field(
-        default_factory=dict, description="Sent with every call; no secrets."
-    )
-
-
-class LocalSettings(ProviderSettings):
-    """A program or a callable that runs on the worker's own machine."""
-
-    local: ClassVar[bool] = True
-
-    cost_per_call_usd: UsdAmount | None = Field(
-        default=None,
-        description=(
-            "Cost of a call that does not report its own, and its worst case for budgets. "
-            "Without it the cost is unknown, and calls are refused under a hard budget."
-        ),
-    )
 
 
 class UnusableAnswerError(BreakwaterError):

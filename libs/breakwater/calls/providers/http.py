@@ -21,7 +21,6 @@ from breakwater.calls.providers.base import (
     AnswerTooLargeError,
     Call,
     CallError,
-    HttpSettings,
     Streaming,
     StreamReader,
     UnusableAnswerError,
@@ -40,6 +39,7 @@ from breakwater.calls.providers.failures import (
     transport_failure,
 )
 from breakwater.calls.providers.http_stream import StreamBrokenError, assemble, is_of_events, receive
+from breakwater.calls.providers.settings import HttpSettings
 from breakwater.calls.rules.classify import BrokenAnswer, CallFailure, EmptyAnswer, Flaw, TransportFailure
 from breakwater.dialects.rules.chat_chunks import Assembly, Chunk
 from breakwater.dialects.rules.tool_names import long_names, shorten_names, with_long_names

@@ -4,59 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Any, cast
 from urllib.parse import quote, urlsplit
 
-from pydantic import Field, JsonValue
+from pydantic import JsonValue
 
-from breakwater.calls.providers.base import (
-    ApiVersion,
-    Call,
-    HttpSettings,
-    Provider,
-    StreamReader,
-    UnusableAnswerError,
-    Wire,
-)
+from breakwater.calls.providers.base import Call, StreamReader, UnusableAnswerError, Wire
 from breakwater.calls.providers.embeddings import EmbeddingsWire
 from breakwater.calls.providers.responses import ResponsesWire
 from breakwater.dialects.rules.chat_chunks import Assembly, Chunk
 from breakwater.jobs.contract.execution import Choice
 from breakwater.jobs.contract.job import CallApi
 from breakwater.jobs.rules.chat_messages import OTHERS, fields, finish_reason, parts_of
-from breakwater.kernel.types import HttpUrl
 from breakwater.prices.rules.price import OUTPUT_LIMITS
 from breakwater.prices.rules.usage import Usage, of_completion
-from breakwater.redaction.settings import DEFAULT_REDACTION, RedactionRules
-
-
-class OpenAISettings(HttpSettings):
-    """Any OpenAI-compatible endpoint: OpenAI, Gemini, vLLM, Ollama, OpenRouter and others."""
-
-    kind: Literal["openai"] = "openai"
-    base_url: HttpUrl = Field(description="Up to and including /v1.")
-    api: Literal["chat", "responses"] = Field(
-        default="chat",
-        description="`responses`: requests of the Responses API go to `<base_url>/responses` as they are; others are "
-        "chat completions. `chat`: Responses are translated to chat completions.",
-    )
-
-    @property
-    def apis(self) -> Collection[CallApi]:
-        """Chats and embeddings, and Responses if the config says so."""
-        return ("chat", "embeddings", "responses") if self.api == "responses" else ("chat", "embeddings")
-
-    def open(self, redaction: RedactionRules = DEFAULT_REDACTION) -> Provider:
-        """Returns the provider. Raises ConfigError."""
-        from breakwater.calls.providers.http import HttpProvider
-
-        chat = ChatCompletions(self.base_url)
-        wires: dict[CallApi, Wire] = {
-            "chat": chat,
-            "embeddings": EmbeddingsWire(chat),
-            "responses": ResponsesWire(chat),
-        }
-        return HttpProvider({api: wires[api] for api in self.apis}, self, redaction)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,26 +113,6 @@ class _Chunks:
         return self._answer.completion()
 
 
-class AzureSettings(HttpSettings):
-    """An Azure OpenAI resource. Its models are named by their deployments."""
-
-    kind: Literal["azure"]
-    base_url: HttpUrl = Field(description="The resource, as in `https://NAME.openai.azure.com`.")
-    api_version: ApiVersion = "2024-10-21"
-
-    @property
-    def apis(self) -> Collection[CallApi]:
-        """Chats and embeddings."""
-        return ("chat", "embeddings")
-
-    def open(self, redaction: RedactionRules = DEFAULT_REDACTION) -> Provider:
-        """Returns the provider. Raises ConfigError."""
-        from breakwater.calls.providers.http import HttpProvider
-
-        chat = AzureDeployments(self.base_url, self.api_version)
-        return HttpProvider({"chat": chat, "embeddings": EmbeddingsWire(chat)}, self, redaction)
-
-
 @dataclass(frozen=True, slots=True)
 class AzureDeployments(ChatCompletions):
     """`<base_url>/openai/deployments/<model>/chat/completions`, with the key in a header of its own."""
@@ -186,3 +127,16 @@ class AzureDeployments(ChatCompletions):
     def headers(self, key: str | None) -> Mapping[str, str]:
         """Returns the key in its header."""
         return {} if key is None else {"api-key": key}
+
+
+def openai_wires(base_url: str, apis: Collection[CallApi]) -> dict[CallApi, Wire]:
+    """Returns these APIs of an OpenAI-compatible endpoint."""
+    chat = ChatCompletions(base_url)
+    wires: dict[CallApi, Wire] = {"chat": chat, "embeddings": EmbeddingsWire(chat), "responses": ResponsesWire(chat)}
+    return {api: wires[api] for api in apis}
+
+
+def azure_wires(base_url: str, api_version: str) -> dict[CallApi, Wire]:
+    """Returns the APIs of an Azure OpenAI resource."""
+    chat = AzureDeployments(base_url, api_version)
+    return {"chat": chat, "embeddings": EmbeddingsWire(chat)}

@@ -4,31 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import codecs
-import os
-import resource
 import shutil
 import signal
-import sys
 import tempfile
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import BeforeValidator, Field, JsonValue, StrictInt, StringConstraints, ValidationError
+from pydantic import JsonValue, StrictInt, ValidationError
 from pydantic_core import from_json, to_json
 
-from breakwater.calls.providers.base import (
-    Answer,
-    AnswerTimeout,
-    Call,
-    CallError,
-    LocalSettings,
-    Provider,
-    Streaming,
-    silence,
-)
+from breakwater.calls.providers.base import Answer, AnswerTimeout, Call, CallError, Streaming, silence
 from breakwater.calls.providers.child import STDERR_KEPT, Child
 from breakwater.calls.providers.local import (
     ErrorTexts,
@@ -41,120 +29,11 @@ from breakwater.calls.providers.local import (
 from breakwater.calls.providers.orphans import OrphanGuard
 from breakwater.calls.rules.classify import ProgramFailure, TransportFailure
 from breakwater.kernel.errors import ConfigError
-from breakwater.kernel.security.secret_refs import EnvName, SecretRef
 from breakwater.kernel.surrogates import read_halves, read_whole
-from breakwater.kernel.types import Message
-from breakwater.redaction.settings import DEFAULT_REDACTION, RedactionRules
-
-INHERITED = ("PATH", "HOME", "LANG", "TMPDIR")
-MIB = 1024 * 1024
-
-NoNul = StringConstraints(pattern=r"^[^\x00]*$")
 
 
-def _text_or_secret(value: object) -> object:
-    # The type decides, as trying both would report a mistake in a secret as one in a text, too.
-    if isinstance(value, dict):
-        return SecretRef.model_validate(value)
-    if not isinstance(value, str | SecretRef):
-        raise ValueError("must be a text, in quotes, or {env: NAME}, {file: PATH} or {command: [PROGRAM, …]}")  # noqa: TRY004  pydantic reports ValueError
-    return value
-
-
-EnvValue = Annotated[SecretRef | Annotated[str, NoNul], BeforeValidator(_text_or_secret)]
-
-
-class ProcessLimits(Message):
-    """Limits of the kernel for a program, and for each process that it starts. Linux only.
-
-    A wrapper that starts the program elsewhere, as `docker run` does, has its own options for limits.
-    """
-
-    memory_mb: int | None = Field(default=None, ge=1, le=1 << 24, description="Address space, in MiB (RLIMIT_AS).")
-    cpu_s: int | None = Field(default=None, ge=1, le=86_400, description="CPU time, in seconds; then it is killed.")
-    processes: int | None = Field(
-        default=None,
-        ge=1,
-        le=1 << 20,
-        description=(
-            "Processes and threads of its user, including the worker's if it is the same user. "
-            "The kernel does not apply it to root."
-        ),
-    )
-    open_files: int | None = Field(default=None, ge=4, le=1 << 20, description="Open files, sockets and pipes.")
-
-    def by_number(self) -> dict[int, int]:
-        """Returns the limits that are set, by the kernel's numbers."""
-        named = {
-            resource.RLIMIT_AS: None if self.memory_mb is None else self.memory_mb * MIB,
-            resource.RLIMIT_CPU: self.cpu_s,
-            resource.RLIMIT_NPROC: self.processes,
-            resource.RLIMIT_NOFILE: self.open_files,
-        }
-        return {number: value for number, value in named.items() if value is not None}
-
-
-class ProcessSettings(LocalSettings):
-    """A child program, started for each attempt: JSON request on stdin, JSON response on stdout.
-
-    Before the response it may print its answer in pieces, a line of `{"delta": "text"}` for each; the response needs no
-    `result` then.
-
-    It runs as the worker's own user. Its clean environment and `limits` are no sandbox; a `wrapper` can be one.
-    """
-
-    kind: Literal["process"] = "process"
-    command: tuple[Annotated[str, NoNul], ...] = Field(
-        min_length=1, description="The program with its arguments, run without a shell."
-    )
-    wrapper: tuple[Annotated[str, NoNul], ...] = Field(
-        default=(),
-        description=(
-            "A program with its arguments that runs the command, which is appended: bwrap, "
-            "nsjail, docker run. It must pass on stdin, stdout and the environment."
-        ),
-    )
-    limits: ProcessLimits = ProcessLimits()
-    cwd: Path | None = Field(
-        default=None, description="Working directory; default: a new empty one, removed afterwards."
-    )
-    env: dict[EnvName, EnvValue] = Field(
-        default_factory=dict,
-        description=(
-            "Environment, as texts or as {env: NAME}, {file: PATH} or {command: [PROGRAM, …]}, "
-            f"with {', '.join(INHERITED)}. It inherits nothing else from the worker."
-        ),
-    )
-    max_output_bytes: int = Field(
-        default=4 * MIB, ge=1, le=64 * MIB, description="A program that prints more is killed."
-    )
-
-    def open(self, redaction: RedactionRules = DEFAULT_REDACTION) -> Provider:
-        """Returns the provider. Raises ConfigError: the program, its directory or a secret is missing."""
-        cwd = None if self.cwd is None else self.cwd.absolute()
-        if cwd is not None and not cwd.is_dir():
-            raise ConfigError(f"cwd of the program {self.command[0]}: there is no directory {cwd}")
-        if (limits := self.limits.by_number()) and sys.platform != "linux":
-            raise ConfigError(f"limits of the program {self.command[0]}: only Linux supports them")
-        secrets = {name: value.read() for name, value in self.env.items() if isinstance(value, SecretRef)}
-        texts = {name: value for name, value in self.env.items() if isinstance(value, str)}
-        inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
-        env = {**inherited, **texts, **secrets}
-        return ProcessProvider(
-            Program(
-                command=(*self.wrapper, *self.command),
-                file=_find((*self.wrapper, *self.command)[0], cwd or Path.cwd(), env.get("PATH")),
-                env=env,
-                error_texts=ErrorTexts(redaction, secrets.values()),
-                cwd=cwd,
-                max_output_bytes=self.max_output_bytes,
-                limits=limits,
-                cost_per_call=self.cost_per_call_usd,
-            )
-        )
-
-
-def _find(name: str, cwd: Path, path: str | None) -> Path:
+def find_program(name: str, cwd: Path, path: str | None) -> Path:
+    """Returns the file that a command names, or raises ConfigError."""
     # exec would search the worker's PATH instead, and only when the first job needs the program.
     is_path = "/" in name
     target = str(cwd / name) if is_path else name

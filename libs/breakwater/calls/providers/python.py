@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import Field, JsonValue, ValidationError
+from pydantic import JsonValue, ValidationError
 from pydantic_core import from_json
 
-from breakwater.calls.providers.base import Answer, Call, CallError, LocalSettings, Provider, silence
+from breakwater.calls.providers.base import Answer, Call, CallError, silence
 from breakwater.calls.providers.local import (
     ErrorTexts,
     Pieces,
@@ -71,25 +71,8 @@ class NonRetryableError(BreakwaterError):
         self.status = status
 
 
-class PythonSettings(LocalSettings):
-    """An async callable of a module that the worker can import, or an async generator that yields its answer in pieces.
-
-    It is given a dict (`execution_id`, `job_id`, `attempt_id`, `agent`, `model`, `tenant`, `task_id`, `timeout_s`,
-    `traceparent`, `stream`, `params`, and `input` or `messages`) and returns any JSON, or a `Reply`; a generator yields
-    texts, and may end with a `Reply` whose `result`, unless None, is the whole answer. Any exception is a failure that
-    is tried again, except `NonRetryableError`. It shares the worker's event loop: one that blocks it stops all calls of
-    the worker, and no timeout can end it. Such code belongs in a program of its own (`kind: process`).
-    """
-
-    kind: Literal["python"] = "python"
-    callable: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$", description="package.module:function")
-
-    def open(self, redaction: RedactionRules = DEFAULT_REDACTION) -> Provider:
-        """Returns the provider. Raises ConfigError: the callable can't be imported, or is not async."""
-        return PythonProvider(self.callable, _load(self.callable), redaction, cost_per_call=self.cost_per_call_usd)
-
-
-def _load(name: str) -> AgentCallable:
+def load_agent(name: str) -> AgentCallable:
+    """Imports a callable, `package.module:function`. Raises ConfigError: it can't be imported, or is not async."""
     function = load_callable(name)
     kind: type[Any] = type(function)
     call_method = getattr(kind, "__call__", None)  # noqa: B004  looked at, not called

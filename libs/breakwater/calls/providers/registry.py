@@ -1,16 +1,244 @@
-"""The kinds of providers. A new kind takes a file next to this one, and the name of its settings here."""
+"""The kinds of providers. A new kind takes a file next to this one, and the name of its settings here.
+
+The settings of these kinds import what makes their calls only in `open`: most programs read the config, and call no
+model.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, cast, get_args
+import os
+import resource
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast, get_args
 
-from pydantic import BeforeValidator, Discriminator
+from pydantic import BeforeValidator, Discriminator, Field, JsonValue, StringConstraints
 
-from breakwater.calls.providers.anthropic import AnthropicSettings
-from breakwater.calls.providers.base import ProviderSettings
-from breakwater.calls.providers.openai import AzureSettings, OpenAISettings
-from breakwater.calls.providers.process import ProcessSettings
-from breakwater.calls.providers.python import PythonSettings
+from breakwater.calls.providers.settings import HttpSettings, LocalSettings, ProviderSettings
+from breakwater.kernel.errors import ConfigError
+from breakwater.kernel.security.secret_refs import EnvName, SecretRef
+from breakwater.kernel.types import HttpUrl, Message
+from breakwater.redaction.settings import DEFAULT_REDACTION, RedactionRules
+
+if TYPE_CHECKING:
+    from breakwater.calls.providers.base import Provider
+    from breakwater.jobs.contract.job import CallApi
+
+
+def _as_written(value: object) -> object:
+    # YAML reads a bare 2024-10-21 as a date.
+    return value.isoformat() if isinstance(value, date) else value
+
+
+ApiVersion = Annotated[str, Field(pattern=r"^[A-Za-z0-9.-]+$"), BeforeValidator(_as_written)]
+"""A version such as 2024-10-21, with quotes or without."""
+
+
+class OpenAISettings(HttpSettings):
+    """Any OpenAI-compatible endpoint: OpenAI, Gemini, vLLM, Ollama, OpenRouter and others."""
+
+    kind: Literal["openai"] = "openai"
+    base_url: HttpUrl = Field(description="Up to and including /v1.")
+    api: Literal["chat", "responses"] = Field(
+        default="chat",
+        description="`responses`: requests of the Responses API go to `<base_url>/responses` as they are; others are "
+        "chat completions. `chat`: Responses are translated to chat completions.",
+    )
+
+    @property
+    def apis(self) -> Collection[CallApi]:
+        """Chats and embeddings, and Responses if the config says so."""
+        return ("chat", "embeddings", "responses") if self.api == "responses" else ("chat", "embeddings")
+
+    def open(self, redaction: RedactionRules = DEFAULT_REDACTION) -> Provider:
+        """Returns the provider. Raises ConfigError."""
+        from breakwater.calls.providers.http import HttpProvider
+        from breakwater.calls.providers.openai import openai_wires
+
+        return HttpProvider(openai_wires(self.base_url, self.apis), self, redaction)
+
+
+class AzureSettings(HttpSettings):
+    """An Azure OpenAI resource. Its models are named by their deployments."""
+
+    kind: Literal["azure"]
+    base_url: HttpUrl = Field(description="The resource, as in `https://NAME.openai.azure.com`.")
+    api_version: ApiVersion = "2024-10-21"
+
+    @property
+    def apis(self) -> Collection[CallApi]:
+        """Chats and embeddings."""
+        return ("chat", "embeddings")
+
+    def open(self, redaction: RedactionRules = DEFAULT_REDACTION) -> Provider:
+        """Returns the provider. Raises ConfigError."""
+        from breakwater.calls.providers.http import HttpProvider
+        from breakwater.calls.providers.openai import azure_wires
+
+        return HttpProvider(azure_wires(self.base_url, self.api_version), self, redaction)
+
+
+class AnthropicSettings(HttpSettings):
+    """Anthropic, or a gateway with its Messages API. Enable betas under `headers`."""
+
+    translates_chats: ClassVar[bool] = True
+
+    kind: Literal["anthropic"]
+    base_url: HttpUrl = Field(default="https://api.anthropic.com/v1", description="Up to and including /v1.")
+    version: ApiVersion = Field(default="2023-06-01", description="Sent as `anthropic-version`.")
+
+    def open(self, redaction: RedactionRules = DEFAULT_REDACTION) -> Provider:
+        """Returns the provider. Raises ConfigError."""
+        from breakwater.calls.providers.anthropic import anthropic_wires
+        from breakwater.calls.providers.http import HttpProvider
+
+        return HttpProvider(anthropic_wires(self.base_url, self.version), self, redaction)
+
+    @property
+    def apis(self) -> Collection[CallApi]:
+        """Chats and Messages."""
+        return ("chat", "messages")
+
+    def params_left_out(self, params: Mapping[str, JsonValue]) -> Sequence[str]:
+        """Returns `dropped_params`."""
+        from breakwater.calls.providers.anthropic import dropped_params
+
+        return dropped_params(params)
+
+
+INHERITED = ("PATH", "HOME", "LANG", "TMPDIR")
+MIB = 1024 * 1024
+
+NoNul = StringConstraints(pattern=r"^[^\x00]*$")
+
+
+def _text_or_secret(value: object) -> object:
+    # The type decides, as trying both would report a mistake in a secret as one in a text, too.
+    if isinstance(value, dict):
+        return SecretRef.model_validate(value)
+    if not isinstance(value, str | SecretRef):
+        raise ValueError("must be a text, in quotes, or {env: NAME}, {file: PATH} or {command: [PROGRAM, …]}")  # noqa: TRY004  pydantic reports ValueError
+    return value
+
+
+EnvValue = Annotated[SecretRef | Annotated[str, NoNul], BeforeValidator(_text_or_secret)]
+
+
+class ProcessLimits(Message):
+    """Limits of the kernel for a program, and for each process that it starts. Linux only.
+
+    A wrapper that starts the program elsewhere, as `docker run` does, has its own options for limits.
+    """
+
+    memory_mb: int | None = Field(default=None, ge=1, le=1 << 24, description="Address space, in MiB (RLIMIT_AS).")
+    cpu_s: int | None = Field(default=None, ge=1, le=86_400, description="CPU time, in seconds; then it is killed.")
+    processes: int | None = Field(
+        default=None,
+        ge=1,
+        le=1 << 20,
+        description=(
+            "Processes and threads of its user, including the worker's if it is the same user. "
+            "The kernel does not apply it to root."
+        ),
+    )
+    open_files: int | None = Field(default=None, ge=4, le=1 << 20, description="Open files, sockets and pipes.")
+
+    def by_number(self) -> dict[int, int]:
+        """Returns the limits that are set, by the kernel's numbers."""
+        named = {
+            resource.RLIMIT_AS: None if self.memory_mb is None else self.memory_mb * MIB,
+            resource.RLIMIT_CPU: self.cpu_s,
+            resource.RLIMIT_NPROC: self.processes,
+            resource.RLIMIT_NOFILE: self.open_files,
+        }
+        return {number: value for number, value in named.items() if value is not None}
+
+
+class ProcessSettings(LocalSettings):
+    """A child program, started for each attempt: JSON request on stdin, JSON response on stdout.
+
+    Before the response it may print its answer in pieces, a line of `{"delta": "text"}` for each; the response needs no
+    `result` then.
+
+    It runs as the worker's own user. Its clean environment and `limits` are no sandbox; a `wrapper` can be one.
+    """
+
+    kind: Literal["process"] = "process"
+    command: tuple[Annotated[str, NoNul], ...] = Field(
+        min_length=1, description="The program with its arguments, run without a shell."
+    )
+    wrapper: tuple[Annotated[str, NoNul], ...] = Field(
+        default=(),
+        description=(
+            "A program with its arguments that runs the command, which is appended: bwrap, "
+            "nsjail, docker run. It must pass on stdin, stdout and the environment."
+        ),
+    )
+    limits: ProcessLimits = ProcessLimits()
+    cwd: Path | None = Field(
+        default=None, description="Working directory; default: a new empty one, removed afterwards."
+    )
+    env: dict[EnvName, EnvValue] = Field(
+        default_factory=dict,
+        description=(
+            "Environment, as texts or as {env: NAME}, {file: PATH} or {command: [PROGRAM, …]}, "
+            f"with {', '.join(INHERITED)}. It inherits nothing else from the worker."
+        ),
+    )
+    max_output_bytes: int = Field(
+        default=4 * MIB, ge=1, le=64 * MIB, description="A program that prints more is killed."
+    )
+
+    def open(self, redaction: RedactionRules = DEFAULT_REDACTION) -> Provider:
+        """Returns the provider. Raises ConfigError: the program, its directory or a secret is missing."""
+        from breakwater.calls.providers.local import ErrorTexts
+        from breakwater.calls.providers.process import ProcessProvider, Program, find_program
+
+        cwd = None if self.cwd is None else self.cwd.absolute()
+        if cwd is not None and not cwd.is_dir():
+            raise ConfigError(f"cwd of the program {self.command[0]}: there is no directory {cwd}")
+        if (limits := self.limits.by_number()) and sys.platform != "linux":
+            raise ConfigError(f"limits of the program {self.command[0]}: only Linux supports them")
+        secrets = {name: value.read() for name, value in self.env.items() if isinstance(value, SecretRef)}
+        texts = {name: value for name, value in self.env.items() if isinstance(value, str)}
+        inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
+        env = {**inherited, **texts, **secrets}
+        return ProcessProvider(
+            Program(
+                command=(*self.wrapper, *self.command),
+                file=find_program((*self.wrapper, *self.command)[0], cwd or Path.cwd(), env.get("PATH")),
+                env=env,
+                error_texts=ErrorTexts(redaction, secrets.values()),
+                cwd=cwd,
+                max_output_bytes=self.max_output_bytes,
+                limits=limits,
+                cost_per_call=self.cost_per_call_usd,
+            )
+        )
+
+
+class PythonSettings(LocalSettings):
+    """An async callable of a module that the worker can import, or an async generator that yields its answer in pieces.
+
+    It is given a dict (`execution_id`, `job_id`, `attempt_id`, `agent`, `model`, `tenant`, `task_id`, `timeout_s`,
+    `traceparent`, `stream`, `params`, and `input` or `messages`) and returns any JSON, or a `Reply`; a generator yields
+    texts, and may end with a `Reply` whose `result`, unless None, is the whole answer. Any exception is a failure that
+    is tried again, except `NonRetryableError`. It shares the worker's event loop: one that blocks it stops all calls of
+    the worker, and no timeout can end it. Such code belongs in a program of its own (`kind: process`).
+    """
+
+    kind: Literal["python"] = "python"
+    callable: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$", description="package.module:function")
+
+    def open(self, redaction: RedactionRules = DEFAULT_REDACTION) -> Provider:
+        """Returns the provider. Raises ConfigError: the callable can't be imported, or is not async."""
+        from breakwater.calls.providers.python import PythonProvider, load_agent
+
+        function = load_agent(self.callable)
+        return PythonProvider(self.callable, function, redaction, cost_per_call=self.cost_per_call_usd)
+
 
 AnyProvider = Annotated[
     OpenAISettings | AzureSettings | AnthropicSettings | ProcessSettings | PythonSettings, Discriminator("kind")

@@ -15,7 +15,8 @@ from breakwater.dialects.rules.context_overflow import overflow_summary
 from breakwater.dialects.rules.params import KNOWN_PARAMS
 from breakwater.dialects.rules.provider_state import STATE_ERRORS, UNREADABLE, state_error
 from breakwater.dialects.rules.provider_words import known_or_hash, known_place
-from breakwater.jobs.contract.execution import ErrorInfo, ErrorKind
+from breakwater.jobs.contract.error_kinds import ErrorKind
+from breakwater.jobs.contract.execution import ErrorInfo
 from breakwater.kernel.formats import words
 
 MAX_LENGTH = 500

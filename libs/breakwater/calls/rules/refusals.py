@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import shlex
 
-from breakwater.jobs.contract.execution import ErrorInfo, ErrorKind
+from breakwater.jobs.contract.error_kinds import ErrorKind
+from breakwater.jobs.contract.execution import ErrorInfo
 from breakwater.kernel.formats import join_figures, sentence
 
 

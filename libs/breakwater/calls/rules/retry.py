@@ -10,7 +10,8 @@ from typing import get_args
 from breakwater.calls.rules.classify import RETRYABLE_CLASSES, Classification
 from breakwater.calls.rules.holds import MAX_HELD_S, after_hold_s, waits_for_hold
 from breakwater.calls.settings import BY_NATURE, PAYMENT_REQUIRED, RECOVERED_FROM, RetryableKind, RetryPolicy
-from breakwater.jobs.contract.execution import Attempt, Cause, ErrorKind, Reason
+from breakwater.jobs.contract.error_kinds import ErrorKind
+from breakwater.jobs.contract.execution import Attempt, Cause, Reason
 
 _RECOVERIES: frozenset[Cause] = frozenset(
     {"credential_refresh", "orphan_recovery", "output_limit", "parameter", "provider_state"}

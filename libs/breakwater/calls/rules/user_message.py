@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-from breakwater.jobs.contract.execution import ErrorInfo, ErrorKind
+from breakwater.jobs.contract.error_kinds import ErrorKind
+from breakwater.jobs.contract.execution import ErrorInfo
 
 _LATER = "This is usually temporary. Please try again later."
 _KINDS: dict[ErrorKind, tuple[str, str]] = {

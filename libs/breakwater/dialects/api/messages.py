@@ -19,9 +19,10 @@ from breakwater.dialects.contract.anthropic import (
     InputTokenCount,
     MessagesRequest,
 )
-from breakwater.dialects.rules import InvalidBodyError, chat_form
+from breakwater.dialects.rules.forms import InvalidBodyError
 from breakwater.dialects.rules.messages import message_of
 from breakwater.dialects.rules.messages_stream import PING, MessageStream, event_bytes
+from breakwater.dialects.rules.native_requests import chat_form
 from breakwater.identity.operations import TOO_MANY, operation
 from breakwater.jobs.api.submission import Submission
 from breakwater.jobs.contract.job import SENT_BY_PLANE, Job, NativeRequest

@@ -14,8 +14,8 @@ from breakwater.config import Config
 from breakwater.dialects.api.errors import error_response
 from breakwater.dialects.api.pending_request import PendingRequest
 from breakwater.dialects.api.request_options import OPTION_PREFIX
-from breakwater.dialects.rules import chat_form, dropped_fields, params_of
 from breakwater.dialects.rules.chat_completions import error_of, with_error_as_answer
+from breakwater.dialects.rules.native_requests import chat_form, dropped_fields, params_of
 from breakwater.jobs.api.submission import Submission
 from breakwater.kernel.http.problems import RequestError, unavailable
 from breakwater.kernel.validation import FieldError

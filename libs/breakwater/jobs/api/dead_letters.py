@@ -26,7 +26,8 @@ import structlog
 from pydantic import JsonValue, ValidationError
 from pydantic_core import from_json, to_json
 
-from breakwater.config import Config, validate_job
+from breakwater.config import Config
+from breakwater.config.job_validation import validate_job
 from breakwater.identity.operations import NATS_UNAVAILABLE, ApiRequest, operation, utc_now
 from breakwater.identity.rules.callers import Attribution
 from breakwater.jobs.api.job_queue import JobQueue

@@ -18,7 +18,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from breakwater.breakers.api import AgentAvailability
-from breakwater.config import Config, validate_job
+from breakwater.config import Config
+from breakwater.config.job_validation import validate_job
 from breakwater.identity.rules.callers import Attribution, Caller
 from breakwater.jobs.api.job_queue import JobQueue
 from breakwater.jobs.api.results import JobLookup, ReceivedResult, status_of

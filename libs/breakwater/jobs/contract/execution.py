@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AliasChoices, Field, JsonValue, StringConstraints, model_validator
 
+from breakwater.jobs.contract.error_kinds import ErrorKind
 from breakwater.jobs.contract.job import CallApi
 from breakwater.kernel.formats import quantity
 from breakwater.kernel.http.contract import Moment
@@ -23,26 +24,6 @@ from breakwater.kernel.types import (
     UsdAmount,
 )
 
-ErrorKind = Literal[
-    "client",
-    "quota",
-    "rate_limit",
-    "transient",
-    "server",
-    "timeout",
-    "network",
-    "logic",
-    "context_overflow",
-    "orphan_tool_calls",
-    "breaker_open",
-    "budget_exceeded",
-    "retry_budget",
-    "guard_tripped",
-    "worker_lost",
-    "invalid",
-    "dependency_failed",
-    "cancelled",
-]
 Outcome = Literal["success", "error", "short_circuited", "worker_lost", "cancelled"]
 Cause = Literal[
     "first",

@@ -10,12 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
-from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.types import ms_from_time, time_from_ms
 from breakwater.limits.contract import BudgetEvent, BudgetScope, Window
 from breakwater.limits.settings import OTHERS, Caps
+
+if TYPE_CHECKING:
+    from breakwater.jobs.contract.execution import Attempt
 
 WINDOWS: tuple[Window, Window] = ("daily", "monthly")
 
