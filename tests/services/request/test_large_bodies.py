@@ -30,6 +30,7 @@ from breakwater.jobs.rules.workers import LIVENESS
 from breakwater.jobs.store.executions import ClaimLostError
 from breakwater.kernel.commands.errors import CliError
 from breakwater.kernel.http import bodies as http_bodies
+from breakwater.kernel.nats import bodies
 from breakwater.kernel.nats.bodies import BodyReader, BodyReference, BodyWriter, Leftovers
 from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.publisher import Publisher
@@ -47,9 +48,26 @@ from tests.server_sources import RunningServer
 from tests.services.request.conftest import Answer, HttpApi, new_id, running, settings_for
 from tests.services.worker.harness import WorkerPlane, running_worker
 
-LARGE = 9_000_000
+LARGE = 900_000
+"""More than a job's message contains at a tenth of all sizes."""
+LIMIT = 1_200_000
+SIZES = {
+    "breakwater.kernel.http.bodies.BUDGETED_FROM": http_bodies.BUDGETED_FROM // 10,
+    "breakwater.kernel.nats.bodies.CHUNK_BYTES": bodies.CHUNK_BYTES // 10,
+    **{
+        f"breakwater.{module}.IN_MESSAGE_BYTES": bodies.IN_MESSAGE_BYTES // 10
+        for module in (
+            "dialects.store.response_log",
+            "jobs.api.job_queue",
+            "jobs.api.submission",
+            "kernel.nats.delivery",
+        )
+    },
+}
+"""A tenth of the sizes of bodies, in all modules that ask for them."""
+TRUE_LARGE = 10 * LARGE
 """More than a message of NATS."""
-LIMIT = 12_000_000
+TRUE_LIMIT = 10 * LIMIT
 AGENT = {"model": "sim/m", "retry": {"max_attempts": 2}, "breaker": "off", "guard": "off"}
 AGENTS = {
     "writer": AGENT,
@@ -147,20 +165,35 @@ async def opened(
 
 
 @pytest.fixture
-def open_plane(module_nats_server: RunningServer, redis_server: RunningServer, tmp_path: Path) -> OpenPlane:
+def open_true_plane(module_nats_server: RunningServer, redis_server: RunningServer, tmp_path: Path) -> OpenPlane:
+    """A plane of the product's own sizes."""
+    return partial(opened, module_nats_server.url, redis_server.url, tmp_path, limits={"max_body_bytes": TRUE_LIMIT})
+
+
+@pytest.fixture
+def scaled_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenth of all sizes, and of the CPU that they take."""
+    for name, size in SIZES.items():
+        monkeypatch.setattr(name, size)
+
+
+@pytest.fixture
+def open_plane(
+    module_nats_server: RunningServer, redis_server: RunningServer, tmp_path: Path, scaled_sizes: None
+) -> OpenPlane:
     return partial(opened, module_nats_server.url, redis_server.url, tmp_path)
 
 
 async def test_bodies_larger_than_a_message_are_accepted_on_every_way_in_and_leave_nothing(
-    open_plane: OpenPlane,
+    open_true_plane: OpenPlane,
 ) -> None:
-    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + random_base64()}}
-    document = {"type": "base64", "media_type": "application/pdf", "data": random_base64()}
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + random_base64(TRUE_LARGE)}}
+    document = {"type": "base64", "media_type": "application/pdf", "data": random_base64(TRUE_LARGE)}
     question = {"type": "text", "text": "What is this?"}
     vision = {"model": "writer", "messages": [{"role": "user", "content": [question, image]}]}
     pdf = [{"role": "user", "content": [{"type": "document", "source": document}, question]}]
     message = {"model": "claude", "max_tokens": 100, "messages": pdf}
-    picture = {"type": "input_image", "image_url": "data:image/png;base64," + random_base64()}
+    picture = {"type": "input_image", "image_url": "data:image/png;base64," + random_base64(TRUE_LARGE)}
     response = {"model": "writer", "input": [{"role": "user", "content": [picture]}], "store": False}
     requests: list[tuple[str, dict[str, Any], str]] = [
         ("/v1/chat/completions", vision, "A cat."),
@@ -170,9 +203,9 @@ async def test_bodies_larger_than_a_message_are_accepted_on_every_way_in_and_lea
         ("/v1/responses", response, "A cat."),
         ("/v1/responses", {**response, "stream": True}, "response.completed"),
         ("/v1/embeddings", {"model": "embedder", "input": [large_text(50_000)] * 180}, "embedding"),
-        ("/api/v1/jobs?wait_s=60", {"agent": "writer", "prompt": large_text()}, "succeeded"),
+        ("/api/v1/jobs?wait_s=60", {"agent": "writer", "prompt": large_text(TRUE_LARGE)}, "succeeded"),
     ]
-    async with open_plane() as plane:
+    async with open_true_plane() as plane:
         for path, body, expected in requests:
             answer = await plane.api.ask("POST", path, json=body)
             assert answer.status == 200, (path, answer.body[:500])
@@ -180,8 +213,8 @@ async def test_bodies_larger_than_a_message_are_accepted_on_every_way_in_and_lea
         await plane.emptied()
 
 
-async def test_a_body_of_todays_size_travels_in_its_message(open_plane: OpenPlane) -> None:
-    async with open_plane() as plane:
+async def test_a_body_of_todays_size_travels_in_its_message(open_true_plane: OpenPlane) -> None:
+    async with open_true_plane() as plane:
         await plane.worker.end()
         assert (await plane.submit("small", prompt=large_text(3_900_000))).status == 202
         message = await plane.api.last_job()
@@ -195,8 +228,8 @@ async def test_over_the_limit_the_413_names_the_limit_and_its_setting(open_plane
         too_large = json.dumps({"agent": "writer", "prompt": large_text(LIMIT)}).encode()
 
         async def chunks() -> AsyncGenerator[bytes]:
-            for start in range(0, len(too_large), 1_000_000):
-                yield too_large[start : start + 1_000_000]
+            for start in range(0, len(too_large), 100_000):
+                yield too_large[start : start + 100_000]
 
         refusals = [
             await plane.api.post(too_large),
@@ -205,7 +238,7 @@ async def test_over_the_limit_the_413_names_the_limit_and_its_setting(open_plane
         ]
         for refusal in refusals:
             assert (refusal.status, refusal.code) == (413, "body_too_large")
-            assert "at most 12,000,000 bytes (limits.max_body_bytes in Breakwater's config)" in refusal.message
+            assert "at most 1,200,000 bytes (limits.max_body_bytes in Breakwater's config)" in refusal.message
         chat = await plane.api.ask("POST", "/v1/chat/completions", data=too_large)
         assert chat.status == 413
         assert await plane.api.queued() == 0
@@ -303,7 +336,7 @@ async def test_what_waits_in_the_queue_or_is_parked_is_no_leftover(open_plane: O
 
 
 async def test_a_refused_job_leaves_no_body_and_a_full_store_is_named(open_plane: OpenPlane) -> None:
-    async with open_plane(limits={"bodies_max_bytes": 12 * 1024**2}) as plane:
+    async with open_plane(limits={"bodies_max_bytes": LIMIT}) as plane:
         await plane.worker.end()
         assert (await plane.submit("first")).status == 202
         refused = await plane.submit("second")
@@ -397,9 +430,9 @@ async def test_a_body_that_the_store_has_lost_ends_its_job_with_the_reason(open_
 
 
 async def test_a_job_that_a_program_publishes_is_taken_up_to_the_size_of_a_message_and_can_be_replayed(
-    open_plane: OpenPlane,
+    open_true_plane: OpenPlane,
 ) -> None:
-    async with open_plane(faults=({"requests": [1, 1], "status": 400},)) as plane, calls_of(plane) as calls:
+    async with open_true_plane(faults=({"requests": [1, 1], "status": 400},)) as plane, calls_of(plane) as calls:
         prompt = large_text(7_500_000)
         assert (await plane.worker.run({"agent": "writer", "job_id": "nats", "prompt": prompt}))["reason"] == "error"
         [listed] = (await plane.api.ask("GET", "/api/v1/dlq")).json["dead_letters"]
@@ -413,26 +446,28 @@ async def test_a_job_that_a_program_publishes_is_taken_up_to_the_size_of_a_messa
 
 
 async def test_a_job_that_is_too_large_for_nats_is_sent_to_http(
-    module_nats_server: RunningServer, open_plane: OpenPlane, monkeypatch: pytest.MonkeyPatch
+    module_nats_server: RunningServer, open_true_plane: OpenPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BREAKWATER_NATS_URL", module_nats_server.url)
-    async with open_plane():
+    async with open_true_plane():
         with pytest.raises(CliError) as refused:
-            await send(PlaneLocation(None), {"agent": "writer", "job_id": "j", "prompt": large_text()}, wait_s=0)
+            await send(
+                PlaneLocation(None), {"agent": "writer", "job_id": "j", "prompt": large_text(TRUE_LARGE)}, wait_s=0
+            )
     assert "exceed the server's message limit" in str(refused.value)
     assert refused.value.remedy == "Submit it over HTTP (--via http), which takes up to limits.max_body_bytes."
 
 
-async def test_the_size_of_a_waiting_job_includes_its_body(open_plane: OpenPlane) -> None:
-    async with open_plane() as plane:
+async def test_the_size_of_a_waiting_job_includes_its_body(open_true_plane: OpenPlane) -> None:
+    async with open_true_plane() as plane:
         await plane.worker.end()
-        quota = QueueQuota(2 * LARGE, Lookup(lambda: plane.api.bus))
-        assert quota.has_room("writer", LARGE)
-        assert (await plane.submit("waiting")).status == 202
+        quota = QueueQuota(2 * TRUE_LARGE, Lookup(lambda: plane.api.bus))
+        assert quota.has_room("writer", TRUE_LARGE)
+        assert (await plane.submit("waiting", prompt=large_text(TRUE_LARGE))).status == 202
         await quota.check()
-        assert quota.has_room("writer", LARGE // 2)
-        assert not quota.has_room("writer", LARGE + 100_000)
-        assert quota.has_room("private", LARGE)
+        assert quota.has_room("writer", TRUE_LARGE // 2)
+        assert not quota.has_room("writer", TRUE_LARGE + 100_000)
+        assert quota.has_room("private", TRUE_LARGE)
 
 
 async def test_large_bodies_wait_for_room_in_memory_and_small_ones_do_not(
@@ -465,7 +500,7 @@ async def test_large_bodies_wait_for_room_in_memory_and_small_ones_do_not(
 
 
 async def test_without_nats_or_redis_meanwhile_nothing_accepted_is_lost(
-    own_nats_server: RunningServer, own_redis_server: RunningServer, tmp_path: Path
+    own_nats_server: RunningServer, own_redis_server: RunningServer, tmp_path: Path, scaled_sizes: None
 ) -> None:
     async with opened(own_nats_server.url, own_redis_server.url, tmp_path) as plane:
         await plane.worker.end()
@@ -535,14 +570,14 @@ async def test_plans_dry_runs_and_cached_answers_take_large_bodies(open_plane: O
             answer = await plane.api.post({"agent": "cached", "prompt": prompt}, query="?wait_s=60")
             assert (answer.json["status"], answer.json["cache_hit"]) == ("succeeded", cache_hit)
         jobs = [
-            {"agent": "writer", "job_id": "first", "prompt": large_text(5_000_000)},
-            {"agent": "writer", "job_id": "then", "prompt": large_text(5_000_000), "depends_on": ["first"]},
+            {"agent": "writer", "job_id": "first", "prompt": large_text(500_000)},
+            {"agent": "writer", "job_id": "then", "prompt": large_text(500_000), "depends_on": ["first"]},
         ]
         accepted = await plane.api.ask("POST", "/api/v1/plans", json={"plan_id": "two", "jobs": jobs})
         assert accepted.status in {200, 202}, accepted.body
         for job_id in ("first", "then"):
             assert (await plane.worker.result(job_id))["status"] == "succeeded"
-        assert [len(str(call.messages[-1]["content"])) > 4_900_000 for call in calls] == [True] * 3
+        assert [len(str(call.messages[-1]["content"])) > 490_000 for call in calls] == [True] * 3
         await plane.emptied()
 
 
