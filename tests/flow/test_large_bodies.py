@@ -22,8 +22,8 @@ from tests.flow.kit import model
 from tests.helpers import ServiceProcess, until
 
 BODIES = int(os.environ.get("BODIES", "8"))
-BODY_BYTES = int(os.environ.get("BODY_MB", "12")) * 1_000_000
-BUDGET_BYTES = int(os.environ.get("BUDGET_MB", "24")) * 1_000_000
+BODY_BYTES = int(os.environ.get("BODY_MB", "6")) * 1_000_000
+BUDGET_BYTES = int(os.environ.get("BUDGET_MB", "12")) * 1_000_000
 TIMES = 6
 """The most memory that a body takes, in bodies."""
 MARGIN_MB = 60

@@ -185,7 +185,6 @@ class MessagesConversation(Conversation):
 CLIENTS = {"chat": ChatConversation, "responses": ResponsesConversation, "messages": MessagesConversation}
 
 
-@pytest.mark.long
 async def test_no_turn_of_a_conversation_over_any_two_providers_is_refused(
     plane: TurnsPlane, subtests: pytest.Subtests
 ) -> None:

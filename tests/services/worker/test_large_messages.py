@@ -47,7 +47,7 @@ async def plane_with_users(folder: Path, redis_url: str, **more: Any) -> AsyncGe
     entry = f'  "{STREAMS_ACCOUNT}": {{\n    "jetstream": "enabled",\n    "users": [\n'
     assert entry in accounts
     accounts = accounts.replace(entry, entry + '      {"user": "root", "password": "root"},\n')
-    settings = f'listen: "127.0.0.1:{port}"\nmax_payload: 8MB\njetstream {{ store_dir: "{folder}" }}\n'
+    settings = f'listen: "127.0.0.1:{port}"\nmax_payload: 2MB\njetstream {{ store_dir: "{folder}" }}\n'
     server = start_nats(folder, settings + accounts, port)
     try:
         await asyncio.to_thread(server.wait_until_ready)
@@ -72,7 +72,7 @@ async def test_no_job_that_is_too_large_for_a_dead_letter_holds_a_slot(
 ) -> None:
     monkeypatch.setenv("KEY", new_key())
     more: dict[str, Any] = {"encryption": {"keys": [{"env": "KEY"}]}} if keys else {}
-    more["limits"] = {"max_body_bytes": 4_000_000}
+    more["limits"] = {"max_body_bytes": 1_000_000}
     async with plane_with_users(tmp_path, worker_redis.url, begin=False, **more) as (plane, server):
         attacker = await nats.connect(f"nats://{user}:{user}@{server}", inbox_prefix=inbox_prefix(user))
         answers: list[dict[str, Any]] = []
@@ -83,7 +83,7 @@ async def test_no_job_that_is_too_large_for_a_dead_letter_holds_a_slot(
         inbox = attacker.new_inbox()
         await attacker.subscribe(inbox, cb=answered)
         # Encrypted, it is compressed, but not enough.
-        prompt = os.urandom(8_000_000).translate(PRINTABLE).decode()
+        prompt = os.urandom(2_000_000).translate(PRINTABLE).decode()
         job = json.dumps({"agent": "writer", "prompt": prompt, "reply_to": inbox}).encode()
         large = {f"X-{number}": "y" * 1_000 for number in range(63)}
         stream = attacker.jetstream(timeout=30)

@@ -351,7 +351,7 @@ def test_no_row_of_empty_values_costs_more_than_is_reserved(subtests: pytest.Sub
                 holder: Any = changed
                 for key in place:
                     holder = holder[key]
-                holder += [value] * 4_000
+                holder += [value] * 2_000
                 call = Sent.of(api, provider, changed)
                 assert call is None or not call.is_over(max(0, len(call.data) - 2_000))  # of the texts of the body
 
