@@ -7,6 +7,8 @@ import base64
 import gzip
 import json
 import os
+import urllib.error
+import urllib.request
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -243,6 +245,27 @@ async def test_over_the_limit_the_413_names_the_limit_and_its_setting(open_plane
         assert chat.status == 413
         assert await plane.api.queued() == 0
         assert await plane.is_emptied()
+
+
+async def test_a_client_that_sends_its_body_without_asking_first_gets_the_413_and_no_reset(
+    open_plane: OpenPlane,
+) -> None:
+    async with open_plane() as plane:
+        key = plane.api.http.headers["Authorization"]
+        body = json.dumps({"agent": "writer", "prompt": large_text(2 * LIMIT)}).encode()
+
+        def post(path: str, authorization: str) -> tuple[int, bytes]:
+            headers = {"Authorization": authorization, "Content-Type": "application/json"}
+            asked = urllib.request.Request(f"{plane.api.url}{path}", body, headers)  # it sends `Connection: close`
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                urllib.request.urlopen(asked, timeout=60)
+            return refused.value.code, refused.value.read()
+
+        for path in ("/api/v1/jobs", "/v1/chat/completions", "/v1/messages"):
+            status, text = await asyncio.to_thread(post, path, key)
+            assert status == 413
+            assert b"limits.max_body_bytes" in text
+        assert (await asyncio.to_thread(post, "/api/v1/jobs", "Bearer bw_unknown_key"))[0] == 401
 
 
 async def test_the_same_id_again_is_the_same_job_and_another_body_a_conflict(open_plane: OpenPlane) -> None:

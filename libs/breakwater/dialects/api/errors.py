@@ -11,7 +11,7 @@ from breakwater.dialects.api import is_messages
 from breakwater.dialects.api.request_ids import REQUEST_ID
 from breakwater.dialects.contract.openai import CallOptions
 from breakwater.identity.rules.callers import is_openai
-from breakwater.kernel.http.problems import RequestError
+from breakwater.kernel.http.problems import ErrorResponse, RequestError
 
 _OPENAI_CODES = {
     "unauthorized": "invalid_api_key",
@@ -50,7 +50,7 @@ def _openai_response(problem: RequestError) -> Response:
         kind = code if code == "insufficient_quota" else "rate_limit_error"
     message, param = _message_and_param(problem)
     body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
-    return Response(orjson.dumps(body), status, _sdk_headers(problem), "application/json")
+    return ErrorResponse(orjson.dumps(body), status, _sdk_headers(problem), "application/json")
 
 
 def _anthropic_response(problem: RequestError) -> Response:
@@ -63,7 +63,7 @@ def _anthropic_response(problem: RequestError) -> Response:
     if param in _UNSUPPORTED:
         error["details"] = _UNSUPPORTED[param]
     body = {"type": "error", "error": error, "request_id": REQUEST_ID.get(None)}
-    return Response(orjson.dumps(body), status, _sdk_headers(problem), "application/json")
+    return ErrorResponse(orjson.dumps(body), status, _sdk_headers(problem), "application/json")
 
 
 def _message_and_param(problem: RequestError) -> tuple[str, str | None]:

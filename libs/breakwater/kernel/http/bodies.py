@@ -11,7 +11,7 @@ from typing import Protocol
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from breakwater.kernel.http.problems import RequestError
+from breakwater.kernel.http.problems import BODY_IS_READ, RequestError
 from breakwater.kernel.http.server import OPEN_BODY_BYTES, OPEN_BODY_S
 from breakwater.kernel.process.byte_budget import ByteBudget, NoRoomError
 
@@ -133,8 +133,8 @@ async def read_open_body(request: Request) -> bytes:
 async def read_body(request: Request, limit: int, too_large: str = _A_JOB, within_s: float = READ_TIMEOUT_S) -> bytes:
     """Reads and decompresses a body of at most `limit` bytes.
 
-    A larger body is not read to its end: the server discards the rest while it sends the error. A large one first waits
-    for room in memory, which it takes until its request has been answered.
+    A larger body is not read to its end: the rest is dropped after the error was sent (`ErrorResponse`). A large one
+    first waits for room in memory, which it takes until its request has been answered.
 
     Args:
         request: the request.
@@ -161,6 +161,7 @@ async def read_body(request: Request, limit: int, too_large: str = _A_JOB, withi
                 body = await _decode(body, coding, limit, too_large.format(limit=limit), room)
             return body
     except TimeoutError:
+        request.scope[BODY_IS_READ] = True
         raise RequestError(
             408, "body_timeout", f"the body did not arrive within {within_s:g} s", headers={"Connection": "close"}
         ) from None
@@ -271,12 +272,15 @@ async def _read(request: Request, limit: int, too_large: str, room: _Room) -> by
             raise ClientDisconnect
         chunk: bytes = message.get("body", b"")
         size += len(chunk)
+        has_more: bool = message.get("more_body", False)
+        if not has_more:
+            request.scope[BODY_IS_READ] = True
         if size > limit:
             raise RequestError(413, "body_too_large", too_large.format(limit=limit))
         if room.lacks(size):
             await room.take(limit)
         chunks.append(chunk)
-        if not message.get("more_body", False):
+        if not has_more:
             return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 

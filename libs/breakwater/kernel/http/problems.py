@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 
 import orjson
+from starlette.datastructures import Headers
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.validation import FieldError
@@ -41,7 +45,54 @@ class RequestError(BreakwaterError):
                 **self.facts,
             }
         }
-        return Response(orjson.dumps(body), self.status, self.headers, "application/json")
+        return ErrorResponse(orjson.dumps(body), self.status, self.headers, "application/json")
+
+
+BODY_IS_READ = "breakwater.body_is_read"
+"""The entry of a request's scope that says that nothing more of its body is awaited."""
+
+DROPPED_BYTES = 64_000_000
+DROPPED_S = 5.0
+"""The limits of what is read and dropped of a body after the response."""
+
+
+class ErrorResponse(Response):
+    """A response that may precede the body of its request, such as one that is too large.
+
+    A client that did not ask first (`Expect`) reads no response before it has sent its body. If the server closed the
+    connection meanwhile, the client would get a reset instead of the response. So the rest of the body is read and
+    dropped, within limits, before the connection closes. uvicorn does that itself where the connection stays open.
+    """
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends the response."""
+        if not self._precedes_body(scope):
+            await super().__call__(scope, receive, send)
+            return
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": self.body, "more_body": True})
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DROPPED_S):
+                await _drop_body(receive)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _precedes_body(self, scope: Scope) -> bool:
+        headers = Headers(scope=scope)
+        closes = scope["http_version"] == "1.0" or "close" in (
+            headers.get("connection", "").lower(),
+            self.headers.get("connection", "").lower(),
+        )
+        has_body = "transfer-encoding" in headers or headers.get("content-length", "0") != "0"
+        return closes and has_body and "expect" not in headers and not scope.get(BODY_IS_READ)
+
+
+async def _drop_body(receive: Receive) -> None:
+    dropped = 0
+    while dropped <= DROPPED_BYTES:
+        message = await receive()
+        if message["type"] == "http.disconnect" or not message.get("more_body", False):
+            return
+        dropped += len(message.get("body", b""))
 
 
 def unknown(kind: str, message: str, path: str, hint: str) -> RequestError:
