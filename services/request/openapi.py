@@ -66,7 +66,7 @@ PATH_PARAMETERS: dict[str, dict[str, Any]] = {
         "schema": {"type": "string", "examples": ["inc_3f9a1c07d2e84b56a1c0d375", "inc_3f9a1c07"]},
     },
     "dead_letter_id": {
-        "description": "Its sequence in DLQ.",
+        "description": "Its sequence in the stream DLQ.",
         "schema": {"type": "integer", "minimum": 1, "examples": [17]},
     },
 }

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from breakwater.cli.main import every_command
+from breakwater.cli.main import COMMANDS, every_command
 from tests.cli.strings import ShownString, print_all, strings
 from tests.tables import each_row
 
@@ -95,3 +95,23 @@ def test_no_string_reads_like_a_translation(found: list[ShownString]) -> None:
         if (match := re.search(pattern, one.text))
     ]
     assert not faults, "\n".join(faults)
+
+
+NAMES_OF_DLQ = re.compile(r"breakwater\s+dlq\b|\balso `dlq|/api/v1/dlq\b|\bbw\.dlq\.|\b[Tt]he stream DLQ\b")
+"""The command, the paths of the HTTP API, the subjects, and the stream."""
+
+
+def test_dead_letters_have_no_other_name_and_dlq_is_only_that_of_their_command_and_their_stream(
+    found: list[ShownString],
+) -> None:
+    faults = [one for one in found if re.search("dlq", NAMES_OF_DLQ.sub("", one.text), re.IGNORECASE)]
+    documents = (ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md"))
+    texts = {path.name: NAMES_OF_DLQ.sub("", path.read_text()) for path in documents}
+    # Lists of streams have the bare name.
+    faults_of_documents = {
+        name: re.findall(r"\bdlq\b|\b(?:[Tt]he|an?|your) DLQ\b", text) for name, text in texts.items()
+    }
+
+    assert faults == []
+    assert {name: words for name, words in faults_of_documents.items() if words} == {}
+    assert COMMANDS["Look"]["dlq"][1].startswith("Dead letters: ")

@@ -180,7 +180,7 @@ class UndeliveredQuery(Message):
 class UndeliveredAlert(Event):
     """An alert that did not reach a channel."""
 
-    dead_letter_id: Count = Field(description="Sequence number in DLQ.")
+    dead_letter_id: Count = Field(description="Sequence number in the stream DLQ.")
     channel: str
     alert_id: str | None = Field(description="Id of the alert or digest; null if the stored message is unreadable.")
     title: str | None

@@ -64,7 +64,7 @@ COMMANDS = {
             "List budgets and what is left of them, compare them with the record, raise a cap.",
         ),
         "alerts": ("alerts.commands", "List incidents; acknowledge or resolve them; test a channel."),
-        "dlq": ("jobs.commands.dlq", "List dead letters, show one, replay jobs, and dismiss."),
+        "dlq": ("jobs.commands.dlq", "Dead letters: list, show, replay or dismiss them."),
     },
     "Developers": {
         "setup": (

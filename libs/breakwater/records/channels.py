@@ -155,7 +155,7 @@ PARKED = Channel(
 REPLAYS = Channel(
     "replays",
     "bw.replayed.{dead_letter}",
-    {"dead_letter": "The dead letter's sequence in DLQ."},
+    {"dead_letter": "The dead letter's sequence in the stream DLQ."},
     ReplayNote,
     Stream.DLQ,
     "The job of a dead letter was queued again. Internal.",
@@ -167,7 +167,7 @@ DISMISSALS = Channel(
     {
         "reason": "The dead letter's reason.",
         "agent": f"{AGENT} Otherwise `unknown`.",
-        "dead_letter": "The dead letter's sequence in DLQ.",
+        "dead_letter": "The dead letter's sequence in the stream DLQ.",
     },
     DismissalNote,
     Stream.DLQ,

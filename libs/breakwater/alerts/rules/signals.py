@@ -477,7 +477,7 @@ def of_dead_letter(dead_letter: DeadLetter, source_id: str) -> tuple[Firing, ...
     title = f"Dead letters: {dead_letter.reason}" + (f" ({agent})" if agent else "")
     text = (
         f"A message on {dead_letter.subject} could not be handled and is kept: {sentence(dead_letter.error)} "
-        f"To do: find what sends it; it is kept on `bw.dlq.{encode_token(dead_letter.reason)}.>`."
+        f"To do: find what sends it; `breakwater dlq list --reason {dead_letter.reason}` lists it."
     )
     figures = _figures(dead_letter, "reason", "stream", "subject", "sequence", timestamp="at") | {"agent": agent}
     origin = (source_id, dead_letter.at, figures)

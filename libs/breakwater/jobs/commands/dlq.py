@@ -32,8 +32,8 @@ MAX_COUNTS = 5
 
 _HELP = """List dead letters, show one, replay jobs, and dismiss. Without a command it lists the latest.
 
-A dead letter keeps a message that could not be handled for 30 days: a job that failed or is invalid, an alert that was
-not delivered, an event that could not be stored.
+A dead letter is a message that could not be handled: a job that failed or is invalid, an alert that was not delivered,
+an event that could not be stored. The stream DLQ keeps it for 30 days.
 """
 
 app = typer.Typer(cls=DefaultListGroup, help=_HELP)

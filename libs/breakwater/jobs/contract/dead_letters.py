@@ -53,7 +53,7 @@ class DeadLetterQuery(Message):
 class ListedDeadLetter(Event):
     """A dead letter, as it is listed."""
 
-    dead_letter_id: Count = Field(description="Sequence number in DLQ.")
+    dead_letter_id: Count = Field(description="Sequence number in the stream DLQ.")
     kind: DeadLetterKind = Field(description="Kind of the original message, by its stream.")
     reason: str = Field(description="Reason code why it was given up.")
     agent: str | None = Field(description="Null if unknown, or if it belongs to no agent.")

@@ -22,7 +22,7 @@ class DeadLetter(Event):
     payload_base64: str = Field(default="", description="The original bytes; empty if `omitted_bytes` is set.")
     omitted_bytes: Count | None = Field(
         default=None,
-        description="Size of an original that is too large to keep, or that DLQ refused.",
+        description="Size of an original that is too large to keep, or that the stream DLQ refused.",
     )
     omitted_sha256: str | None = Field(default=None, description="SHA-256 of that original, in hex.")
     encrypted: Encrypted = None

@@ -90,7 +90,8 @@ class Limits(Message):
         default=2 * _GIB,
         ge=_MIB,
         description=(
-            "Maximum bytes of DLQ. When it is full, jobs to be dead-lettered wait and keep their agents' slots."
+            "Maximum bytes of the stream DLQ. When it is full, jobs to be dead-lettered wait and keep their agents' "
+            "slots."
         ),
     )
     alerts_max_bytes: int = Field(

@@ -311,7 +311,7 @@ _REMEDIES: Mapping[str, str] = {
         "of its directory. It then serves again by itself: within a second with `appendonly yes`, otherwise after the "
         "next snapshot that succeeds (`redis-cli BGSAVE`). Its log names the file."
     ),
-    "OOM": "Redis has no memory left: raise its `maxmemory`, or find what else is stored there.",
+    "OOM": "Redis has no memory left: raise its `maxmemory`, or find other data in it.",
     "READONLY": "That server is a replica: set BREAKWATER_REDIS_URL to the primary, or promote it.",
 }
 """The advice on a code that does not pass by itself."""

@@ -113,7 +113,7 @@ def plain_gauge(registry: CollectorRegistry, name: str, help_text: str) -> Gauge
 
 def dead_letters_refused(registry: CollectorRegistry = REGISTRY) -> SeriesByLabels[Counter]:
     """Returns the counter of messages that were dropped because DLQ refused them, by their stream."""
-    help_text = "Messages dropped without a dead letter, because DLQ refused it."
+    help_text = "Messages dropped without a dead letter, because the stream DLQ refused it."
     return counter(registry, "dead_letters_refused_total", help_text, "stream")
 
 
