@@ -258,6 +258,7 @@ HANDLERS: Mapping[type, Callable[[ApiDependencies], object]] = MappingProxyType(
                 needs.cipher,
             ),
             needs.redactor,
+            needs.incidents,
         ),
         QueueRoutes: lambda needs: needs.queues,
         SessionRoutes: lambda needs: SessionRoutes(needs.sessions, needs.audit, needs.end_at_provider),

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from breakwater.alerts.contract import Alert, AlertEvent, AlertList, AlertReplays, IncidentStatus, UndeliveredList
-from breakwater.alerts.rules.alert_rules import budget_of, severity_now
+from breakwater.alerts.rules.alert_rules import budget_of, concerned_agents, severity_now
 from breakwater.alerts.views import INCIDENTS, NO_CHANNEL, UNDELIVERED
 from breakwater.identity.pages.operator_actions import (
     Fields,
@@ -38,8 +38,10 @@ EVENTS: tuple[AlertEvent, ...] = get_args(AlertEvent)
 FILTERS = ("status", "event", "agent", "before")
 """Parameters of the URL that a change of the history's filter replaces."""
 
+_PAST_AGENT: Column[Any] = Column("agent", lambda incident: ", ".join(incident.concerned_agents) or None)
+
 PAST: tuple[Column[Any], ...] = (
-    *(column for column in INCIDENTS if column.key != "since"),
+    *(_PAST_AGENT if column.key == "agent" else column for column in INCIDENTS if column.key != "since"),
     Column("started", lambda incident: incident.opened_at, "time"),
     Column("lasted", lambda incident: incident.duration_ms, "duration", name="lasted_ms", missing="ongoing"),
     Column(
@@ -114,6 +116,7 @@ def view(
         cursor = cursor_of(stored[PAGE_ROWS - 1])
         older = visit.address.link("history", before=f"{cursor.opened_ms}-{cursor.incident_id}", more_after="")
     return {
+        "concerned_agents": concerned_agents,
         "open_table": PageTable(visit.address, "now", "Open incidents", INCIDENTS, open_incidents),
         "undelivered_table": PageTable(visit.address, "undelivered", "Undelivered alerts", UNDELIVERED, given_up),
         "not_replayed": any(not alert.replayed for alert in given_up),
@@ -142,6 +145,7 @@ def view_incident(
         "allows_actions": incident.value is not None,
         "newest": newest,
         "severity": newest and severity_now(newest),
+        "agents": concerned_agents(newest) if newest else (),
         "execution_id": _text_of(newest.payload, "execution_id") if newest else None,
         "budget": newest and budget_of(newest),
     }

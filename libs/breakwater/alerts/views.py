@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 
 from breakwater.alerts.contract import Alert, UndeliveredAlert
-from breakwater.alerts.rules.alert_rules import SEVERITIES, began_with, severity_now
+from breakwater.alerts.rules.alert_rules import SEVERITIES, began_with, concerned_agents, severity_now
 from breakwater.kernel.columns import Column, clock
 from breakwater.kernel.formats import quantity
 
@@ -14,13 +14,18 @@ NO_CHANNEL = (
     "webhook."
 )
 
+
+def _agents(alert: Alert) -> str | None:
+    return ", ".join(concerned_agents(alert)) or None
+
+
 INCIDENTS: tuple[Column[Alert], ...] = (
     Column("title", lambda alert: alert.title, name="incident", below=True),
     Column("incident", lambda alert: alert.incident_id, "id", name="incident_id", page=False),
     Column("status", lambda alert: alert.status, "state", name="state"),
     Column("severity", severity_now, "state", order=lambda alert: -SEVERITIES.index(severity_now(alert)), drop=3),
     Column("event", began_with, "words"),
-    Column("agent", lambda alert: alert.agent, "agent", drop=4),  # most titles name it
+    Column("agent", _agents, name="agent", drop=4),  # most titles name it
     Column("count", lambda alert: alert.count, "count", name="happened", drop=2),
     Column("since", lambda alert: alert.opened_at, "ago", drop=1),
 )
@@ -52,7 +57,7 @@ FACTS: tuple[Column[Alert], ...] = (
     Column("severity", severity_now, "state"),
     Column("event", began_with),
     Column("ended with", lambda alert: alert.event if alert.event != began_with(alert) else None),
-    Column("agent", lambda alert: alert.agent),
+    Column("agent", _agents),
     Column("model", lambda alert: alert.model),
     Column("tenant", lambda alert: alert.tenant),
     Column("since", lambda alert: alert.opened_at, "time"),

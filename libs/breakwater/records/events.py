@@ -126,6 +126,13 @@ class Incident:
     """None until it is over."""
     time_to_acknowledge_ms: int | None
     """None where it was not."""
+    agents: tuple[str, ...] = ()
+    """The agents of a deployment that it has concerned."""
+
+    @property
+    def concerned_agents(self) -> tuple[str, ...]:
+        """Returns the agents that it concerns; `*` stands for all of them. Empty if it concerns none."""
+        return self.agents or (() if self.agent is None else (self.agent,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +143,7 @@ class IncidentCursor:
     incident_id: str
 
 
-_INCIDENTS = SQL["incidents"] % ", ".join(field.name for field in fields(Incident))
+_INCIDENTS = SQL["incidents"] % ", ".join(field.name for field in fields(Incident) if field.name != "agents")
 
 
 async def incidents(

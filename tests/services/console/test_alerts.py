@@ -50,6 +50,25 @@ async def test_what_is_not_over_stands_above_the_history(console: Console):
     assert "Undelivered alerts Every alert was delivered" in page.words
 
 
+async def test_a_failure_that_one_agent_has_names_that_agent_and_not_all(console: Console):
+    failing = {"event": "deployment_failing", "first_event": "deployment_failing", "agent": "*", "model": "openai/x"}
+    one = incident("one", **failing, key="deployment_failing/openai/x", payload={"agents": ["reader"]})
+    two = incident("two", **failing, key="deployment_failing/openai/y", payload={"agents": ["a", "b"]})
+    await store(console, one, two)
+    console.interface.answers["GET alerts"] = listed(one, two)
+    console.interface.answers["GET alerts/undelivered"] = NOTHING_LOST
+    alerts = await console.get("/alerts")
+    assert "all agents" not in alerts.words
+    for link in ('<a href="/agents/reader">reader</a>', '<a href="/agents/a">a</a>, <a href="/agents/b">b</a>'):
+        assert alerts.text.count(link) == 2, "now, and in the history"
+    assert "reader" in (await console.get("/alerts?agent=reader")).words.partition("History")[2]
+    for found, agents in ((one, "<dt>Agent</dt>"), (two, "<dt>Agents</dt>")):
+        console.interface.answers[f"GET alerts/{found.incident_id}"] = (200, found.model_dump(mode="json"))
+        shown = await console.get(f"/alerts/{found.incident_id}")
+        assert agents in shown.text
+        assert "all agents" not in shown.words
+
+
 async def test_open_incidents_keep_their_order_by_severity_and_show_it_in_the_first_line_on_a_phone(console: Console):
     console.interface.answers["GET alerts"] = listed(
         incident("a", title="It is down"), incident("b", severity="info", title="It may be up")

@@ -13,6 +13,8 @@ import pytest
 import pytest_asyncio
 from nats.js.api import StreamConfig
 
+from breakwater.alerts.rules.signals import of_dead_letter, of_execution
+from breakwater.alerts.store.incidents import open_log
 from breakwater.config import parse_config
 from breakwater.identity.api_keys import create_key
 from breakwater.jobs.api import dead_letters as routes
@@ -32,6 +34,7 @@ from breakwater.local.commands.setup import bus_plan
 from breakwater.local.ports import free_port
 from tests.helpers import FIRST
 from tests.nats_node import start_nats
+from tests.records import samples
 from tests.server_sources import RunningServer
 from tests.services.request.conftest import (
     CONFIG,
@@ -545,6 +548,40 @@ async def test_a_dismissed_dead_letter_leaves_the_list_and_its_counts_and_is_fou
     assert abs(datetime.fromisoformat(shown["dismissed_at"]) - datetime.now(UTC)) < timedelta(hours=1)
     assert (await api.ask("GET", f"/api/v1/dlq/{kept}")).json["dismissed_at"] is None
     assert (await api.ask("GET", "/api/v1/dlq?state=gone")).paths == ["state"]
+
+
+async def test_an_incident_ends_once_all_of_its_dead_letters_are_replayed_or_dismissed(api: HttpApi) -> None:
+    config = parse_config(CONFIG)
+    log, rules = open_log(lambda: api.bus, Publisher(lambda: api.bus, "alerter"), config.alerts, config.redaction)
+    failed = samples.execution("order-1", status="dead_lettered", reason="error", attempts_count=1, completed_at=NOW)
+    [firing] = of_execution(failed, None, None)
+    await log.apply(firing, rules)
+    unreadable = of_dead_letter(
+        DeadLetter(
+            reason="invalid", agent=None, error="no job", stream="JOBS", subject="bw.jobs.x", sequence=9,
+            payload_base64="", at=NOW,
+        ),
+        "dlq/9",
+    )[0]  # fmt: skip
+    await log.apply(unreadable, rules)
+
+    async def statuses() -> dict[str, str]:
+        return {alert.key: alert.status for alert in (await log.catch_up()).all()}
+
+    one, two, _ = [await give_up(api, execution_id=f"order-{number}") for number in (1, 2, 3)]
+    other = await give_up(api, {"agent": ODD_AGENT, "prompt": "x"}, agent=ODD_AGENT)
+    await give_up(api, b"no job", reason="invalid", agent=None, execution_id=None)
+    both = {"job_dead_lettered/writer/error", "job_dead_lettered//invalid"}
+    assert await statuses() == dict.fromkeys(both, "firing")
+    await dismiss(api, dead_letters=[one, other])
+    await replay(api, dead_letters=[two])
+    assert await statuses() == dict.fromkeys(both, "firing"), "one is left"
+    await replay(api, reason="error", agent="writer")
+    await dismiss(api, reason="invalid", why="a test")
+    assert await statuses() == dict.fromkeys(both, "resolved")
+    ended = {alert.key: alert for alert in log.incidents.all()}
+    assert {alert.resolved_by for alert in ended.values()} == {"tests"}
+    assert ended["job_dead_lettered//invalid"].reason == "a test"
 
 
 async def test_dismissing_again_changes_nothing_and_an_unknown_id_is_named(api: HttpApi) -> None:

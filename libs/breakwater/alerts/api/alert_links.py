@@ -25,7 +25,7 @@ from starlette.responses import Response
 
 from breakwater.alerts.api.alerts import apply_to_incident
 from breakwater.alerts.contract import Alert
-from breakwater.alerts.rules.alert_rules import began_with, highest_severity
+from breakwater.alerts.rules.alert_rules import began_with, concerned_agents, highest_severity
 from breakwater.alerts.rules.incidents import acknowledge, resolve
 from breakwater.alerts.rules.links import link_objection
 from breakwater.alerts.store.incidents import IncidentLog, Incidents
@@ -207,6 +207,7 @@ class _Pages:
             "state": f"{_STATE[alert.status]} · {highest_severity(alert)} · {began_with(alert).replace('_', ' ')}",
             "actions": _ACTIONS.get(alert.status, ("acknowledge", "resolve")),
             "last_action": last_action(alert),
+            "agents": ", ".join(concerned_agents(alert)).replace("*", "all agents") or None,
         }
         return self._page(alert.title, status, None, alert=alert, problem=problem, fields=fields or {}, **context)
 

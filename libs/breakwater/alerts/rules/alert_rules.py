@@ -108,6 +108,11 @@ def agents_of(alert: Alert) -> tuple[str, ...]:
     return tuple(str(agent) for agent in agents) if isinstance(agents, list) else ()
 
 
+def concerned_agents(alert: Alert) -> tuple[str, ...]:
+    """Returns the agents that an incident concerns; `*` stands for all of them. Empty if it concerns none."""
+    return agents_of(alert) or (() if alert.agent is None else (alert.agent,))
+
+
 def budget_of(alert: Alert) -> str | None:
     """Returns the name of the budget that an incident is about, such as `agent:writer/daily`; None for other ones."""
     names = {name: alert.payload.get(name) for name in ("scope", "window", "agent", "tenant")}

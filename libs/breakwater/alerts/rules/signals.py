@@ -472,7 +472,7 @@ def of_dead_letter(dead_letter: DeadLetter, source_id: str) -> tuple[Firing, ...
     channel = dead_letter.headers.get(Header.CHANNEL)
     if channel is not None:
         return _undeliverable(dead_letter, source_id, channel)
-    agent = dead_letter.agent if dead_letter.agent != "unknown" and is_identifier(dead_letter.agent or "") else None
+    agent = _agent_of(dead_letter)
     key = key_of("job_dead_lettered", agent, dead_letter.reason)
     title = f"Dead letters: {dead_letter.reason}" + (f" ({agent})" if agent else "")
     text = (
@@ -482,6 +482,31 @@ def of_dead_letter(dead_letter: DeadLetter, source_id: str) -> tuple[Firing, ...
     figures = _figures(dead_letter, "reason", "stream", "subject", "sequence", timestamp="at") | {"agent": agent}
     origin = (source_id, dead_letter.at, figures)
     return (Firing(key, "job_dead_lettered", title, text, *origin, agent=agent, fades=True),)
+
+
+def dead_letter_keys(dead_letter: DeadLetter) -> tuple[str, ...]:
+    """Returns the keys of the incidents that a dead letter of a job or an event may belong to."""
+    agent = _agent_of(dead_letter)
+    return tuple(key_of(event, agent, dead_letter.reason) for event in ("retries_exhausted", "job_dead_lettered"))
+
+
+def dead_letters_looked_after(incident: Alert, by: str, why: str | None, at: datetime) -> Resolved:
+    """Signals that a person has replayed or dismissed all dead letters of an incident."""
+    return Resolved(
+        key=incident.key,
+        event=incident.event,
+        title=incident.title,
+        text="All of its dead letters were replayed or dismissed. Nothing to do.",
+        source_id=f"{incident.incident_id}/looked-after/{at:%Y-%m-%dT%H:%M:%S.%f}",
+        at=at,
+        payload=incident.payload,
+        by=by,
+        reason=why or "its dead letters were replayed or dismissed",
+    )
+
+
+def _agent_of(dead_letter: DeadLetter) -> str | None:
+    return dead_letter.agent if dead_letter.agent != "unknown" and is_identifier(dead_letter.agent or "") else None
 
 
 def _undeliverable(dead_letter: DeadLetter, source_id: str, channel: str) -> tuple[Firing, ...]:

@@ -16,7 +16,7 @@ import dataclasses
 import hashlib
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -26,6 +26,9 @@ import structlog
 from pydantic import JsonValue, ValidationError
 from pydantic_core import from_json, to_json
 
+from breakwater.alerts.rules.incidents import IncidentRules
+from breakwater.alerts.rules.signals import dead_letter_keys, dead_letters_looked_after
+from breakwater.alerts.store.incidents import IncidentLog, Incidents
 from breakwater.config import Config
 from breakwater.config.job_validation import validate_job
 from breakwater.identity.operations import NATS_UNAVAILABLE, ApiRequest, operation, utc_now
@@ -184,6 +187,10 @@ async def dismissed_dead_letters(lookup: Lookup) -> dict[int, str]:
             case _:
                 continue  # not published by us, or the dead letter has expired before the note
     return dismissed
+
+
+RECORD_MARGIN = timedelta(minutes=1)
+"""The time by which a dead letter may be older than its incident, which begins at the end of its job."""
 
 
 @dataclass(slots=True)
@@ -456,6 +463,7 @@ class DeadLetterRoutes:
     lookup: Lookup
     replays: Replays
     redactor: Redactor
+    incidents: IncidentLog
     now: Callable[[], datetime] = utc_now
 
     @operation(
@@ -628,6 +636,7 @@ class DeadLetterRoutes:
         begun = time.monotonic()
         at = self.now()
         dismissed = set[int]() if selection.dead_letters is not None else set(await dismissed_dead_letters(self.lookup))
+        chosen = dict[str, DeadLetter]()
         batch = list[StoredDeadLetter]()
         size = 0
         looked_at = 0
@@ -647,6 +656,7 @@ class DeadLetterRoutes:
                 if stored is None:
                     tally.skip(number, missing)
                     continue
+                chosen.setdefault(stored.subject, without_original(stored).dead_letter)
                 batch.append(stored)
                 size += len(stored.payload)
                 if len(batch) >= AT_ONCE or size >= AT_ONCE_BYTES:
@@ -654,6 +664,9 @@ class DeadLetterRoutes:
                     batch = []
                     size = 0
         await self.replays.replay(batch, request.by, request.why, at, tally)
+        if continue_after is None:
+            replayed = {replay.dead_letter_id for replay in tally.replayed}
+            await self._end_incidents(chosen, replayed, request.by, request.why, at)
         return continue_after
 
     @operation(
@@ -711,6 +724,9 @@ class DeadLetterRoutes:
             raise not_done(error) from error
         finally:
             request.log("dead_letters_dismissed", dismissed=len(dismissed), already=already, skipped=len(skipped))
+        if continue_after is None:
+            by_subject = {stored.subject: stored.dead_letter for stored in chosen}
+            await self._end_incidents(by_subject, set(dismissed), request.by, request.why, at)
         return DeadLetterDismissals(
             dismissed=tuple(sorted(dismissed)),
             already=already,
@@ -718,6 +734,56 @@ class DeadLetterRoutes:
             continue_after=continue_after,
             up_to=None if continue_after is None else up_to,
         )
+
+    async def _end_incidents(
+        self, by_subject: Mapping[str, DeadLetter], handled: Collection[int], by: str, why: str, at: datetime
+    ) -> None:
+        """Ends the incidents of dead letters if a person has looked after all of them.
+
+        If that fails, they end by themselves once it has not happened again for a while.
+
+        Args:
+            by_subject: one of those that a person has chosen, for each reason and agent, by their subject in DLQ.
+            handled: those that were replayed or dismissed just now.
+            by: the name of the actor.
+            why: the actor's reason, redacted.
+            at: the time of the action.
+        """
+        try:
+            incidents = await self.incidents.catch_up() if by_subject and handled else Incidents()
+            for subject, dead_letter in by_subject.items():
+                for current in map(incidents.of, dead_letter_keys(dead_letter)):
+                    if current is None or current.status == "resolved":
+                        continue
+                    if not await self._is_any_open(subject, current.opened_at - RECORD_MARGIN, handled):
+                        signal = dead_letters_looked_after(current, by, why or None, at)
+                        await self.incidents.apply(signal, IncidentRules.of(self.config.alerts))
+        except BusError as error:
+            structlog.get_logger().warning("incidents_not_ended", error=str(error))
+
+    async def _is_any_open(self, subject: str, since: datetime, handled: Collection[int]) -> bool:
+        """Returns True if DLQ has a dead letter on a subject, later than `since`, that nobody has looked after."""
+        looked_at = 0
+        batch: dict[int, str] = {}
+        async with aclosing(self.lookup.scan(Stream.DLQ, subject, start=since)) as messages:
+            async for message in messages:
+                looked_at += 1
+                if looked_at > MAX_DEAD_LETTERS:
+                    return True
+                if message.sequence not in handled:
+                    batch[message.sequence] = message.subject
+                if len(batch) == AT_ONCE:
+                    if await self._has_open(batch):
+                        return True
+                    batch = {}
+        return await self._has_open(batch)
+
+    async def _has_open(self, dead_letters: Mapping[int, str]) -> bool:
+        if not dead_letters:
+            return False
+        notes = await self.replays.notes(list(dead_letters))
+        rest = {number: subject for number, subject in dead_letters.items() if number not in notes}
+        return len(await self._dismissals(rest)) < len(rest)
 
     async def _dismiss(self, stored: StoredDeadLetter, by: str, why: str, at: datetime) -> bool:
         """Notes a dismissal. Returns False if another request has done so."""
@@ -729,10 +795,10 @@ class DeadLetterRoutes:
             return False
         return True
 
-    async def _dismissals(self, dead_letters: Sequence[StoredDeadLetter]) -> dict[int, DismissalNote]:
-        """Reads the notes of those dead letters that were dismissed. Raises BusError."""
+    async def _dismissals(self, dead_letters: Mapping[int, str]) -> dict[int, DismissalNote]:
+        """Reads the notes of those dead letters, numbers with subjects, that were dismissed. Raises BusError."""
         notes: dict[int, DismissalNote] = {}
-        wanted = [subjects.dismissal(stored.subject, stored.number) for stored in dead_letters]
+        wanted = [subjects.dismissal(subject, number) for number, subject in dead_letters.items()]
         async with aclosing(self.lookup.last_on(Stream.DLQ, wanted)) as messages:
             async for message in messages:
                 if (note := message.read(DismissalNote)) is not None:
@@ -776,7 +842,7 @@ class DeadLetterRoutes:
         """
         jobs = [stored for stored, _ in dead_letters if stored.kind == "job"]
         notes = await self.replays.notes([stored.number for stored in jobs])
-        dismissals = await self._dismissals(maybe_dismissed)
+        dismissals = await self._dismissals({stored.number: stored.subject for stored in maybe_dismissed})
         executions = {note.execution_id: note.agent for note in notes.values()}
         for stored in jobs:
             if stored.dead_letter.execution_id and stored.dead_letter.agent and stored.number not in notes:

@@ -35,12 +35,12 @@ LIMIT {limit:UInt32}
 
 -- name: incidents
 -- By the incident's id where two were opened in the same millisecond, so that no page leaves one out.
-SELECT %s
+SELECT %s, JSONExtract(payload, 'agents', 'Array(String)') AS agents
 FROM incidents
 WHERE opened_at >= {start:DateTime64(3, 'UTC')} AND opened_at < {end:DateTime64(3, 'UTC')}
     AND ({status:String} = '' OR status = {status:String})
     AND ({event:String} = '' OR event = {event:String} OR first_event = {event:String})
-    AND ({agent:String} = '' OR agent = {agent:String})
+    AND ({agent:String} = '' OR agent = {agent:String} OR has(agents, {agent:String}))
     AND (toUnixTimestamp64Milli(opened_at), incident_id) < ({before_ms:Int64}, {before_id:String})
 ORDER BY opened_at DESC, incident_id DESC
 LIMIT {limit:UInt32}
