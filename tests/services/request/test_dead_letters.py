@@ -568,7 +568,7 @@ async def test_an_incident_ends_once_all_of_its_dead_letters_are_replayed_or_dis
     async def statuses() -> dict[str, str]:
         return {alert.key: alert.status for alert in (await log.catch_up()).all()}
 
-    one, two, _ = [await give_up(api, execution_id=f"order-{number}") for number in (1, 2, 3)]
+    one, two, _ = [await give_up(api, execution_id=f"order-{number}", sequence=number) for number in (1, 2, 3)]
     other = await give_up(api, {"agent": ODD_AGENT, "prompt": "x"}, agent=ODD_AGENT)
     await give_up(api, b"no job", reason="invalid", agent=None, execution_id=None)
     both = {"job_dead_lettered/writer/error", "job_dead_lettered//invalid"}

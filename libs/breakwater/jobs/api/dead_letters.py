@@ -750,7 +750,7 @@ class DeadLetterRoutes:
             at: the time of the action.
         """
         try:
-            incidents = await self.incidents.catch_up() if by_subject and handled else Incidents()
+            incidents = await self.incidents.catch_up() if by_subject else Incidents()
             for subject, dead_letter in by_subject.items():
                 for current in map(incidents.of, dead_letter_keys(dead_letter)):
                     if current is None or current.status == "resolved":
