@@ -32,7 +32,7 @@ from breakwater.dialects.api.errors import error_response
 from breakwater.dialects.api.request_ids import NameRequests
 from breakwater.dialects.api.stored_responses import MAX_FOLLOWED
 from breakwater.identity.api_keys import KeyRing
-from breakwater.identity.auth import RequireApiKey
+from breakwater.identity.auth import AcceptedTokens, RequireApiKey
 from breakwater.identity.event_stream import OpenStreams
 from breakwater.identity.operations import as_routed
 from breakwater.jobs.api.callable_agents import CallableAgentTable
@@ -103,6 +103,8 @@ class RequestService:
         self._callable_agents = CallableAgentTable(config)
         self._fill = StreamFill(Lookup(self._connection), StreamMetrics())
         self._request_shares = Shares()
+        self._tokens = AcceptedTokens()
+        self._tokens.reload(config.identity.jwt)
         self._body_budget = ByteBudget(config.limits.bodies_in_memory_bytes)
         self._needs = ApiDependencies(
             config=config,
@@ -178,6 +180,7 @@ class RequestService:
         needs.incidents.redactor = needs.redactor
         needs.quota.set_share(config.limits.jobs_max_bytes_per_agent)
         needs.live.reload(config)
+        self._tokens.reload(config.identity.jwt)
         self._body_budget.resize(config.limits.bodies_in_memory_bytes)
         self._cancel_requests.reload(config, needs.redactor)
         self._callable_agents = CallableAgentTable(config)
@@ -206,6 +209,8 @@ class RequestService:
                     keys=KeyRing(self._settings.api_keys_file),
                     sessions=needs.sessions,
                     openid=needs.config.console.openid,
+                    tokens=self._tokens,
+                    proxy_headers=needs.config.identity.headers,
                     shares=self._request_shares,
                     error_response=error_response,
                 ),

@@ -17,7 +17,7 @@ from breakwater.calls.settings import RetryableKind, RetryBudgetRules
 from breakwater.config.agents import Agent, AgentDefaults, ModelSettings, agent_with_defaults
 from breakwater.dialects.rules.params import connection_objection
 from breakwater.identity.contract import MAX_TAGS, CostTag
-from breakwater.identity.settings import ConsoleSettings, NatsProgram
+from breakwater.identity.settings import ConsoleSettings, IdentitySettings, NatsProgram, TokenSettings
 from breakwater.jobs.contract.job import CallApi, Job
 from breakwater.kernel.formats import hint, listing
 from breakwater.kernel.nats.settings import Limits
@@ -57,6 +57,7 @@ class Config(Message):
     clickhouse: ClickHouse = ClickHouse()
     tracing: Tracing = Tracing()
     console: ConsoleSettings = ConsoleSettings()
+    identity: IdentitySettings = IdentitySettings()
     environment: dict[Literal["worker", "alerter", "request"], tuple[EnvName, ...]] = Field(
         default_factory=dict,
         description=(
@@ -168,13 +169,18 @@ class Config(Message):
         for name in self.models:
             if "*" in name:
                 yield f"models.{name}: {NO_WILDCARD}"
-        for name, program in self.programs.items():
-            for tenant in program.tenants:
+        senders: dict[str, NatsProgram | TokenSettings] = {
+            f"programs.{name}": program for name, program in self.programs.items()
+        }
+        if self.identity.jwt is not None:
+            senders["identity.jwt"] = self.identity.jwt
+        for place, sender in senders.items():
+            for tenant in sender.tenants:
                 if "*" in tenant:
-                    yield f"programs.{name}.tenants: {tenant!r}: {NO_WILDCARD}; without tenants, any is allowed"
-            for agent in program.agents:
+                    yield f"{place}.tenants: {tenant!r}: {NO_WILDCARD}; without tenants, any is allowed"
+            for agent in sender.agents:
                 if agent not in self.agents:
-                    yield f"programs.{name}.agents: {agent!r} is not configured{hint(agent, self.agents)}"
+                    yield f"{place}.agents: {agent!r} is not configured{hint(agent, self.agents)}"
         for model, settings in self.models.items():
             if settings.provider is not None and settings.provider not in self.providers:
                 yield (

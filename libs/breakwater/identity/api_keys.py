@@ -76,6 +76,8 @@ def create_key(
         )
     except ValidationError as error:
         raise ApiKeysError(_mistake(error, name)) from error
+    except ValueError as error:
+        raise ApiKeysError(str(error)) from error
     with _lock(path):
         _save(path, (*list_keys(path), record))
     return key

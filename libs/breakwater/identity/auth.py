@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -19,22 +20,27 @@ from breakwater.identity.contract import KeyScope
 from breakwater.identity.rules.callers import (
     OPEN_TO_ALL,
     OPENAI,
+    Attribution,
     Caller,
     holder_of_key,
     is_link,
     is_openai,
     is_session,
+    is_token,
     person,
     roles_of,
     roles_that_may,
     scopes_for,
 )
-from breakwater.identity.settings import OpenId
+from breakwater.identity.settings import OpenId, ProxyHeaders, TokenSettings
 from breakwater.identity.store import KeySession, PersonSession, Sessions
-from breakwater.kernel.http.problems import RequestError, not_read
+from breakwater.kernel.http.parsing import invalid_job
+from breakwater.kernel.http.problems import RequestError, not_read, unauthorized_error
 from breakwater.kernel.http.server import Shares
 from breakwater.kernel.redis.connection import StateUnavailableError
-from breakwater.kernel.types import time_from_ms
+from breakwater.kernel.security.addresses import is_in
+from breakwater.kernel.types import is_identifier, time_from_ms
+from breakwater.kernel.validation import FieldError
 
 GUARDED = ("/api", "/metrics", OPENAI)
 
@@ -69,6 +75,33 @@ async def wait_until_refused(request: Request, every_s: float) -> str:
     return why
 
 
+class TokenVerifier(Protocol):
+    """A verifier of JSON Web Tokens."""
+
+    async def caller(self, token: str) -> Caller:
+        """Returns the holder of a token. Raises RequestError: it is not valid."""
+        ...
+
+
+@dataclass(slots=True)
+class AcceptedTokens:
+    """The verifier by the current config; None if it accepts no tokens. Requests that began before it use it, too."""
+
+    current: TokenVerifier | None = None
+    settings: TokenSettings | None = None
+
+    def reload(self, settings: TokenSettings | None) -> None:
+        """Uses other settings. The keys of an issuer whose settings stay are not read again."""
+        if settings == self.settings:
+            return
+        self.settings = settings
+        self.current = None
+        if settings is not None:
+            from breakwater.identity.api_tokens import ApiTokens
+
+            self.current = ApiTokens(settings)
+
+
 @dataclass(frozen=True, slots=True)
 class RequireApiKey:
     """ASGI middleware that lets requests to guarded paths pass only with a valid `Authorization: Bearer bw_…`.
@@ -82,6 +115,8 @@ class RequireApiKey:
         keys: the known keys.
         sessions: the known sessions.
         openid: the config's OpenID settings; without them, sessions of persons have ended.
+        tokens: the verifier of JSON Web Tokens that the current config accepts.
+        proxy_headers: the headers in which a trusted proxy names users and teams.
         shares: the limit of concurrent requests by key.
         error_response: returns the response of a refusal, for the path of the request.
     """
@@ -90,6 +125,8 @@ class RequireApiKey:
     keys: KeyRing
     sessions: Sessions
     openid: OpenId | None
+    tokens: AcceptedTokens
+    proxy_headers: ProxyHeaders | None
     shares: Shares
     error_response: Callable[[RequestError, str], Response]
 
@@ -100,7 +137,10 @@ class RequireApiKey:
             return
         try:
             key = _key_of(scope)
-            caller = scope[_CALLER] = await self._caller(key)
+            caller = await self._caller(key)
+            if self.proxy_headers is not None:
+                caller = with_forwarded(caller, scope, self.proxy_headers)
+            scope[_CALLER] = caller
             scope[_SESSION] = key if is_session(key) else None
             raw_path = (scope.get("raw_path") or b"").decode("latin-1")
             needed = scopes_for(scope["method"], scope["path"], raw_path)
@@ -127,14 +167,19 @@ class RequireApiKey:
                 "this sign-in link was used before, is over ten minutes old, or its key was revoked; "
                 "`breakwater console` prints a new one"
             )
-            raise _unauthorized_error(message)
+            raise unauthorized_error(message)
         if caller is None and is_session(key):
-            raise _unauthorized_error("this session has ended; sign in again")
+            raise unauthorized_error("this session has ended; sign in again")
         if caller is None:
-            raise _unauthorized_error("this API key is unknown; `breakwater keys create NAME` creates one")
+            raise unauthorized_error("this API key is unknown; `breakwater keys create NAME` creates one")
         return caller
 
     async def _find(self, token: str) -> Caller | None:
+        """Returns the sender of a token; None if it is unknown. Raises RequestError: a JSON Web Token is not valid."""
+        if is_token(token):
+            if (verifier := self.tokens.current) is None:
+                raise unauthorized_error("JSON Web Tokens are not accepted here (identity.jwt); send an API key")
+            return await verifier.caller(token)
         if not is_session(token):
             key_id = await self.sessions.redeem(token) if is_link(token) else None
             key = self.keys.of(key_id) if key_id else self.keys.holder(token)
@@ -162,6 +207,8 @@ class RequireApiKey:
             caller = await self._find(key)
         except StateUnavailableError:
             return None
+        except RequestError as problem:
+            return problem.message if problem.status == 401 else None
         if caller is None:
             return "this API key was revoked"
         return None if caller.may(needed) else "this API key no longer has access to this"
@@ -182,9 +229,43 @@ def _key_of(scope: Scope) -> str:
         sdk_header = next((value for name, value in scope["headers"] if name == b"x-api-key"), None)
         if sdk_header is not None and is_openai(scope["path"]):
             return sdk_header.decode("latin-1").strip()
-        raise _unauthorized_error("an API key is needed: send the header `Authorization: Bearer bw_…`")
+        raise unauthorized_error("an API key is needed: send the header `Authorization: Bearer bw_…`")
     scheme, _, key = header.decode("latin-1").partition(" ")
     return key.strip() if scheme.lower() == "bearer" else ""
+
+
+def with_forwarded(caller: Caller, scope: Scope, headers: ProxyHeaders) -> Caller:
+    """Returns the sender of a request with the names that a trusted proxy has set on it.
+
+    Raises:
+        RequestError: 403, the key is bound to another user or team; 422, a name is invalid, or was sent twice.
+    """
+    client = scope.get("client")
+    if client is None or not is_in(client[0], headers.networks):
+        return caller
+    user, team = (None if name is None else _forwarded_name(scope, name) for name in (headers.user, headers.team))
+    for header, name, bound in ((headers.user, user, caller.user), (headers.team, team, caller.team)):
+        if name is not None and bound not in (None, name):
+            message = f"{header}: names {name!r}, and {caller.name!r} is bound to {bound!r}"
+            raise RequestError(403, "forbidden", message, [FieldError(str(header), f"is not {bound!r}")])
+    return replace(caller, forwarded=Attribution(user, team))
+
+
+def _forwarded_name(scope: Scope, header: str) -> str | None:
+    """Returns the name in a header, which is UTF-8; None without one. Raises RequestError: 422."""
+    header_key = header.lower().encode()
+    values = [value.strip() for name, value in scope["headers"] if name == header_key]
+    if len(values) > 1:
+        raise invalid_job([FieldError(header, "was sent twice: the proxy must replace what its clients send")])
+    if not values or not values[0]:
+        return None
+    try:
+        name = values[0].decode()
+    except UnicodeDecodeError:
+        raise invalid_job([FieldError(header, "is not UTF-8")]) from None
+    if not is_identifier(name):
+        raise invalid_job([FieldError(header, "must have 1 to 128 characters, none of them a control")])
+    return name
 
 
 def _forbidden_error(caller: Caller, needed: tuple[KeyScope, ...]) -> RequestError:
@@ -212,7 +293,3 @@ def _too_many() -> RequestError:
 
 def _in_words(names: Iterable[str]) -> str:
     return ", ".join(names)
-
-
-def _unauthorized_error(message: str) -> RequestError:
-    return RequestError(401, "unauthorized", message, headers={"WWW-Authenticate": 'Bearer realm="breakwater"'})

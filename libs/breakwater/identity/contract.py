@@ -16,8 +16,9 @@ that carry them."""
 
 KEY_SCOPES: tuple[KeyScope, ...] = get_args(KeyScope)
 
-CallerKind = Literal["key", "person"]
-"""The sender of a request: the holder of an API key, or a person who signed in with OpenID Connect."""
+CallerKind = Literal["key", "person", "token"]
+"""The sender of a request: the holder of an API key, a person who signed in with OpenID Connect, or the holder of a
+JSON Web Token."""
 
 PersonRole = Literal["viewer", "operator", "approver", "admin"]
 """Roles of people who sign in with OpenID Connect."""
@@ -48,7 +49,9 @@ class KeyDetails(Event):
     user: Identifier | None = Field(default=None, description="The user of all its jobs; null: it is not bound to one.")
     team: Identifier | None = Field(default=None, description="The team of all its jobs; null: it is not bound to one.")
     tags: KeyTags = Field(default_factory=dict, description="Cost tags of all its jobs.")
-    created_at: Timestamp = Field(description="When the key was created; for a person, when they signed in.")
+    created_at: Timestamp = Field(
+        description="When the key was created, the person signed in, or the token was verified."
+    )
 
 
 class NewSession(Event):
@@ -111,8 +114,8 @@ class EndedSessions(Event):
     ended: int = Field(ge=0, description="Number of sessions that ended.")
 
 
-ActorKind = Literal["key", "person", "link"]
-"""An actor: the holder of an API key, a person who signed in, or the holder of a signed link in an alert."""
+ActorKind = Literal["key", "person", "token", "link"]
+"""An actor: the sender of a request, or the holder of a signed link in an alert."""
 
 
 AuditOutcome = Literal["begun", "done", "refused", "failed"]

@@ -8,7 +8,6 @@ that only this machine can reach.
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -21,36 +20,32 @@ import aiohttp
 import structlog
 from joserfc import jwt
 from joserfc.errors import ExpiredTokenError, InvalidClaimError, InvalidKeyIdError, JoseError
-from joserfc.jwk import KeySet, KeySetSerialization
-from joserfc.jws import JWSRegistry
-from pydantic import AfterValidator, TypeAdapter, ValidationError
+from joserfc.jwk import KeySet
+from pydantic import AfterValidator, ValidationError
 from yarl import URL
 
+from breakwater.identity.json_web_tokens import (
+    KEYS_AGAIN_S,
+    LEEWAY_S,
+    REUSE_S,
+    IssuerUnavailableError,
+    ask_issuer,
+    keys_in,
+    signed_claims,
+)
 from breakwater.identity.rules.sign_in import SignInFlow
 from breakwater.identity.settings import OpenId, secure_url
 from breakwater.kernel.http.problems import RequestError, unavailable
 from breakwater.kernel.security.addresses import ANYWHERE
-from breakwater.kernel.security.guarded_http import AddressRefusedError, RedirectError, guarded_session
 from breakwater.kernel.surrogates import whole_value
 from breakwater.kernel.types import Event
 
-TIMEOUT_S = 5.0
-"""Time limit of each request."""
 COMPLETE_WITHIN_S = 12.0
 """Time limit of all requests of a sign-in. The console waits for 15 s."""
-REUSE_S = 3_600.0
-"""Time for which the provider's metadata and keys are used before they are read again."""
 LOGOUT_S = 600
 """The greatest age of a logout token."""
-KEYS_AGAIN_S = 30.0
-"""Interval at which logout tokens with an unknown key may cause the keys to be read again: anyone can send them."""
-LEEWAY_S = 60
-"""The largest accepted difference between the provider's clock and ours."""
 MAX_AT_ONCE = 20
 """The most codes that are redeemed at the same time. Beginning a sign-in is not limited."""
-
-ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA", "Ed25519")
-"""Accepted signatures, all of them with a key pair: never `none`, never with a shared secret."""
 
 _Endpoint = Annotated[str, AfterValidator(secure_url)]
 _LOGOUT_EVENT = "http://schemas.openid.net/event/backchannel-logout"
@@ -264,10 +259,8 @@ class OpenIdProvider:
             return self._decode(token, await self._read_keys(metadata, kept_s=again_after_s))
 
     def _decode(self, id_token: str, keys: KeySet) -> dict[str, Any]:
-        # Unknown headers are permitted, unless `crit` names them.
-        registry = JWSRegistry(algorithms=ALGORITHMS, strict_check_header=False)
         try:
-            return jwt.decode(id_token, keys, algorithms=ALGORITHMS, registry=registry).claims
+            return signed_claims(id_token, keys)
         except ValueError as error:
             raise self._invalid(f"its ID token can't be read: {error}") from None
 
@@ -305,10 +298,8 @@ class OpenIdProvider:
             return self._keys[1]
         _, document = await self._ask("GET", metadata.jwks_uri, expected_status=200)
         try:
-            key_set = TypeAdapter(dict[str, list[dict[str, Any]]]).validate_python(document)
-            signing = [key for key in key_set["keys"] if key.get("use", "sig") == "sig"]
-            keys = KeySet.import_key_set(cast(KeySetSerialization, {"keys": signing}))
-        except (ValidationError, KeyError, ValueError, JoseError):
+            keys = keys_in(document)
+        except ValueError:
             raise self._unavailable("its keys (jwks_uri) can't be read") from None
         self._keys = time.monotonic(), keys
         return keys
@@ -339,17 +330,10 @@ class OpenIdProvider:
     ) -> tuple[int, object]:
         """Returns the status and the JSON of a response. Raises RequestError: its status is not `expected_status`."""
         allowed = ANYWHERE if urlsplit(url).hostname == self._host else self._settings.allow_networks
-        request_headers = {"Accept": "application/json", **(headers or {})}
         try:
-            async with (
-                guarded_session(allowed, TIMEOUT_S) as http,
-                http.request(method, url, data=data, headers=request_headers) as response,
-            ):
-                status = response.status
-                body = await response.read()
-            document: object = json.loads(body) if body else None
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            raise self._unavailable(_reason(error), url=url, error=repr(error)) from error
+            status, document = await ask_issuer(method, url, allowed, data=data, headers=headers)
+        except IssuerUnavailableError as error:
+            raise self._unavailable(str(error), url=url, error=repr(error.__cause__)) from error
         if expected_status is not None and status != expected_status:
             raise self._unavailable(f"it answers with HTTP {status}", url=url)
         return status, document
@@ -408,24 +392,3 @@ def _check_logout(metadata: ProviderMetadata, claims: dict[str, Any], client_id:
     ids = [claims[name] for name in ("jti", "sub", "sid") if name in claims]
     if len(ids) < 2 or not all(isinstance(value, str) and 0 < len(value) <= 255 for value in ids):
         raise InvalidClaimError("jti, and sub or sid")
-
-
-def _reason(error: Exception) -> str:
-    """Returns the reason why there is no response. It has no addresses, as anyone may read it; the log has them."""
-    match error:
-        case RedirectError():
-            return f"it answers with a redirect ({error.status})"
-        case aiohttp.ClientConnectorCertificateError() | aiohttp.ClientConnectorSSLError():
-            return "its certificate is not trusted here"
-        case aiohttp.ClientConnectorError(os_error=AddressRefusedError()) | AddressRefusedError():
-            return "one of its endpoints has a private address (console.openid.allow_networks)"
-        case aiohttp.ClientConnectorError():
-            return "no connection can be made"
-        case TimeoutError():
-            return f"it does not respond within {TIMEOUT_S:g} s"
-        case aiohttp.ClientPayloadError():
-            return "its response is too long, or incomplete"
-        case ValueError():
-            return "it does not answer with JSON"
-        case _:
-            return "the connection broke"

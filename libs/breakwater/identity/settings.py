@@ -1,4 +1,4 @@
-"""The sections `console` and `programs` of the config: the console's address, signing in, and NATS users."""
+"""The sections `console`, `identity` and `programs` of the config: signing in, users and teams, and NATS users."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
-from breakwater.identity.contract import PersonRole
+from breakwater.identity.contract import MAX_TAGS, CostTag, PersonRole
 from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.security.addresses import NetworkSetting
 from breakwater.kernel.security.secret_refs import Secret
@@ -130,6 +130,72 @@ class ConsoleSettings(Message):
         if self.openid is not None and self.url is None:
             raise ValueError("openid needs url, the address to which the provider redirects people")
         return self
+
+
+_HEADER_NAME = r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$"
+"""A header's name by RFC 9110."""
+
+
+def _no_option(header: str) -> str:
+    if header.lower().startswith("x-breakwater-"):
+        raise ValueError("names a header that begins with x-breakwater-, as options of calls do; choose another")
+    return header
+
+
+HeaderName = Annotated[
+    str, StringConstraints(min_length=1, max_length=100, pattern=_HEADER_NAME), AfterValidator(_no_option)
+]
+
+
+class ProxyHeaders(Message):
+    """Headers in which a proxy names the user and the team of each request."""
+
+    user: HeaderName | None = Field(default=None, description="Header with the user, such as `X-Forwarded-User`.")
+    team: HeaderName | None = Field(default=None, description="Header with the team.")
+    networks: tuple[NetworkSetting, ...] = Field(
+        min_length=1,
+        description="Addresses of the proxy, such as `10.0.0.0/8`. From all others the headers are ignored. The proxy "
+        "must remove the headers that its clients send.",
+    )
+
+    @model_validator(mode="after")
+    def _names_a_header(self) -> Self:
+        if self.user is None and self.team is None:
+            raise ValueError("set user, team or both: the headers to read")
+        return self
+
+
+ClaimPath = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+
+
+class TokenSettings(Message):
+    """JSON Web Tokens of an issuer, which clients may send in place of an API key, to submit jobs."""
+
+    issuer: ClaimValue = Field(description="The issuer, exactly as the claim `iss` states it.")
+    audience: ClaimValue = Field(description="What the claim `aud` must contain.")
+    jwks_url: Annotated[str, AfterValidator(secure_url)] = Field(description="URL of the issuer's public keys.")
+    user: ClaimPath = Field(
+        default="sub", description="The claim with the user, which every token must have; `a.b` means `b` inside `a`."
+    )
+    team: ClaimPath | None = Field(
+        default=None, description="The claim with the team, such as `groups[0]`, the first of a list."
+    )
+    tags: dict[CostTag, ClaimPath] = Field(
+        default_factory=dict, max_length=MAX_TAGS, description="Claims with values of `cost_tags`."
+    )
+    agents: tuple[Identifier, ...] = Field(default=(), description="Agents that tokens may be used for; empty: all.")
+    tenants: tuple[Name, ...] = Field(
+        default=(),
+        description="Tenants that tokens may be used for; empty: any. If there is exactly one, jobs without a tenant "
+        "get it.",
+    )
+
+
+class IdentitySettings(Message):
+    """Where the user and the team of a call come from, beside its API key."""
+
+    jwt: TokenSettings | None = None
+    headers: ProxyHeaders | None = None
 
 
 class NatsProgram(Message):

@@ -386,7 +386,7 @@ async def test_who_begins_finds_a_place_while_the_provider_redeems_nothing(
 async def test_a_provider_that_hangs_is_asked_once_for_all_who_begin(
     attacked: HttpApi, provider: RunningProvider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("breakwater.identity.openid_provider.TIMEOUT_S", 1.0)
+    monkeypatch.setattr("breakwater.identity.json_web_tokens.TIMEOUT_S", 1.0)
     provider.held[DISCOVERY] = asyncio.Event()
     begun = time.monotonic()
     asked = [attacked.ask("POST", "/api/v1/openid/begin", headers={"Authorization": ""}) for _ in range(100)]

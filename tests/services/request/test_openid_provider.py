@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from breakwater.identity import openid_provider
+from breakwater.identity import json_web_tokens
 from breakwater.identity.openid_provider import LEEWAY_S, OpenIdProvider, SignedIn
 from breakwater.identity.rules.sign_in import SignInFlow
 from breakwater.identity.settings import OpenId
@@ -250,7 +250,7 @@ async def test_a_provider_that_does_not_respond_is_waited_for_a_while(
     nowhere = RunningProvider(issuer=f"http://127.0.0.1:{free_port()}")
     with pytest.raises(RequestError, match="no connection can be made"):
         await client(nowhere).authorization_url(SignInFlow("x"))
-    monkeypatch.setattr(openid_provider, "TIMEOUT_S", 0.001)
+    monkeypatch.setattr(json_web_tokens, "TIMEOUT_S", 0.001)
     with pytest.raises(RequestError, match="does not respond within"):
         await client(provider).authorization_url(SignInFlow("x"))
 

@@ -8,22 +8,27 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 from base64 import urlsafe_b64encode
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Annotated, Any, Self, cast, get_args
 
 from pydantic import AfterValidator, Field, model_validator
 
 from breakwater.identity.contract import KEY_SCOPES, CallerKind, KeyScope, KeyTags, PersonRole
+from breakwater.identity.settings import TokenSettings
+from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.types import Identifier, Message, ModelId, Timestamp, is_identifier
 
 PREFIX = "bw"
 SESSION_PREFIX = "bws"
 LINK_PREFIX = "bwl"
 """The prefix of the tokens of sign-in links."""
+JWT_PREFIX = "jwt:"
+"""The prefix of the names of those who send JSON Web Tokens. No key has it: jobs belong to names."""
 ID_BYTES = 6
 SECRET_BYTES = 32
 ENTROPY_BYTES = ID_BYTES + SECRET_BYTES
@@ -98,6 +103,8 @@ def mint(
     """
     if len(entropy) != ENTROPY_BYTES:
         raise ValueError(f"a key takes {ENTROPY_BYTES} random bytes, not {len(entropy)}")
+    if name.startswith(JWT_PREFIX):
+        raise ValueError(f"names that begin with {JWT_PREFIX} are those of JSON Web Tokens; choose another")
     key_id = entropy[:ID_BYTES].hex()
     secret = urlsafe_b64encode(entropy[ID_BYTES:]).rstrip(b"=").decode()
     record = ApiKey(
@@ -131,6 +138,11 @@ def is_session(text: str) -> bool:
 def is_link(text: str) -> bool:
     """Returns True if a text has the form of a sign-in link's token."""
     return text.startswith(f"{LINK_PREFIX}_") and text.isascii() and text.isprintable()
+
+
+def is_token(text: str) -> bool:
+    """Returns True if a text has the form of a signed JSON Web Token."""
+    return text.startswith("eyJ") and text.count(".") == 2
 
 
 def opens(key: ApiKey, secret: str) -> bool:
@@ -224,8 +236,8 @@ class Caller:
     """The sender of a request.
 
     Attributes:
-        kind: the holder of an API key, or a person.
-        id: the id of the API key; for a person, the OpenID provider's `sub`.
+        kind: the holder of an API key or of a JSON Web Token, or a person.
+        id: the id of the API key; for a person, the OpenID provider's `sub`; for a token, the name.
         name: the name that the caller's actions are recorded under.
         scopes: the caller's scopes.
         created_at: the time at which the key was created, or the person signed in.
@@ -275,6 +287,40 @@ def holder_of_key(key: ApiKey) -> Caller:
     )
 
 
+class UnusableClaimError(BreakwaterError):
+    """A claim of a JSON Web Token is missing or can't be a name. The text does not contain its value."""
+
+
+def holder_of_token(claims: Mapping[str, Any], settings: TokenSettings, now: float) -> Caller:
+    """Returns the holder of a verified JSON Web Token, who may submit jobs.
+
+    Raises:
+        UnusableClaimError: a claim can't be used.
+    """
+    subject = _claimed_name(claims, "sub")
+    name = f"{JWT_PREFIX}{subject}"
+    if not is_identifier(name):
+        raise UnusableClaimError(f"its claim 'sub' has more than {128 - len(JWT_PREFIX)} characters")
+    user = _claimed_name(claims, settings.user)
+    if user is None or subject is None:
+        raise UnusableClaimError(f"its claim {settings.user if subject else 'sub'!r} is missing")
+    if settings.user == "email" and claims.get("email_verified") is False:
+        raise UnusableClaimError("its e-mail address is not verified")
+    tags = {tag: _claimed_name(claims, path) for tag, path in settings.tags.items()}
+    return Caller(
+        "token",
+        name,
+        name,
+        ("submit",),
+        datetime.fromtimestamp(int(now), UTC),
+        settings.tenants,
+        settings.agents,
+        user=user,
+        team=None if settings.team is None else _claimed_name(claims, settings.team),
+        tags={tag: value for tag, value in tags.items() if value is not None},
+    )
+
+
 def person(subject: str, name: str, roles: tuple[PersonRole, ...], signed_in_at: datetime) -> Caller:
     """Returns a person who has signed in, with the scopes of all of their roles."""
     scopes: tuple[KeyScope, ...] = tuple(scope for scope in KEY_SCOPES if any(scope in SCOPES[role] for role in roles))
@@ -310,15 +356,52 @@ def claim_values(claims: Mapping[str, Any], name: str) -> tuple[str, ...]:
         name: the claim's name, or the path to a nested one: `realm_access.roles`. The whole name is tried first,
             because claims that are named by a URL have dots, too.
     """
-    value: object = claims.get(name)
-    if value is None:
-        value = claims
-        for part in name.split("."):
-            value = cast("dict[str, object]", value).get(part) if isinstance(value, dict) else None
+    value = _claim(claims, name)
     if isinstance(value, str):
         return (value,)
     listed = cast("Iterable[object]", value) if isinstance(value, list) else ()
     return tuple(text for text in listed if isinstance(text, str))
+
+
+def _claim(claims: Mapping[str, Any], path: str) -> object:
+    """Returns a claim by its name or path; None if it is missing. The whole name is tried first."""
+    value: object = claims.get(path)
+    if value is None:
+        value = claims
+        for part in path.split("."):
+            value = cast("dict[str, object]", value).get(part) if isinstance(value, dict) else None
+    return value
+
+
+def _claimed_name(claims: Mapping[str, Any], path: str) -> str | None:
+    """Returns the text or whole number of a claim; None if it is missing.
+
+    Args:
+        claims: the claims of a token.
+        path: the claim's name or path. It may end in the place in a list: `groups[0]`.
+
+    Raises:
+        UnusableClaimError: it has another type, or can't be a name.
+    """
+    value = _claim(claims, path)
+    if value is None and (indexed := _INDEXED.fullmatch(path)) is not None:
+        listed = _claim(claims, indexed["path"])
+        place = int(indexed["place"])
+        items = cast("list[object]", listed) if isinstance(listed, list) else []
+        value = items[place] if place < len(items) else None
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        kind = (
+            f"a list: name a place in it, such as {path}[0]" if isinstance(value, list) else "neither text nor number"
+        )
+        raise UnusableClaimError(f"its claim {path!r} is {kind}")
+    if not is_identifier(name := str(value)):
+        raise UnusableClaimError(f"its claim {path!r} is no name of 1 to 128 characters without control characters")
+    return name
+
+
+_INDEXED = re.compile(r"(?P<path>.+)\[(?P<place>[0-9]{1,3})\]")
 
 
 def name_of(claims: Mapping[str, Any], name_claim: str) -> str:

@@ -95,6 +95,12 @@ async def _drop_body(receive: Receive) -> None:
         dropped += len(message.get("body", b""))
 
 
+def unauthorized_error(message: str, *, error: str | None = None) -> RequestError:
+    """Returns 401. `error` is the code of RFC 6750 for a token that was sent."""
+    code = "" if error is None else f', error="{error}"'
+    return RequestError(401, "unauthorized", message, headers={"WWW-Authenticate": f'Bearer realm="breakwater"{code}'})
+
+
 def unknown(kind: str, message: str, path: str, hint: str) -> RequestError:
     """Returns 404 with the code `unknown_<kind>`.
 

@@ -6,8 +6,8 @@ own ports, the private network, and the metadata service that hands out the clou
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_network
+from collections.abc import Iterable, Sequence
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Annotated
 
 from pydantic import BeforeValidator
@@ -66,6 +66,17 @@ def refusal(address: IpAddress, allowed: Sequence[IpNetwork]) -> str | None:
         return inside and f"{inside}, inside IPv6"
     public = address.is_global and (address.version == 4 or address in _PUBLIC_6)
     return next((why for network, why in _REFUSED if address in network), None if public else "not public")
+
+
+def is_in(address: str, networks: Iterable[IpNetwork]) -> bool:
+    """Returns True if an address, as a connection's peer has it, is in a network. Unix sockets are in none."""
+    try:
+        ip = ip_address(address)
+    except ValueError:
+        return False
+    if isinstance(ip, IPv6Address) and ip.ipv4_mapped is not None:
+        ip = ip.ipv4_mapped
+    return any(ip in network for network in networks)
 
 
 def _network(setting: object) -> IPv4Network | IPv6Network:
