@@ -57,7 +57,7 @@ class ApiTokens:
         self._asked_at = 0.0
         """When the issuer was last asked for them."""
         self._unavailable: IssuerUnavailableError | None = None
-        """Why the last request for them failed."""
+        """The failure of the last request for them."""
         self._asking = asyncio.Lock()
 
     async def caller(self, token: str) -> Caller:

@@ -192,7 +192,7 @@ class TokenSettings(Message):
 
 
 class IdentitySettings(Message):
-    """Where the user and the team of a call come from, beside its API key."""
+    """The sources of the user and the team of a call, beside its API key."""
 
     jwt: TokenSettings | None = None
     headers: ProxyHeaders | None = None
