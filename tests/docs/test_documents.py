@@ -224,6 +224,11 @@ def test_the_readme_stays_readable() -> None:
     assert [line for line in lines if len(line) > 120 and not line.startswith("|")] == []
 
 
+def test_the_pages_have_no_more_than_32_000_words() -> None:
+    words = {page.name: len(page.read_text().split()) for page in (ROOT / "docs").glob("*.md")}
+    assert sum(words.values()) <= 32_000, sorted(words.items(), key=lambda page: -page[1])
+
+
 def test_the_changelog_is_kept_as_agreed() -> None:
     text = (ROOT / "CHANGELOG.md").read_text()
     assert re.search(r"^## \[Unreleased\]$", text, re.MULTILINE)
