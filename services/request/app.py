@@ -34,6 +34,7 @@ from breakwater.dialects.api.stored_responses import MAX_FOLLOWED
 from breakwater.identity.api_keys import KeyRing
 from breakwater.identity.auth import AcceptedTokens, RequireApiKey
 from breakwater.identity.event_stream import OpenStreams
+from breakwater.identity.key_log import KeyLog
 from breakwater.identity.operations import as_routed
 from breakwater.jobs.api.callable_agents import CallableAgentTable
 from breakwater.jobs.api.cancels import CancelRequests, Cancels
@@ -92,7 +93,7 @@ class RequestService:
         publisher = publisher_of(
             self._broker,
             *(channels.JOBS, channels.AGENTS, channels.REPLAYS, channels.DISMISSALS, channels.AUDIT, channels.ALERTS),
-            *(channels.BREAKERS, channels.GUARDS, channels.BUDGETS, channels.PLANS),
+            *(channels.BREAKERS, channels.GUARDS, channels.BUDGETS, channels.PLANS, channels.KEYS),
             cipher=cipher,
             connection=self._connection,
         )
@@ -101,6 +102,8 @@ class RequestService:
         cancels = Cancels(lookup, Executions(self._redis), publisher, self._connection)
         self._cancel_requests = CancelRequests(cancels, config, redactor)
         self._callable_agents = CallableAgentTable(config)
+        self._key_log = KeyLog(self._connection, publisher)
+        self._keys = KeyRing(settings.api_keys_file, self._key_log)
         self._fill = StreamFill(Lookup(self._connection), StreamMetrics())
         self._request_shares = Shares()
         self._tokens = AcceptedTokens()
@@ -129,6 +132,7 @@ class RequestService:
             # The same limit as for chat completions: following a stored response needs no more memory than one of them.
             followed_responses=OpenStreams(MAX_FOLLOWED),
             event_log=EventLog(self._connection),
+            keys=self._keys,
             body_budget=self._body_budget,
         )
         app, self._gauges = self._build_app(self._needs)
@@ -142,6 +146,7 @@ class RequestService:
             stopping=self._end_streams,
         )
         self._connecting: asyncio.Task[None] | None = None
+        self._following: asyncio.Task[None] | None = None
         self._subscribed = False
 
     async def run(self) -> None:
@@ -206,7 +211,7 @@ class RequestService:
                 Middleware(NameRequests),
                 Middleware(
                     RequireApiKey,
-                    keys=KeyRing(self._settings.api_keys_file),
+                    keys=self._keys,
                     sessions=needs.sessions,
                     openid=needs.config.console.openid,
                     tokens=self._tokens,
@@ -240,7 +245,8 @@ class RequestService:
             yield
         finally:
             self._collector.stop()
-            await background.stop(*watching, self._connecting)
+            following = () if self._following is None else (self._following,)
+            await background.stop(*watching, self._connecting, *following)
             await self._broker.stop()
             await self._cancel_requests.stop()
             await self._accepted.close()
@@ -258,6 +264,8 @@ class RequestService:
         finally:
             slow.cancel()
         await subscribed(self._broker)
+        self._following = asyncio.create_task(background.keep_doing(self._key_log.run))
+        await self._key_log.filled.wait()
         self._subscribed = True
         structlog.get_logger().info("service_ready")
 
@@ -302,7 +310,8 @@ class RequestService:
         except BusUnavailableError as error:
             raise unavailable("not_ready", str(error)) from None
         if not self._subscribed:
-            raise unavailable("not_ready", "requests of programs are not subscribed to yet")
+            message = "requests of programs are not subscribed to, or the API keys are not read yet; the log says why"
+            raise unavailable("not_ready", message)
 
 
 class _LiveApp:

@@ -61,6 +61,10 @@ PATH_PARAMETERS: dict[str, dict[str, Any]] = {
         "description": "It may hold slashes.",
         "schema": {"type": "string", "examples": ["content-writer/gpt-4.1-mini"]},
     },
+    "key": {
+        "description": "The key's id, or its name. Slashes in it may be percent-encoded.",
+        "schema": {"type": "string", "examples": ["3f9c01d2a77b", "acme-bot"]},
+    },
     "incident_id": {
         "description": "Or a unique prefix: `inc_` and at least 6 characters.",
         "schema": {"type": "string", "examples": ["inc_3f9a1c07d2e84b56a1c0d375", "inc_3f9a1c07"]},

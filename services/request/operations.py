@@ -27,7 +27,9 @@ from breakwater.dialects.api.stored_responses import StoredResponseRoutes
 from breakwater.dialects.store.response_log import ResponseLog
 from breakwater.dialects.store.response_room import ResponseRoom
 from breakwater.health.store import Healths
-from breakwater.identity.api import OpenIdRoutes, SessionRoutes
+from breakwater.identity.api.keys import KeyRoutes
+from breakwater.identity.api.sign_in import OpenIdRoutes, SessionRoutes
+from breakwater.identity.api_keys import KeyRing
 from breakwater.identity.audit import AuditLog
 from breakwater.identity.contract import OPENID_CALLBACK
 from breakwater.identity.event_stream import OpenStreams
@@ -96,6 +98,7 @@ class ApiDependencies:
     streams: OpenStreams
     followed_responses: OpenStreams
     event_log: EventLog
+    keys: KeyRing
     body_budget: ByteBudget
     """Of the memory for large bodies."""
 
@@ -261,6 +264,7 @@ HANDLERS: Mapping[type, Callable[[ApiDependencies], object]] = MappingProxyType(
             needs.incidents,
         ),
         QueueRoutes: lambda needs: needs.queues,
+        KeyRoutes: lambda needs: KeyRoutes(needs.config, needs.keys),
         SessionRoutes: lambda needs: SessionRoutes(needs.sessions, needs.audit, needs.end_at_provider),
         OpenIdRoutes: lambda needs: OpenIdRoutes(
             needs.config.console.openid, needs.openid_provider, needs.sessions, SignIns(needs.redis), needs.audit

@@ -1,23 +1,36 @@
-"""The file of API keys: one JSON document, readable by its owner only, replaced as a whole."""
+"""API keys: the file of the first ones, and the ring of all that a process accepts.
+
+The file is one JSON document, readable by its owner only, replaced as a whole. The plane keeps all other keys.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import os
 import secrets
-from collections.abc import Generator, Iterable, Mapping
+import time
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
 from breakwater.identity.contract import KEY_SCOPES, MAX_TAGS, KeyScope
-from breakwater.identity.rules.callers import ENTROPY_BYTES, ApiKey, mint, opens, split
+from breakwater.identity.rules.callers import ENTROPY_BYTES, ApiKey, Caller, holder_of_key, mint, opens, split
 from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.process.files import write_private
 from breakwater.kernel.process.outage import Outage
 from breakwater.kernel.types import Message
+
+if TYPE_CHECKING:
+    from breakwater.identity.key_log import KeyLog, PlaneKey
+
+
+TIMER_MARGIN_S = 0.01
 
 
 class ApiKeysError(BreakwaterError):
@@ -130,30 +143,115 @@ def revoke_key(path: Path, id_or_name: str) -> ApiKey:
     return matches[0]
 
 
-class KeyRing:
-    """The keys of a running service, which are read again when the file changes."""
+@dataclass(slots=True)
+class KeyWatchers:
+    """The functions to call when the access that a key gives may have changed, and the timer for its next end."""
 
-    def __init__(self, path: Path) -> None:
+    looks: set[Callable[[], None]] = field(default_factory=set[Callable[[], None]])
+    timer: asyncio.TimerHandle | None = None
+
+    def stop_timer(self) -> None:
+        """Stops the timer, if there is one."""
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+
+class KeyRing:
+    """The keys of a running service: those that the plane keeps, and the file's, which is read again when it changes.
+
+    Args:
+        path: the file.
+        log: the keys that the plane keeps; None for a service without them.
+    """
+
+    def __init__(self, path: Path, log: KeyLog | None = None) -> None:
         self._path = path
+        self.log = log
+        if log is not None:
+            log.note_change = self._look_at
+        self._watchers: dict[str, KeyWatchers] = {}
+        """Those of each key with requests that are being answered, by the key's id."""
         self._name = os.fspath(path)
         self._keys: Mapping[str, ApiKey] = {}
         self._version: tuple[int, int, int] | None = None
         self._outage = Outage("api_keys_file")
 
-    def holder(self, text: str) -> ApiKey | None:
-        """Returns the key that was sent; None if it is unknown."""
+    def holder(self, text: str) -> Caller | None:
+        """Returns the holder of the key that was sent; None if it is unknown or has ended."""
         self._refresh()
         parts = split(text)
         if parts is None:
             return None
         key_id, secret = parts
+        if (plane_key := self._plane_key(key_id)) is not None:
+            return plane_key.holder_with(secret, time.time())
         key = self._keys.get(key_id)
-        return key if key is not None and opens(key, secret) else None
+        return holder_of_key(key) if key is not None and opens(key, secret) else None
 
-    def of(self, key_id: str) -> ApiKey | None:
-        """Returns the key with an id, for callers who have proved its secret before; None if it no longer exists."""
+    def of(self, key_id: str) -> Caller | None:
+        """Returns the holder of the key with an id, who has proved its secret before; None if the key has ended."""
         self._refresh()
-        return self._keys.get(key_id)
+        if (plane_key := self._plane_key(key_id)) is not None:
+            return plane_key.holder if plane_key.is_active(time.time()) else None
+        key = self._keys.get(key_id)
+        return None if key is None else holder_of_key(key)
+
+    def why_refused(self, text: str) -> str | None:
+        """Returns why a key that was valid once has no holder any more; None if it is unknown."""
+        parts = split(text)
+        plane_key = None if parts is None else self._plane_key(parts[0])
+        return None if parts is None or plane_key is None else plane_key.why_refused(parts[1])
+
+    @contextmanager
+    def watching(self, caller: Caller, look: Callable[[], None]) -> Generator[None]:
+        """Has `look` called whenever the access of a key's holder may have changed, while the block runs."""
+        if self.log is None or caller.kind != "key":
+            yield
+            return
+        watchers = self._watchers.get(caller.id)
+        if watchers is None:
+            watchers = self._watchers[caller.id] = KeyWatchers()
+            self._set_timer(caller.id, watchers)
+        watchers.looks.add(look)
+        try:
+            yield
+        finally:
+            watchers.looks.discard(look)
+            if not watchers.looks:
+                del self._watchers[caller.id]
+                watchers.stop_timer()
+
+    def _look_at(self, key_ids: Iterable[str]) -> None:
+        for key_id in key_ids:
+            if (watchers := self._watchers.get(key_id)) is not None:
+                for look in watchers.looks:
+                    look()
+                self._set_timer(key_id, watchers)
+
+    def _set_timer(self, key_id: str, watchers: KeyWatchers) -> None:
+        watchers.stop_timer()
+        key = self._plane_key(key_id)
+        now = time.time()
+        ends = () if key is None else [end for end in (key.ends_at, key.old_until) if end is not None and end > now]
+        if ends:
+            # A timer may fire a moment early.
+            left_s = min(ends) - now + TIMER_MARGIN_S
+            watchers.timer = asyncio.get_running_loop().call_later(left_s, self._look_at, (key_id,))
+
+    @property
+    def is_filled(self) -> bool:
+        """Returns True once the keys that the plane keeps are known."""
+        return self.log is None or self.log.filled.is_set()
+
+    @property
+    def of_file(self) -> tuple[ApiKey, ...]:
+        """The keys of the file."""
+        self._refresh()
+        return tuple(self._keys.values())
+
+    def _plane_key(self, key_id: str) -> PlaneKey | None:
+        return None if self.log is None else self.log.keys.get(key_id)
 
     def _refresh(self) -> None:
         version = self._version_now()

@@ -9,11 +9,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from breakwater.identity.api_keys import KeyRing
 from breakwater.identity.contract import KeyScope
@@ -22,7 +23,6 @@ from breakwater.identity.rules.callers import (
     OPENAI,
     Attribution,
     Caller,
-    holder_of_key,
     is_link,
     is_openai,
     is_session,
@@ -35,7 +35,7 @@ from breakwater.identity.rules.callers import (
 from breakwater.identity.settings import OpenId, ProxyHeaders, TokenSettings
 from breakwater.identity.store import KeySession, PersonSession, Sessions
 from breakwater.kernel.http.parsing import invalid_job
-from breakwater.kernel.http.problems import RequestError, not_read, unauthorized_error
+from breakwater.kernel.http.problems import RequestError, not_read, unauthorized_error, unavailable
 from breakwater.kernel.http.server import Shares
 from breakwater.kernel.redis.connection import StateUnavailableError
 from breakwater.kernel.security.addresses import is_in
@@ -47,7 +47,8 @@ GUARDED = ("/api", "/metrics", OPENAI)
 _BELOW = tuple(f"{path}/" for path in GUARDED)
 _CALLER = "breakwater.caller"
 _SESSION = "breakwater.session"
-_CHECK_AGAIN = "breakwater.caller.check_again"
+_WATCH = "breakwater.caller.watch"
+_DISCONNECT: Message = {"type": "http.disconnect"}
 
 
 def caller_of(request: Request) -> Caller:
@@ -61,18 +62,89 @@ def session_of(request: Request) -> str | None:
 
 
 async def wait_until_refused(request: Request, every_s: float) -> str:
-    """Waits until the key of a long request has lost its access, and returns the reason.
+    """Waits until the caller of a long request has lost its access, and returns the reason.
+
+    Changes of keys that the plane keeps are noticed at once, all others by a check.
 
     Args:
         request: a request to a guarded path.
         every_s: the interval of the checks, in seconds.
     """
-    check_again: Callable[[], Awaitable[str | None]] = request.scope[_CHECK_AGAIN]
-    why: str | None = None
-    while why is None:
-        await asyncio.sleep(every_s)
-        why = await check_again()
-    return why
+    watch: CallerWatch = request.scope[_WATCH]
+    return await watch.wait(every_s)
+
+
+def why_refused(request: Request) -> str | None:
+    """Returns why the caller of a request has lost its access since the request began; None if it has not."""
+    watch: CallerWatch = request.scope[_WATCH]
+    return watch.why
+
+
+class CallerWatch:
+    """A request that is being answered, whose caller may lose its access.
+
+    Waiting for the client's disconnect then ends as if the client had left, so that everything that waits with it ends.
+
+    Attributes:
+        why: the reason why the caller has lost its access; None while it has it.
+        ended_wait: True if a wait was ended for that reason.
+    """
+
+    __slots__ = ("_check", "_looks", "_refused", "_waiting", "ended_wait", "why")
+
+    def __init__(self, check: Callable[[], Awaitable[str | None]]) -> None:
+        self.why: str | None = None
+        self.ended_wait = False
+        self._check = check
+        self._waiting: set[asyncio.Task[Any]] = set()
+        self._refused: asyncio.Event | None = None
+        self._looks: set[asyncio.Task[None]] = set()
+
+    def look(self) -> None:
+        """Has the caller's access checked, because it may have changed."""
+        look = asyncio.create_task(self._look())
+        # The loop itself does not keep its tasks alive.
+        self._looks.add(look)
+        look.add_done_callback(self._looks.discard)
+
+    async def _look(self) -> None:
+        why = await self._check() if self.why is None else None
+        if why is None or self.why is not None:
+            return
+        self.why = why
+        for task in self._waiting:
+            task.cancel()
+        if self._refused is not None:
+            self._refused.set()
+
+    async def wait(self, every_s: float) -> str:
+        """Waits until the caller has lost its access, checks that regularly, and returns the reason."""
+        self._refused = self._refused or asyncio.Event()
+        while self.why is None:
+            try:
+                async with asyncio.timeout(every_s):
+                    await self._refused.wait()
+            except TimeoutError:
+                await self._look()
+        return self.why
+
+    async def receive(self, receive: Receive) -> Message:
+        """Returns the next message of the client, or its disconnect once the caller has lost its access."""
+        # A task is cancelled to end its wait, as a second task for each request would cost more than all the rest here.
+        task = asyncio.current_task()
+        assert task is not None
+        if self.why is None:
+            self._waiting.add(task)
+            try:
+                return await receive()
+            except asyncio.CancelledError:
+                # If somebody else has cancelled the task as well, it has to end.
+                if self.why is None or task.uncancel():
+                    raise
+            finally:
+                self._waiting.discard(task)
+        self.ended_wait = True
+        return _DISCONNECT
 
 
 class TokenVerifier(Protocol):
@@ -146,14 +218,26 @@ class RequireApiKey:
             needed = scopes_for(scope["method"], scope["path"], raw_path)
             if not caller.may(needed):
                 raise _forbidden_error(caller, needed)
-            scope[_CHECK_AGAIN] = lambda: self._why_no_longer(key, needed)
             if not self.shares.take(caller.id):
                 raise _too_many()
         except RequestError as problem:
             await self.error_response(problem, scope["path"])(scope, receive, send)
             return
+        watch = scope[_WATCH] = CallerWatch(lambda: self._why_no_longer(key, needed))
+        has_begun = False
+
+        async def send_unless_ended(message: Message) -> None:
+            nonlocal has_begun
+            if has_begun or not watch.ended_wait:
+                has_begun = True
+                await send(message)
+
         try:
-            await self.app(scope, receive, send)
+            with self.keys.watching(caller, watch.look):
+                await self.app(scope, partial(watch.receive, receive), send_unless_ended)
+            if watch.ended_wait and not has_begun:
+                problem = unauthorized_error(watch.why or "")
+                await self.error_response(problem, scope["path"])(scope, receive, send)
         finally:
             self.shares.release(caller.id)
 
@@ -162,6 +246,8 @@ class RequireApiKey:
             caller = await self._find(key)
         except StateUnavailableError as error:
             raise not_read(error) from error
+        if caller is None and not self.keys.is_filled:
+            raise unavailable("unavailable", "the API keys can't be read yet; retry")
         if caller is None and is_link(key):
             message = (
                 "this sign-in link was used before, is over ten minutes old, or its key was revoked; "
@@ -171,7 +257,8 @@ class RequireApiKey:
         if caller is None and is_session(key):
             raise unauthorized_error("this session has ended; sign in again")
         if caller is None:
-            raise unauthorized_error("this API key is unknown; `breakwater keys create NAME` creates one")
+            unknown = "this API key is unknown; `breakwater keys create NAME` creates one"
+            raise unauthorized_error(self.keys.why_refused(key) or unknown)
         return caller
 
     async def _find(self, token: str) -> Caller | None:
@@ -182,15 +269,13 @@ class RequireApiKey:
             return await verifier.caller(token)
         if not is_session(token):
             key_id = await self.sessions.redeem(token) if is_link(token) else None
-            key = self.keys.of(key_id) if key_id else self.keys.holder(token)
-            return None if key is None else holder_of_key(key)
+            return self.keys.of(key_id) if key_id else self.keys.holder(token)
         stored = await self.sessions.find(token)
         if stored is None:
             return None
         match stored.session:
             case KeySession(key_id):
-                key = self.keys.of(key_id)
-                return None if key is None else holder_of_key(key)
+                return self.keys.of(key_id)
             case PersonSession() as session:
                 return self._person(session, time_from_ms(stored.began_ms))
 
@@ -210,7 +295,7 @@ class RequireApiKey:
         except RequestError as problem:
             return problem.message if problem.status == 401 else None
         if caller is None:
-            return "this API key was revoked"
+            return self.keys.why_refused(key) or "this API key was revoked"
         return None if caller.may(needed) else "this API key no longer has access to this"
 
 

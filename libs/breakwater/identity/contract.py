@@ -6,6 +6,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field, JsonValue, StringConstraints
 
+from breakwater.kernel.http.contract import Moment, OperatorRequest
 from breakwater.kernel.types import NO_CONTROLS, Event, Identifier, Message, ModelId, Timestamp
 
 KeyScope = Literal["submit", "read", "operate", "approve", "audit", "limits"]
@@ -25,6 +26,11 @@ PersonRole = Literal["viewer", "operator", "approver", "admin"]
 
 CostTag = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=NO_CONTROLS)]
 """The name of a tag by which costs can be grouped."""
+
+DAY_S = 86_400
+
+MAX_GRACE_S = 30 * DAY_S
+"""The longest time for which two secrets of a key may be valid."""
 
 MAX_TAGS = 10
 """The most cost tags of a call, and of a key. Every attempt carries its tags on the bus and in ClickHouse."""
@@ -52,6 +58,97 @@ class KeyDetails(Event):
     created_at: Timestamp = Field(
         description="When the key was created, the person signed in, or the token was verified."
     )
+    expires_at: Timestamp | None = Field(default=None, description="When it loses its access; null for no such time.")
+
+
+ApiKeyState = Literal["active", "expired", "revoked"]
+
+KeyChange = Literal["created", "rotated", "expiry_changed", "revoked"]
+
+KEYS_PER_PAGE = 1_000
+
+
+class ListedKey(Event):
+    """An API key, without its secret."""
+
+    id: str = Field(description="Public: names the key in lists and logs.")
+    name: Identifier = Field(description="Its user's; costs, limits and jobs go by this name.")
+    source: Literal["plane", "file"] = Field(
+        description="`file` for a key of `BREAKWATER_API_KEYS_FILE`, which is changed there and not here."
+    )
+    state: ApiKeyState
+    scopes: tuple[KeyScope, ...]
+    tenants: tuple[Identifier, ...] = Field(description="The tenants it may submit jobs for; empty: any.")
+    agents: tuple[Identifier, ...] = Field(description="The agents it may submit jobs for; empty: all.")
+    models: tuple[ModelId, ...] = Field(description="The models its jobs may ask for; empty: any.")
+    user: Identifier | None = Field(description="The user of all its jobs; null: it is not bound to one.")
+    team: Identifier | None = Field(description="The team of all its jobs; null: it is not bound to one.")
+    tags: KeyTags = Field(description="Cost tags of all its jobs.")
+    created_at: Timestamp
+    expires_at: Timestamp | None = Field(default=None, description="Null: it does not expire.")
+    revoked_at: Timestamp | None = None
+    old_secret_until: Timestamp | None = Field(
+        default=None, description="After a rotation, how long the secret before it is valid, too."
+    )
+    change: KeyChange | None = Field(default=None, description="The last change; null for a key of a file, as below.")
+    changed_by: str | None = Field(default=None, description="Who made it.")
+    changed_at: Timestamp | None = Field(default=None, description="When.")
+    reason: str | None = Field(default=None, description="Why, redacted.")
+
+
+class NewKey(ListedKey):
+    """A key with a new secret."""
+
+    key: str = Field(description="The key as its holder sends it: `bw_…`. Shown only once.")
+
+
+class KeyList(Event):
+    """API keys, the oldest first: those of the file, then the plane's own."""
+
+    keys: tuple[ListedKey, ...]
+    continue_after: str | None = Field(default=None, description="Pass this as `after` to continue. Null at the end.")
+
+
+class KeyQuery(Message):
+    """A page of API keys."""
+
+    ended: bool = Field(default=False, description="True to list those revoked or expired within 30 days, too.")
+    after: Identifier | None = Field(default=None, description="Continue after the key with this id.")
+    limit: Annotated[int, Field(ge=1, le=KEYS_PER_PAGE, description="The most to list.")] = 100
+
+
+class CreateKeyRequest(OperatorRequest):
+    """A new API key. Its maker can give it only rights that he has himself."""
+
+    name: Identifier = Field(description="Its user's. No other key of the plane may have it.")
+    scopes: tuple[KeyScope, ...] = Field(
+        default=("submit",), min_length=1, description="With tenants, agents or models: `submit` alone."
+    )
+    tenants: tuple[Identifier, ...] = Field(default=(), description="The tenants it may submit jobs for; empty: any.")
+    agents: tuple[Identifier, ...] = Field(default=(), description="The agents it may submit jobs for; empty: all.")
+    models: tuple[ModelId, ...] = Field(default=(), description="The models its jobs may ask for; empty: any.")
+    user: Identifier | None = Field(default=None, description="The user of all its jobs.")
+    team: Identifier | None = Field(default=None, description="The team of all its jobs.")
+    tags: KeyTags = Field(default_factory=dict, description="Cost tags of all its jobs.")
+    expires_at: Moment | None = Field(default=None, description="When it stops being valid; null for never.")
+
+
+class RotateKeyRequest(OperatorRequest):
+    """A rotation of an API key's secret."""
+
+    grace_s: Annotated[int, Field(ge=0, le=MAX_GRACE_S)] = Field(
+        default=DAY_S, description="Seconds for which the old secret stays valid, too. 0 ends it immediately."
+    )
+
+
+class RevokeKeyRequest(OperatorRequest):
+    """The end of an API key, now."""
+
+
+class ExpireKeyRequest(OperatorRequest):
+    """The end of an API key at a time."""
+
+    at: Moment | Literal["never"] = Field(description="When it stops being valid. A time that is over revokes it.")
 
 
 class NewSession(Event):

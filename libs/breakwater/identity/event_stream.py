@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from breakwater.identity.auth import caller_of, wait_until_refused
+from breakwater.identity.auth import caller_of, wait_until_refused, why_refused
 from breakwater.kernel.http.problems import RequestError, not_read
 from breakwater.kernel.http.server import wait_for_disconnect
 from breakwater.kernel.nats.errors import BusError
@@ -184,12 +184,12 @@ class FollowedStream(EventStream):
                     # The reader takes nothing, not even a farewell: its connection breaks, and only the log says why.
                     key_id = caller_of(self._request).id
                     structlog.get_logger().warning("stream_cut", path=self._request.url.path, key_id=key_id)
-            elif not leaving.done():
+            elif (reason := ending.result() if ending.done() else why_refused(self._request)) is not None:
                 # This ends the stream between two events, as only waiting can be cancelled.
                 await background.stop(writing)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(FAREWELL_S):
-                        await send_part(send, comment(ending.result()), more=False)
+                        await send_part(send, comment(reason), more=False)
         finally:
             await background.stop(writing, leaving, watching)
 

@@ -189,7 +189,7 @@ def _routing_order(path: str) -> tuple[bool, int]:
 
 def _route(operation: Operation, respond: Endpoint) -> Route:
     # Ids of jobs and names of models may contain slashes.
-    path = re.sub(r"\{(job_id|execution_id|model|plan_id|response_id|run_id)\}", r"{\1:path}", operation.path)
+    path = re.sub(r"\{(job_id|execution_id|model|plan_id|response_id|run_id|key)\}", r"{\1:path}", operation.path)
     kind = ProgressRoute if path.endswith(PROGRESS) else Route
     return kind(path, respond, methods=[operation.method])
 
@@ -202,7 +202,7 @@ def _endpoint(
     Each POST is recorded in the audit log, except for signing in and out, whose handlers record it themselves.
     """
     acts = operation.method == "POST"
-    is_audited = acts and operation.tag != "keys"
+    is_audited = acts and operation.tag != "sessions"
 
     async def respond(request: Request) -> Response:
         request_input = await _read_input(operation, request)
@@ -211,7 +211,8 @@ def _endpoint(
         parsed = ApiRequest(request_input, request.path_params, caller_of(request), why, session_of(request))
         try:
             if is_audited:
-                details = request_input.model_dump(mode="json", exclude={"reason", "why"}, exclude_defaults=True)
+                fields = request_input.model_dump(mode="json", exclude={"reason", "why"}, exclude_defaults=True)
+                details = {**parsed.path, **fields}
                 async with audit.action(operation.id, actor_of(parsed.caller), details, why):
                     result = await handler(parsed)
             else:

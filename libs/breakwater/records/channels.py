@@ -5,6 +5,7 @@ from __future__ import annotations
 from breakwater.alerts.contract import Alert
 from breakwater.breakers.contract import BreakerTransition
 from breakwater.identity.contract import AuditEvent
+from breakwater.identity.rules.keys import KeyRecord
 from breakwater.jobs.contract.dead_letters import DismissalNote, ReplayNote
 from breakwater.jobs.contract.execution import AnswerChunks, Attempt, Execution, Progress, Result
 from breakwater.jobs.contract.job import Job
@@ -172,6 +173,15 @@ DISMISSALS = Channel(
     DismissalNote,
     Stream.DLQ,
     "An operator dismissed a dead letter. Internal.",
+    public=False,
+)
+KEYS = Channel(
+    "keys",
+    "bw.keys.{key}",
+    {"key": "The key's id."},
+    KeyRecord,
+    Stream.KEYS,
+    "The state of an API key since its last change. Internal.",
     public=False,
 )
 

@@ -40,6 +40,7 @@ STORED = {
     "bw.dismissed.error.writer.17": b"{}",
     "bw.alerter.leader": b"{}",
     "bw.audit.raise_cap": b"{}",
+    "bw.keys.3f9c01d2a77b": b'{"sha256":"of another"}',
     "bw.alerter.replays.ops.1": b"{}",
 }
 """A message in every stream."""

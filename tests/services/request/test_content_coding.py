@@ -195,7 +195,9 @@ async def test_each_operation_reads_compressed_bodies(limited: HttpApi, subtests
     assert len(taking_bodies) >= 17
     bomb = gzip.compress(b" " * (LIMIT + 100_000), 1)
     for path, responses in taking_bodies:
-        asked = path.format(job_id="j", incident_id="i", dead_letter_id=1, model="m", plan_id="p", response_id="resp_x")
+        asked = path.format(
+            job_id="j", incident_id="i", dead_letter_id=1, model="m", plan_id="p", response_id="resp_x", key="k"
+        )
         for body, coding, status in ((b"{}", "br", 415), (b"{}", "gzip", 400), (bomb, "gzip", 413)):
             with subtests.test(path, coding=coding, status=status):
                 answer = await limited.ask("POST", asked, data=body, headers={"Content-Encoding": coding})

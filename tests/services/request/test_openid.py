@@ -63,6 +63,8 @@ RIGHTS: Mapping[str, set[str]] = {
     **dict.fromkeys(("list_budgets", "reconcile_budgets", "show_costs", "export_costs", "list_queues"), ALL),
     **dict.fromkeys(("list_plans", "show_plan", "list_incidents", "show_incident", "list_undelivered_alerts"), ALL),
     **dict.fromkeys(("list_dead_letters", "show_dead_letter", "list_jobs"), ALL),
+    **dict.fromkeys(("list_keys", "show_api_key"), ALL),
+    **dict.fromkeys(("create_key", "rotate_key", "revoke_key", "expire_key"), ADMIN),
     **dict.fromkeys(("acknowledge_incident", "resolve_incident", "reset_task", "raise_cap"), APPROVE),
     **dict.fromkeys(("isolate_breaker", "reset_breaker", "test_channel", "cancel_job"), OPERATE),
     **dict.fromkeys(("replay_alerts", "replay_dead_letters", "dismiss_dead_letters"), OPERATE),
@@ -112,7 +114,7 @@ async def attacked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncGenerator[HttpApi]:
     """An API of the test's own: what is refused counts for a minute."""
-    monkeypatch.setattr("breakwater.identity.api.FAILURES_A_MINUTE", FAILURES_A_MINUTE)
+    monkeypatch.setattr("breakwater.identity.api.sign_in.FAILURES_A_MINUTE", FAILURES_A_MINUTE)
     async with start_api(config_with(provider, label=request.node.name)) as attacked:
         yield attacked
 
@@ -157,6 +159,7 @@ async def test_each_role_may_do_what_the_table_says_and_nothing_else(api: HttpAp
                 model="writer",
                 execution_id="x",
                 run_id="x",
+                key="k",
                 plan_id="p",
                 response_id="resp_x",
             )
@@ -186,6 +189,7 @@ async def test_a_person_is_shown_by_name_with_roles_and_what_they_do_is_recorded
         "team": None,
         "tags": {},
         "models": [],
+        "expires_at": None,
     }
     body = {"agent": "writer", "model": "m", "reason": "garbled"}
     done = await api.ask("POST", "/api/v1/breakers/isolate", json=body, headers=sent)
@@ -408,7 +412,7 @@ async def test_a_flow_is_good_for_ten_minutes_and_for_this_plane(
         assert (refused.status, refused.code) == (403, "openid_state"), changed
     now = time.time()
     with monkeypatch.context() as later:
-        later.setattr("breakwater.identity.api.time.time", lambda: now + 601)
+        later.setattr("breakwater.identity.api.sign_in.time.time", lambda: now + 601)
         assert (await complete(api, flow, back)).code == "openid_state"
     await redis.client.delete("bw:openid:key")
     assert (await complete(api, flow, back)).code == "openid_state", "begun on another plane"

@@ -48,6 +48,7 @@ async def test_the_api_lets_each_key_do_what_the_document_says_and_nothing_else(
             plan_id="p",
             response_id="resp_x",
             run_id="r",
+            key="k",
         )
         alternatives: list[dict[str, list[KeyScope]]] = operation["security"]
         guarded += bool(alternatives)
@@ -172,6 +173,7 @@ async def test_each_key_is_shown_itself_and_no_other(api: HttpApi) -> None:
             "team": None,
             "tags": {},
             "models": [],
+            "expires_at": None,
             "kind": "key",
             "roles": [],
         }

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -14,9 +15,10 @@ from breakwater.dialects.api.pending_request import LONGEST_REQUEST_S, PendingRe
 from breakwater.dialects.api.response_writer import ResponseWriter, stopping_error
 from breakwater.dialects.api.shared_jobs import SharedJobs
 from breakwater.dialects.api.streams import ChunkInbox, EncodedStream
+from breakwater.identity.auth import why_refused
 from breakwater.jobs.api.intake import FollowedJob, JobIntake
 from breakwater.kernel.http.bodies import release_room
-from breakwater.kernel.http.problems import unavailable
+from breakwater.kernel.http.problems import unauthorized_error, unavailable
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.core import core_subscription
 from breakwater.kernel.nats.errors import BusUnavailableError
@@ -36,6 +38,7 @@ class StreamedRequest:
         self._inbox = ChunkInbox()
         self._resources = AsyncExitStack()
         self._followed: FollowedJob | None = None
+        self._why_refused: Callable[[], str | None] = lambda: None
 
     async def begin(self, request: Request, traceparent: str | None, keepalive_s: float | None) -> bytes | None:
         """Stores the job, and waits until its answer has begun or it is decided, for `keepalive_s` at most.
@@ -57,6 +60,7 @@ class StreamedRequest:
 
     async def _begin(self, request: Request, traceparent: str | None, keepalive_s: float | None) -> bytes | None:
         sent = self._pending.sent
+        self._why_refused = partial(why_refused, request)
         # The subscription comes first, on the same connection, so that no chunk of the job is missed.
         subject = subjects.chunks(sent.job.agent, sent.execution_id)
         chunks = core_subscription(self._connection, subject, self._inbox.put, confirmed=False)
@@ -94,7 +98,9 @@ class StreamedRequest:
 
         def error(failed: dict[str, Any] | None) -> bytes:
             if failed is None:
-                return bytes(error_response(stopping_error(pending.sent.execution_id), pending.path).body)
+                reason = self._why_refused()
+                problem = stopping_error(pending.sent.execution_id) if reason is None else unauthorized_error(reason)
+                return bytes(error_response(problem, pending.path).body)
             return bytes(writer.response(pending, failed).body)
 
         assert self._followed is not None

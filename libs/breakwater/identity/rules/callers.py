@@ -106,11 +106,11 @@ def mint(
     if name.startswith(JWT_PREFIX):
         raise ValueError(f"names that begin with {JWT_PREFIX} are those of JSON Web Tokens; choose another")
     key_id = entropy[:ID_BYTES].hex()
-    secret = urlsafe_b64encode(entropy[ID_BYTES:]).rstrip(b"=").decode()
+    secret = secret_of(entropy[ID_BYTES:])
     record = ApiKey(
         id=key_id,
         name=name,
-        sha256=_digest(secret),
+        sha256=digest_of(secret),
         created_at=at,
         scopes=scopes,
         tenants=tenants,
@@ -147,7 +147,7 @@ def is_token(text: str) -> bool:
 
 def opens(key: ApiKey, secret: str) -> bool:
     """Returns True if the secret is the key's, compared in constant time."""
-    return hmac.compare_digest(key.sha256, _digest(secret))
+    return hmac.compare_digest(key.sha256, digest_of(secret))
 
 
 def is_openai(path: str) -> bool:
@@ -203,7 +203,13 @@ def scopes_for(method: str, path: str, sent: str | None = None) -> tuple[KeyScop
     return ("read", "submit") if progress else ("submit",)
 
 
-def _digest(secret: str) -> str:
+def secret_of(entropy: bytes) -> str:
+    """Returns the secret of a key, as its holder sends it, made of `SECRET_BYTES` random bytes."""
+    return urlsafe_b64encode(entropy).rstrip(b"=").decode()
+
+
+def digest_of(secret: str) -> str:
+    """Returns the digest of a secret, which is what is stored of it."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
@@ -249,6 +255,7 @@ class Caller:
         team: the team of all jobs that the caller submits; None if the caller is not bound to one.
         tags: cost tags of all jobs that the caller submits.
         forwarded: the names that a trusted proxy has set on the request.
+        expires_at: the time at which the caller loses its access; None if the key does not expire.
     """
 
     kind: CallerKind
@@ -264,14 +271,15 @@ class Caller:
     tags: Mapping[str, str] = field(default_factory=dict[str, str])
     models: tuple[str, ...] = ()
     forwarded: Attribution = NOBODY
+    expires_at: datetime | None = None
 
     def may(self, needed: Collection[KeyScope]) -> bool:
         """Returns True if the caller has at least one of the scopes."""
         return any(scope in needed for scope in self.scopes)
 
 
-def holder_of_key(key: ApiKey) -> Caller:
-    """Returns the caller that a key belongs to."""
+def holder_of_key(key: ApiKey, expires_at: datetime | None = None) -> Caller:
+    """Returns the caller that a key belongs to, whose access may end at a time."""
     return Caller(
         "key",
         key.id,
@@ -284,6 +292,7 @@ def holder_of_key(key: ApiKey) -> Caller:
         team=key.team,
         tags=key.tags,
         models=key.models,
+        expires_at=expires_at,
     )
 
 

@@ -190,7 +190,10 @@ class Lookup:
     async def facts(self, stream: Stream) -> Facts:
         """The state of a stream now."""
         with translated_errors(stream):
-            info = await self._jetstream.stream_info(stream.value)
+            try:
+                info = await self._jetstream.stream_info(stream.value)
+            except NotFoundError as error:
+                raise _no_stream(stream) from error
         identity = format(info.created.timestamp(), ".6f") if info.created else "unknown"
         created = info.created or datetime.fromtimestamp(0, UTC)
         state = info.state

@@ -39,9 +39,11 @@ from breakwater.kernel.nats import subjects, topology
 from breakwater.kernel.nats.subjects import (
     AGENTS,
     AGENTS_BY_USER,
+    API_KEYS,
     CANCELS,
     CANCELS_BY_USER,
     CHANNEL_TESTS,
+    KEY_CHANGES,
     PROGRAM,
     REPLIES,
     WORKERS,
@@ -215,10 +217,16 @@ GRANTS = (
             *_progress(f"EVENTS.{topology.ALERTER_EVENTS}", f"EVENTS.{topology.ALERTER_EXECUTIONS}"),
             *_progress(f"DLQ.{topology.ALERTER_DEAD_LETTERS}", f"ALERTER.{topology.ALERTER_REPLAYS}"),
             *_progress("AUDIT.sink-audit"),
+            # API keys, with the last change as the leader knows it: the replica that answers a direct get may lag.
+            API_KEYS,
+            *_facts(Stream.KEYS),
+            *reads(Stream.KEYS),
+            f"$JS.API.STREAM.MSG.GET.{Stream.KEYS}",
             HEALTH,
         ),
-        sends=(*_below("cancel-requests"), CHANNEL_TESTS),
-        subscribe=_below("results", "progress", "chunks"),
+        # The last, to the other processes of this service.
+        sends=(*_below("cancel-requests"), CHANNEL_TESTS, KEY_CHANGES),
+        subscribe=(*_below("results", "progress", "chunks"), KEY_CHANGES),
         serves=(CANCELS, CANCELS_BY_USER, AGENTS, AGENTS_BY_USER),
     ),
     Grant(
@@ -327,7 +335,7 @@ GRANTS = (
             *(f"$JS.API.STREAM.{call}" for call in ("INFO.>", "LIST", "NAMES", "CREATE.>", "UPDATE.>")),
             *(f"$JS.API.CONSUMER.{call}.>" for call in ("INFO", "LIST", "NAMES", "CREATE", "DURABLE.CREATE")),
             # Jobs that were dead letters; the alert that another config is effective.
-            *reads(*Stream),
+            *reads(*(stream for stream in Stream if stream is not Stream.KEYS)),
             "bw.jobs.*",
             *_below("alerts"),
             HEALTH,

@@ -94,6 +94,7 @@ class Publisher:
         after: int | None = None,
         traceparent: str | None = None,
         private: bool = False,
+        removed_in_s: int | None = None,
     ) -> PublishAck:
         """Publishes an event with its CloudEvents attributes.
 
@@ -106,6 +107,7 @@ class Publisher:
             after: the stream's last sequence that the writer knows; the event is refused if there is a later one.
             traceparent: the job's W3C trace context.
             private: the texts of a result or a dead letter must not be stored in plain.
+            removed_in_s: the server removes the message after this time; None to leave that to the stream.
 
         Raises:
             AlreadyDecidedError: with `once`, the subject has a message; with `after`, there is a later message.
@@ -132,6 +134,8 @@ class Publisher:
             headers[Header.EXPECTED_LAST_SUBJECT_SEQUENCE] = "0"
         else:
             headers[Header.MSG_ID] = id
+        if removed_in_s is not None:
+            headers[Header.TTL] = str(removed_in_s)
         payload = event.json_bytes()
         if len(payload) > HEADERS_BYTES and event.is_sent_to_programs:
             # It is also sent to the waiting program, uncompressed even if its stream compresses it.

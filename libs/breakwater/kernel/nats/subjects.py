@@ -40,6 +40,7 @@ class Stream(StrEnum):
     ADVISORIES = "ADVISORIES"
     ALERTER = "ALERTER"
     AUDIT = "AUDIT"
+    KEYS = "KEYS"
     BODIES = "OBJ_bodies"
     """The stream of the object store `bodies`."""
 
@@ -186,6 +187,14 @@ alert: Callable[[str], str] = partial(_subject, "alerts")
 
 audit: Callable[[str], str] = partial(_subject, "audit")
 """The subject of actions of people (AUDIT)."""
+
+api_key: Callable[[str], str] = partial(_subject, "keys")
+"""The subject of an API key, by its id; its newest message is the key's state (KEYS). Internal."""
+
+API_KEYS = "bw.keys.*"
+
+KEY_CHANGES = "bw.key-changes"
+"""The subject of the notice that a key was changed: the change's sequence in KEYS; core NATS, not stored. Internal."""
 
 ALERTER_LEADER = "bw.alerter.leader"
 """The lease of the alerter that notifies people (ALERTER). Internal, as all of ALERTER."""

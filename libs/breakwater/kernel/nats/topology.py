@@ -178,6 +178,15 @@ def streams(plan: Plan, *, replicas: int = 1) -> tuple[StreamConfig, ...]:
             max_bytes=AUDIT_MAX_BYTES,
             duplicate_window=DUPLICATE_WINDOW_S,
         ),
+        # No age limit: a key is valid until it is revoked or expires, and a month later its message removes itself.
+        stream(
+            Stream.KEYS,
+            [subjects.API_KEYS],
+            0,
+            max_msgs_per_subject=1,
+            duplicate_window=DUPLICATE_WINDOW_S,
+            allow_msg_ttl=True,
+        ),
         # No age limit: a job may wait for long. `Leftovers` removes what no job and no dead letter has.
         stream(
             Stream.BODIES,

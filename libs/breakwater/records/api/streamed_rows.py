@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from breakwater.identity.auth import caller_of, wait_until_refused
+from breakwater.identity.auth import caller_of, wait_until_refused, why_refused
 from breakwater.identity.event_stream import FAREWELL_S, KEY_LOOK_S, Ending, OpenStreams, Sender, end, send_part
 from breakwater.kernel.clickhouse.errors import AnalyticsUnavailableError, QueryError
 from breakwater.kernel.http.problems import RequestError, not_read, unavailable
@@ -78,9 +78,9 @@ class StreamedRows(Response):
                 await asyncio.wait([sending, leaving, ending], return_when=asyncio.FIRST_COMPLETED)
                 if sending.done():
                     sending.result()
-                elif ending.done():
+                elif (reason := ending.result() if ending.done() else why_refused(self._request)) is not None:
                     await background.stop(sending)
-                    raise unavailable("stopped", f"the statement was stopped: {ending.result()}")
+                    raise unavailable("stopped", f"the statement was stopped: {reason}")
             except RequestError as problem:
                 if not self._begun:
                     raise

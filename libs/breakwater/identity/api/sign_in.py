@@ -74,7 +74,7 @@ class SessionRoutes:
     @operation(
         "GET",
         "/api/v1/key",
-        tag="keys",
+        tag="sessions",
         summary="The API key of this request, and what it may be used for",
         description="For programs that sign people in by their key. With a session's token, whose session it is.",
         result="The key or the person.",
@@ -86,7 +86,7 @@ class SessionRoutes:
     @operation(
         "POST",
         "/api/v1/sessions",
-        tag="keys",
+        tag="sessions",
         summary="Begin a session",
         description="For programs that sign people in, such as the console: a session's token has the rights of the "
         "key, and may be kept where the key may not. It lasts for twelve hours, until it is ended, or until the key is "
@@ -107,7 +107,7 @@ class SessionRoutes:
     @operation(
         "POST",
         "/api/v1/sessions/end",
-        tag="keys",
+        tag="sessions",
         summary="End the session whose token the request is sent with",
         result="The session has ended everywhere.",
         errors={409: "It was sent with an API key (`not_a_session`).", 503: REDIS_UNAVAILABLE},

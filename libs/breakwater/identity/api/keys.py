@@ -1,0 +1,345 @@
+"""`/api/v1/keys`: the API keys that the plane keeps, and those of the file, which are only listed."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from pydantic import ValidationError
+
+from breakwater.config import Config
+from breakwater.identity.api_keys import KeyRing
+from breakwater.identity.contract import (
+    CreateKeyRequest,
+    ExpireKeyRequest,
+    KeyList,
+    KeyQuery,
+    ListedKey,
+    NewKey,
+    RevokeKeyRequest,
+    RotateKeyRequest,
+)
+from breakwater.identity.key_log import KeyLog, PlaneKey
+from breakwater.identity.operations import NATS_UNAVAILABLE, ApiRequest, operation, utc_now
+from breakwater.identity.rules.callers import ENTROPY_BYTES, SECRET_BYTES, ApiKey, mint
+from breakwater.identity.rules.keys import ENDED_KEPT, KeyRecord, KeyRefusedError, check_creation, grant_objection
+from breakwater.kernel.http.parsing import suggestion
+from breakwater.kernel.http.problems import RequestError, unavailable
+from breakwater.kernel.types import Message
+from breakwater.kernel.validation import FieldError
+
+_UNKNOWN = "There is no such key (`unknown_key`)."
+_CONFLICT = (
+    "The key was revoked (`key_revoked`), has expired (`key_expired`), is one of the file (`key_from_file`), was "
+    "changed by another caller at this moment (`key_changed`), or several keys have the name (`ambiguous_key`)."
+)
+_NOT_OWN = "The caller lacks the scope, or a right of the key (`forbidden`)."
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRoutes:
+    """The API keys."""
+
+    config: Config
+    ring: KeyRing
+
+    @operation(
+        "GET",
+        "/api/v1/keys",
+        tag="keys",
+        summary="API keys, without their secrets",
+        result="A page of them.",
+        errors={404: "There is no key with the id `after` (`unknown_key`)."},
+    )
+    async def list_keys(self, request: ApiRequest[KeyQuery]) -> KeyList:
+        """Lists the keys of the file, then the plane's own, each by the time of creation."""
+        query = request.input
+        now = utc_now()
+        plane_keys = self._log.keys.values()
+        earliest_end = (now - ENDED_KEPT if query.ended else now).timestamp()
+        in_order = [
+            *sorted(self.ring.of_file, key=lambda key: (key.created_at, key.id)),
+            *sorted(
+                (key for key in plane_keys if key.is_active(earliest_end)),
+                key=lambda key: (key.created_at, key.holder.id),
+            ),
+        ]
+        begin = 0
+        if query.after is not None:
+            ids = [key.id if isinstance(key, ApiKey) else key.holder.id for key in in_order]
+            if query.after not in ids:
+                raise _unknown(query.after)
+            begin = ids.index(query.after) + 1
+        page = in_order[begin : begin + query.limit]
+        keys = tuple(_listed(key, now) for key in page)
+        return KeyList(keys=keys, continue_after=keys[-1].id if begin + len(page) < len(in_order) else None)
+
+    @operation(
+        "GET",
+        "/api/v1/keys/{key}",
+        tag="keys",
+        summary="One API key, by its id or name",
+        result="The key, without its secret.",
+        errors={404: _UNKNOWN, 409: "Several keys have the name (`ambiguous_key`)."},
+    )
+    async def show_api_key(self, request: ApiRequest[Message]) -> ListedKey:
+        """Shows one key."""
+        return _listed(self._find(request.path["key"]), utc_now())
+
+    @operation(
+        "POST",
+        "/api/v1/keys",
+        tag="keys",
+        summary="Create an API key",
+        description="The caller can give it only rights of its own. It is valid in every process immediately.",
+        result="The key, with its secret.",
+        errors={
+            409: "Another key has the name (`key_exists`), or there are 10,000 keys (`too_many_keys`).",
+            422: "The body is invalid (`invalid_request`): no scope or an unknown one, tenants, agents or models with "
+            "another scope than `submit`, an agent or a model that the config does not know, or an end that is over.",
+            503: f"{NATS_UNAVAILABLE} If it did not answer, the key may exist: rotating it gives a secret.",
+        },
+    )
+    async def create_key(self, request: ApiRequest[CreateKeyRequest]) -> NewKey:
+        """Creates a key."""
+        new_key = request.input
+        now = utc_now()
+        self._check(new_key, now)
+        try:
+            text, key = mint(
+                new_key.name,
+                entropy=secrets.token_bytes(ENTROPY_BYTES),
+                at=now,
+                scopes=new_key.scopes,
+                tenants=new_key.tenants,
+                agents=new_key.agents,
+                models=new_key.models,
+                user=new_key.user,
+                team=new_key.team,
+                tags=new_key.tags,
+            )
+        except ValidationError as error:
+            message = str(error.errors(include_url=False)[0]["msg"]).removeprefix("Value error, ")
+            raise _invalid("scopes", message) from None
+        _check_grant(request, key, new_key.expires_at)
+        record = KeyRecord(
+            key=key, expires_at=new_key.expires_at, change="created", by=request.by, reason=request.why or None, at=now
+        )
+
+        def decide() -> KeyRecord:
+            in_file = {key.name for key in self.ring.of_file}
+            at = now.timestamp()
+            active = {key.holder.name for key in self._log.keys.values() if key.is_active(at)}
+            check_creation(key.name, active | in_file)
+            return record
+
+        with _refusals():
+            await self._log.change(decide)
+        request.log("key_created", key=key.name, id=key.id)
+        return _new(record, text, now)
+
+    @operation(
+        "POST",
+        "/api/v1/keys/{key}/rotate",
+        tag="keys",
+        summary="Give an API key a new secret",
+        description="The old one stays valid for `grace_s`. The caller needs all rights of the key.",
+        result="The key, with its new secret.",
+        errors={403: _NOT_OWN, 404: _UNKNOWN, 409: _CONFLICT, 503: NATS_UNAVAILABLE},
+    )
+    async def rotate_key(self, request: ApiRequest[RotateKeyRequest]) -> NewKey:
+        """Rotates the secret of a key."""
+        key_id = self._changeable(request.path["key"])
+        entropy = secrets.token_bytes(SECRET_BYTES)
+        grace = timedelta(seconds=request.input.grace_s)
+        texts: list[str] = []
+
+        def decide() -> KeyRecord:
+            before = self._log.keys[key_id].record
+            _check_grant(request, before.key, before.expires_at)
+            text, record = before.rotate(entropy, grace, by=request.by, reason=request.why or None, at=utc_now())
+            texts[:] = [text]
+            return record
+
+        with _refusals():
+            record = await self._log.change(decide, key_id)
+        request.log("key_rotated", key=record.key.name, id=key_id, grace_s=request.input.grace_s)
+        return _new(record, texts[0], record.at)
+
+    @operation(
+        "POST",
+        "/api/v1/keys/{key}/revoke",
+        tag="keys",
+        summary="Revoke an API key",
+        description="It is refused in every process immediately, and what waits or is streamed for it ends. Jobs that "
+        "were accepted go on. A key may revoke itself. Revoking an ended key changes nothing.",
+        result="The key.",
+        errors={404: _UNKNOWN, 409: _CONFLICT, 503: NATS_UNAVAILABLE},
+    )
+    async def revoke_key(self, request: ApiRequest[RevokeKeyRequest]) -> ListedKey:
+        """Revokes a key."""
+        key_id = self._changeable(request.path["key"])
+
+        def decide() -> KeyRecord:
+            return self._log.keys[key_id].record.revoke(by=request.by, reason=request.why or None, at=utc_now())
+
+        try:
+            record = await self._log.change(decide, key_id)
+        except KeyRefusedError as refused:
+            if refused.code == "key_changed":
+                raise _conflict(refused) from None
+            # It has ended already, which is what the caller wants.
+            return _listed(self._log.keys[key_id], utc_now())
+        request.log("key_revoked", key=record.key.name, id=key_id)
+        return _listed_record(record, utc_now())
+
+    @operation(
+        "POST",
+        "/api/v1/keys/{key}/expire",
+        tag="keys",
+        summary="Set the time at which an API key ends",
+        description="A time that is over revokes the key. To end it later than it would, the caller needs all rights "
+        "of the key.",
+        result="The key.",
+        errors={403: _NOT_OWN, 404: _UNKNOWN, 409: _CONFLICT, 503: NATS_UNAVAILABLE},
+    )
+    async def expire_key(self, request: ApiRequest[ExpireKeyRequest]) -> ListedKey:
+        """Changes the time at which a key ends."""
+        key_id = self._changeable(request.path["key"])
+        ends_at = None if request.input.at == "never" else request.input.at
+
+        def decide() -> KeyRecord:
+            before = self._log.keys[key_id].record
+            is_later = before.expires_at is not None and (ends_at is None or ends_at > before.expires_at)
+            if is_later:
+                _check_grant(request, before.key, ends_at)
+            return before.expire(ends_at, by=request.by, reason=request.why or None, at=utc_now())
+
+        with _refusals():
+            record = await self._log.change(decide, key_id)
+        request.log("key_expires", key=record.key.name, id=key_id, at=record.ends_at)
+        return _listed_record(record, utc_now())
+
+    @property
+    def _log(self) -> KeyLog:
+        assert self.ring.log is not None
+        if not self.ring.is_filled:
+            raise unavailable("unavailable", "the API keys can't be read yet; retry")
+        return self.ring.log
+
+    def _check(self, new_key: CreateKeyRequest, now: datetime) -> None:
+        """Raises RequestError: 422, the config does not know an agent or a model, or the key would have ended."""
+        if new_key.expires_at is not None and new_key.expires_at <= now:
+            raise _invalid("expires_at", "is over; leave it out, or choose a later time")
+        for field, names in (("tenants", new_key.tenants), ("agents", new_key.agents), ("models", new_key.models)):
+            if any("*" in name for name in names):
+                raise _invalid(field, "names have no wildcards; leave it out to allow any")
+        agents = self.config.agents
+        for name in new_key.agents:
+            if name not in agents:
+                raise _invalid("agents", f"no agent {name!r} is configured{suggestion(name, agents)}")
+        usable = [agent for name, agent in agents.items() if not new_key.agents or name in new_key.agents]
+        permitted_models = {model for agent in usable for model in (*agent.chain, *agent.allowed_models)}
+        for model in new_key.models:
+            if "*" not in permitted_models and model not in permitted_models:
+                raise _invalid("models", f"no agent of the key allows {model!r}{suggestion(model, permitted_models)}")
+
+    def _find(self, id_or_name: str) -> ApiKey | PlaneKey:
+        """Returns a key: by its id, or by its name if only one has it. Of the plane's, one that has not ended is meant.
+
+        Raises RequestError: 404 or 409.
+        """
+        log = self._log
+        in_file = self.ring.of_file
+        if (plane_key := log.keys.get(id_or_name)) is not None:
+            return plane_key
+        now = utc_now().timestamp()
+        of_name = [key for key in log.keys.values() if key.holder.name == id_or_name]
+        matches: list[ApiKey | PlaneKey] = [key for key in in_file if key.id == id_or_name]
+        matches = matches or [
+            *(key for key in in_file if key.name == id_or_name),
+            *([key for key in of_name if key.is_active(now)] or of_name),
+        ]
+        if not matches:
+            raise _unknown(id_or_name)
+        if len(matches) > 1:
+            ids = ", ".join(key.id if isinstance(key, ApiKey) else key.holder.id for key in matches)
+            message = f"{len(matches)} keys are named {id_or_name!r}; use one of the ids: {ids}"
+            raise RequestError(409, "ambiguous_key", message)
+        return matches[0]
+
+    def _changeable(self, id_or_name: str) -> str:
+        """Returns the id of a key of the plane. Raises RequestError: as `_find`, or it is a key of the file."""
+        key = self._find(id_or_name)
+        if isinstance(key, PlaneKey):
+            return key.holder.id
+        message = (
+            f"the key {key.name!r} is in the file of `request` (BREAKWATER_API_KEYS_FILE), which the API does not "
+            f"change: use `breakwater keys revoke {key.id} --file FILE` where the file is made"
+        )
+        raise RequestError(409, "key_from_file", message)
+
+
+def _check_grant(request: ApiRequest[Any], key: ApiKey, expires_at: datetime | None) -> None:
+    if (objection := grant_objection(request.caller, key, expires_at)) is not None:
+        raise RequestError(403, "forbidden", objection)
+
+
+@contextmanager
+def _refusals() -> Generator[None]:
+    """Turns the refusal of a change into 409."""
+    try:
+        yield
+    except KeyRefusedError as refused:
+        raise _conflict(refused) from None
+
+
+def _conflict(refused: KeyRefusedError) -> RequestError:
+    return RequestError(409, refused.code, str(refused))
+
+
+def _listed(key: ApiKey | PlaneKey, now: datetime) -> ListedKey:
+    if isinstance(key, PlaneKey):
+        return _listed_record(key.record, now)
+    return ListedKey(source="file", state="active", **_rights(key))
+
+
+def _listed_record(record: KeyRecord, now: datetime) -> ListedKey:
+    return ListedKey(**_fields(record, now))
+
+
+def _new(record: KeyRecord, text: str, now: datetime) -> NewKey:
+    return NewKey(key=text, **_fields(record, now))
+
+
+def _fields(record: KeyRecord, now: datetime) -> dict[str, Any]:
+    old = record.old_secret
+    return {
+        **_rights(record.key),
+        "source": "plane",
+        "state": record.state(now),
+        "expires_at": record.expires_at,
+        "revoked_at": record.revoked_at,
+        "old_secret_until": None if old is None or old.valid_until <= now else old.valid_until,
+        "change": record.change,
+        "changed_by": record.by,
+        "changed_at": record.at,
+        "reason": record.reason,
+    }
+
+
+def _rights(key: ApiKey) -> dict[str, Any]:
+    return key.model_dump(exclude={"sha256"})
+
+
+def _unknown(id_or_name: str) -> RequestError:
+    message = f"there is no API key {id_or_name!r}; `breakwater keys list` lists them"
+    return RequestError(404, "unknown_key", message)
+
+
+def _invalid(field: str, message: str) -> RequestError:
+    return RequestError(422, "invalid_request", f"{field}: {message}", [FieldError(path=field, message=message)])

@@ -1,0 +1,305 @@
+"""`/api/v1/keys`: keys that the plane keeps, made, rotated, revoked and ended by the API, in every process at once."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from breakwater.config import parse_config
+from breakwater.identity.api_keys import create_key
+from breakwater.jobs.contract.execution import AnswerChunks
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.delivery import name_in
+from breakwater.kernel.nats.lookup import Lookup
+from breakwater.kernel.nats.subjects import Header, Stream
+from breakwater.kernel.types import format_time
+from tests.helpers import until
+from tests.server_sources import RunningServer
+from tests.services.request.conftest import (
+    GOVERNED,
+    Answer,
+    HttpApi,
+    lose_nats,
+    running,
+    settings_for,
+    until_ready,
+)
+
+ASK = {"agent": "writer", "prompt": "x"}
+
+
+def header(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+def ends_in(seconds: float) -> str:
+    return format_time(datetime.now(UTC) + timedelta(seconds=seconds))
+
+
+async def create(api: HttpApi, name: str, **fields: Any) -> dict[str, Any]:
+    created = await api.act("keys", name=name, **fields)
+    assert created.status == 200, created.body
+    return created.json
+
+
+async def status_of(api: HttpApi, key: str) -> int:
+    return (await api.ask("GET", "/api/v1/key", headers=header(key))).status
+
+
+@asynccontextmanager
+async def second_process(api: HttpApi, directory: Path) -> AsyncGenerator[HttpApi]:
+    """Another HTTP API of the same plane, with a file of its own."""
+    urls = (api.settings.nats_url.get_secret_value(), api.settings.redis_url.get_secret_value())
+    settings = settings_for(*urls, directory)
+    async with running(settings, parse_config(GOVERNED), create_key(settings.api_keys_file, "second")) as second:
+        yield second
+
+
+async def test_a_key_is_made_listed_rotated_expired_and_revoked_by_the_api_and_each_change_is_recorded(
+    governed: HttpApi,
+) -> None:
+    created = await create(
+        governed,
+        "acme/bot",
+        agents=["writer"],
+        models=["m"],
+        user="ada",
+        team="search",
+        tags={"p": "x"},
+        reason="pilot",
+    )
+    key, key_id = created.pop("key"), created["id"]
+    assert key.startswith(f"bw_{key_id}_")
+    assert (created["source"], created["state"], created["scopes"]) == ("plane", "active", ["submit"])
+    shown = await governed.ask("GET", "/api/v1/key", headers=header(key))
+    assert [shown.json[name] for name in ("agents", "models", "user", "team", "tags")] == [
+        ["writer"],
+        ["m"],
+        "ada",
+        "search",
+        {"p": "x"},
+    ]
+    for path in (key_id, "acme%2Fbot", "acme/bot"):
+        assert (await governed.ask("GET", f"/api/v1/keys/{path}")).json == created
+    in_file, listed = (await governed.ask("GET", "/api/v1/keys")).json["keys"]
+    assert (in_file["name"], in_file["source"], listed) == ("tests", "file", created)
+
+    rotated = (await governed.act("keys/acme%2Fbot/rotate", reason="yearly")).json
+    assert (rotated["id"], rotated["change"], rotated["reason"]) == (key_id, "rotated", "yearly")
+    assert [await status_of(governed, text) for text in (key, rotated["key"])] == [200, 200]
+    at_once = (await governed.act(f"keys/{key_id}/rotate", grace_s=0)).json
+    assert [await status_of(governed, text) for text in (key, rotated["key"], at_once["key"])] == [401, 401, 200]
+    refused = await governed.ask("GET", "/api/v1/key", headers=header(rotated["key"]))
+    assert refused.message == "the secret of this API key was replaced; use its new one"
+
+    ending = (await governed.act(f"keys/{key_id}/expire", at=ends_in(3600))).json
+    assert (ending["state"], ending["change"], ending["expires_at"] is None) == ("active", "expiry_changed", False)
+    assert (await governed.act(f"keys/{key_id}/expire", at="never")).json["expires_at"] is None
+    revoked = (await governed.act(f"keys/{key_id}/revoke", reason="leaked")).json
+    assert (revoked["state"], revoked["changed_by"], revoked["reason"]) == ("revoked", "tests", "leaked")
+    assert (await governed.act(f"keys/{key_id}/revoke")).json == revoked
+    refused = await governed.ask("GET", "/api/v1/key", headers=header(at_once["key"]))
+    assert (refused.status, refused.message) == (401, "this API key was revoked")
+    assert [key["name"] for key in (await governed.ask("GET", "/api/v1/keys")).json["keys"]] == ["tests"]
+    every = (await governed.ask("GET", "/api/v1/keys?ended=true&limit=1")).json
+    rest = (await governed.ask("GET", f"/api/v1/keys?ended=true&after={every['continue_after']}")).json
+    assert ([key["name"] for key in rest["keys"]], rest["continue_after"]) == (["acme/bot"], None)
+
+    audit = [event for event in await governed.audit() if event["outcome"] == "done"]
+    assert [event["action"] for event in audit] == [
+        *("create_key", "rotate_key", "rotate_key", "expire_key", "expire_key", "revoke_key", "revoke_key")
+    ]
+    assert audit[0]["details"] | {"name": "acme/bot", "agents": ["writer"]} == audit[0]["details"]
+    assert (audit[5]["details"], audit[5]["reason"], audit[5]["by"]) == ({"key": key_id}, "leaked", "tests")
+    stored = await governed.bus.jetstream().stream_info(Stream.KEYS.value)
+    assert stored.state.messages == 1
+    text = b"".join([message.data async for message in Lookup(lambda: governed.bus).scan(Stream.KEYS, "bw.keys.*")])
+    assert not [secret for secret in (key, rotated["key"], at_once["key"]) if secret.split("_", 2)[2].encode() in text]
+
+
+async def test_bad_input_is_refused_in_words_and_changes_nothing(governed: HttpApi, subtests: pytest.Subtests) -> None:
+    taken = await create(governed, "taken")
+    ended = await create(governed, "ended")
+    await governed.act("keys/ended/revoke")
+    file_id = (await governed.ask("GET", "/api/v1/key")).json["id"]
+    rows: list[tuple[str, dict[str, Any], int, str, str]] = [
+        ("keys", {"name": "x", "scopes": ["root"]}, 422, "invalid_request", "scopes"),
+        ("keys", {"name": "x", "scopes": []}, 422, "invalid_request", "scopes"),
+        ("keys", {"name": "x\n"}, 422, "invalid_request", "name"),
+        ("keys", {"name": "n" * 129}, 422, "invalid_request", "name"),
+        ("keys", {}, 422, "invalid_request", "name"),
+        ("keys", {"name": "x", "expires_at": ends_in(-1)}, 422, "invalid_request", "is over"),
+        ("keys", {"name": "x", "expires_at": "tomorrow"}, 422, "invalid_request", "expires_at"),
+        ("keys", {"name": "x", "agents": ["wrter"]}, 422, "invalid_request", "did you mean 'writer'"),
+        ("keys", {"name": "x", "models": ["gpt"]}, 422, "invalid_request", "no agent of the key allows 'gpt'"),
+        ("keys", {"name": "x", "tenants": ["*"]}, 422, "invalid_request", "no wildcards"),
+        ("keys", {"name": "x", "models": ["m"], "scopes": ["read"]}, 422, "invalid_request", "submit alone"),
+        ("keys", {"name": "taken"}, 409, "key_exists", "another key is named 'taken'"),
+        ("keys", {"name": "tests"}, 409, "key_exists", "another key is named 'tests'"),
+        ("keys", {"name": "program-x"}, 403, "forbidden", "NATS users"),
+        ("keys/nobody/rotate", {}, 404, "unknown_key", "no API key 'nobody'"),
+        ("keys/ended/rotate", {}, 409, "key_revoked", "was revoked"),
+        ("keys/ended/expire", {"at": "never"}, 409, "key_revoked", "was revoked"),
+        ("keys/taken/rotate", {"grace_s": -1}, 422, "invalid_request", "grace_s"),
+        ("keys/taken/expire", {}, 422, "invalid_request", "at"),
+        ("keys/tests/revoke", {}, 409, "key_from_file", "BREAKWATER_API_KEYS_FILE"),
+        (f"keys/{file_id}/rotate", {}, 409, "key_from_file", "BREAKWATER_API_KEYS_FILE"),
+    ]
+    before = (await governed.ask("GET", "/api/v1/keys?ended=true")).json
+    for path, body, status, code, words in rows:
+        with subtests.test(f"{path} {body}"):
+            answer = await governed.act(path, **body)
+            assert (answer.status, answer.code) == (status, code), answer.body
+            assert words in answer.body.decode()
+    assert (await governed.ask("GET", "/api/v1/keys?ended=true")).json == before
+    assert await status_of(governed, taken["key"]) == 200
+    assert (await create(governed, "ended"))["id"] != ended["id"]
+
+
+async def test_a_caller_gives_only_rights_that_it_has(governed: HttpApi) -> None:
+    maker = await create(governed, "maker", scopes=["submit", "limits"], expires_at=ends_in(3600))
+    strong = await create(governed, "strong", scopes=["submit", "operate"])
+    headers = header(maker["key"])
+
+    async def act(path: str, **body: Any) -> Answer:
+        return await governed.ask("POST", f"/api/v1/{path}", json=body, headers=headers)
+
+    for path, body, words in (
+        ("keys", {"name": "x", "scopes": ["operate"]}, "lacks the scope operate"),
+        ("keys", {"name": "x"}, "must not outlive it"),
+        ("keys/strong/rotate", {}, "lacks the scope operate"),
+        ("keys/maker/expire", {"at": "never"}, "must not outlive it"),
+    ):
+        refused = await act(path, **body)
+        assert (refused.status, refused.code) == (403, "forbidden")
+        assert words in refused.message
+    assert (await act("keys", name="x", expires_at=ends_in(60))).status == 200
+    assert (await act("keys/strong/revoke")).status == 200
+    assert await status_of(governed, strong["key"]) == 401
+    own = await act("keys/maker/revoke")
+    assert (own.status, own.json["state"]) == (200, "revoked")
+    assert await status_of(governed, maker["key"]) == 401
+
+
+async def test_a_change_is_in_force_in_every_process_at_once_and_survives_their_restart(
+    governed: HttpApi, tmp_path: Path
+) -> None:
+    async with second_process(governed, tmp_path) as second:
+        delays: list[float] = []
+
+        async def seen(key: str, status: int) -> None:
+            began = time.monotonic()
+            while await status_of(second, key) != status:
+                await asyncio.sleep(0.001)
+            delays.append(time.monotonic() - began)
+
+        keys = [(await create(governed, f"key {number}"))["key"] for number in range(5)]
+        for key in keys:
+            await seen(key, 200)
+            await governed.act(f"keys/{key.split('_')[1]}/revoke")
+            await seen(key, 401)
+        assert sorted(delays)[len(delays) // 2] < 0.1
+        await create(second, "of the second")
+        last = (await create(governed, "last"))["key"]
+    async with second_process(governed, tmp_path) as again:
+        assert [await status_of(again, key) for key in (last, keys[0])] == [200, 401]
+
+
+async def test_two_who_change_one_key_at_once_are_told_and_a_name_has_one_key(
+    governed: HttpApi, tmp_path: Path
+) -> None:
+    async with second_process(governed, tmp_path) as second:
+        created = await asyncio.gather(
+            *(api.act("keys", name=f"twin {number}") for number in range(5) for api in (governed, second))
+        )
+        assert sorted(answer.status for answer in created) == [200] * 5 + [409] * 5
+        rotated = await asyncio.gather(*(api.act("keys/twin%200/rotate", grace_s=0) for api in (governed, second)))
+        assert sorted(answer.status for answer in rotated) in ([200, 200], [200, 409])
+        for answer in rotated:
+            if answer.status == 409:
+                assert (answer.code, "at this moment" in answer.message) == ("key_changed", True)
+        newest = max((answer.json for answer in rotated if answer.status == 200), key=lambda key: key["changed_at"])
+        await until(lambda: _valid_everywhere(newest["key"], governed, second), "the newest secret")
+
+
+async def _valid_everywhere(key: str, *apis: HttpApi) -> bool:
+    return all([await status_of(api, key) == 200 for api in apis])
+
+
+async def test_what_waits_or_is_streamed_for_a_key_ends_when_it_is_revoked_or_expires(governed: HttpApi) -> None:
+    chat = {"model": "writer", "messages": [{"role": "user", "content": "x"}], "max_tokens": 9}
+    requests: list[tuple[str, str, Any]] = [
+        ("POST", "/api/v1/jobs?wait_s=300", ASK),
+        ("POST", "/v1/chat/completions", chat),
+        ("POST", "/v1/chat/completions", chat | {"stream": True}),
+        ("POST", "/v1/messages", chat),
+        ("POST", "/v1/messages", chat | {"stream": True}),
+        ("GET", "/api/v1/events", None),
+    ]
+
+    async def ask(method: str, path: str, body: Any, key: str) -> tuple[int, str]:
+        async with governed.http.request(method, governed.url + path, json=body, headers=header(key)) as response:
+            begun.append(path)
+            return response.status, await response.text()
+
+    for words, end in (("was revoked", {}), ("expired at", {"at": 2})):
+        begun: list[str] = []
+        created = await create(governed, words, scopes=["submit", "read"])
+        queued = await governed.queued() + 5
+        # The last job is the one whose answer has begun.
+        asking = [asyncio.create_task(ask(*request, created["key"])) for request in requests]
+        await until(lambda queued=queued: _is(governed.queued, queued), "the jobs")
+        streamed = asyncio.create_task(ask("POST", "/v1/chat/completions", chat | {"stream": True}, created["key"]))
+        await until(lambda queued=queued: _is(governed.queued, queued + 1), "the job of the stream")
+        await _begin_answer(governed)
+        await until(lambda begun=begun: sorted(begun) == ["/api/v1/events", "/v1/chat/completions"], "the streams")
+        action = {name: ends_in(seconds) for name, seconds in end.items()}
+        assert (await governed.act(f"keys/{created['id']}/{'expire' if end else 'revoke'}", **action)).status == 200
+        began = time.monotonic()
+        answers = await asyncio.gather(*asking)
+        status, text = await streamed
+        assert time.monotonic() - began < 10, "no wait goes on for its own time"
+        assert [status for status, _ in answers] == [401] * 5 + [200]
+        assert [text for _, text in answers if f"this API key {words}" not in text] == []
+        assert (status, f'"message":"this API key {words}' in text) == (200, True)
+    async with governed.http.get(f"{governed.url}/api/v1/key") as response:
+        assert response.status == 200, "another key has lost nothing"
+
+
+async def _is(count: Callable[[], Awaitable[int]], expected: int) -> bool:
+    return await count() == expected
+
+
+async def _begin_answer(api: HttpApi) -> None:
+    """Publishes the first chunk of the newest job, as a worker does."""
+    job = await api.last_job()
+    execution_id = name_in(job.headers or {}, Header.EXECUTION_ID) or json.loads(job.data)["job_id"]
+    delta = {"index": 0, "delta": {"role": "assistant", "content": "Grey"}, "finish_reason": None}
+    chunk = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [delta]}
+    ids = {"execution_id": execution_id, "job_id": execution_id, "agent": "writer"}
+    message = AnswerChunks(**ids, number=1, attempt=1, model="m", chunks=(chunk,))
+    await api.bus.publish(subjects.chunks("writer", execution_id), message.json_bytes())
+
+
+@pytest.mark.usefixtures("own_nats_server")
+async def test_without_nats_the_known_keys_stay_valid_and_changes_are_refused_whole(
+    governed: HttpApi, own_nats_server: RunningServer
+) -> None:
+    created = await create(governed, "known")
+    await lose_nats(governed, own_nats_server)
+    assert await status_of(governed, created["key"]) == 200
+    for path, body in (("keys", {"name": "new"}), ("keys/known/rotate", {}), ("keys/known/revoke", {})):
+        refused = await governed.act(path, **body)
+        assert (refused.status, refused.code) == (503, "unavailable")
+    assert await status_of(governed, created["key"]) == 200
+    own_nats_server.restart()
+    await until_ready(governed)
+    assert [key["name"] for key in (await governed.ask("GET", "/api/v1/keys")).json["keys"]] == ["tests", "known"]
