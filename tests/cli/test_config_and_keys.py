@@ -11,7 +11,8 @@ import pytest
 
 from breakwater.identity.contract import KEY_SCOPES
 from breakwater.kernel.commands.errors import ExitCode
-from tests.cli.conftest import Run
+from tests.cli.api_stub import Stub
+from tests.cli.conftest import Run, in_thread
 from tests.nats_node import nats_program
 
 GOOD = """
@@ -113,6 +114,13 @@ def test_every_mistake_is_listed_at_once(run: Run, tmp_path: Path, monkeypatch: 
     assert "no such file" in run("config", "check", "nope.yaml").err
 
 
+@pytest.fixture(autouse=True)
+def file_of_keys(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The keys are in a file, as no plane is running."""
+    del run
+    monkeypatch.setenv("BREAKWATER_API_KEYS_FILE", str(tmp_path / "api_keys.json"))
+
+
 def test_a_key_is_made_listed_and_revoked(run: Run, tmp_path: Path) -> None:
     made = run("keys", "create", "billing")
     assert made.code == ExitCode.OK
@@ -205,13 +213,62 @@ def test_a_name_that_is_taken_is_reported(run: Run) -> None:
 
 
 def test_keys_are_where_they_are_said_to_be(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run("keys", "create", "a", "--data", "plane")
-    assert (tmp_path / "plane" / "api_keys.json").exists()
     monkeypatch.setenv("BREAKWATER_API_KEYS_FILE", str(tmp_path / "named.json"))
     run("keys", "create", "b")
     assert (tmp_path / "named.json").exists()
     run("keys", "create", "c", "--file", "own.json")
     assert (tmp_path / "own.json").exists()
+    for named in (("--data", "plane"), ("--url", "http://127.0.0.1:9", "--api-key", "k")):
+        assert run("keys", "create", "a", *named).code == ExitCode.UNREACHABLE
+    monkeypatch.delenv("BREAKWATER_API_KEYS_FILE")
+    nowhere = run("keys", "create", "d")
+    assert (nowhere.code, "no plane is running" in nowhere.err) == (ExitCode.UNREACHABLE, True)
+
+
+async def test_keys_of_a_running_plane_are_made_listed_and_changed_over_its_api(
+    run: Run, stub: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("BREAKWATER_API_KEYS_FILE")
+    rights = {"scopes": ["submit"], "tenants": [], "agents": ["writer"], "models": ["m"], "user": "ada", "team": None}
+    times = {"created_at": "2026-11-29T10:00:00.000Z", "expires_at": "2026-12-29T10:00:00.000Z"}
+    listed = {"id": "3f9c01d2a77b", "name": "a/b", "source": "plane", "state": "active", "tags": {}, **rights, **times}
+    other = listed | {"id": "000000000000", "name": "first", "source": "file", "expires_at": None}
+    revoked = listed | {"state": "revoked"}
+    stub.answers = {
+        "POST keys": (200, listed | {"key": "bw_3f9c01d2a77b_x"}),
+        "POST keys/a/b/rotate": (200, listed | {"key": "bw_3f9c01d2a77b_y", "old_secret_until": times["expires_at"]}),
+        "POST keys/a/b/expire": (200, listed),
+        "POST keys/a/b/revoke": (200, revoked),
+        "GET keys": (200, {"keys": [other, listed], "continue_after": None}),
+    }
+    options = (
+        "--scope",
+        "submit",
+        "--agent",
+        "writer",
+        "--model",
+        "m",
+        "--user",
+        "ada",
+        "--expires",
+        "2026-12-29T10:00Z",
+    )
+    made = await in_thread(
+        run, "keys", "create", "a/b", *options, "--expires", "2026-12-29T10:00Z", "--reason", "pilot"
+    )
+    assert (made.out, "Its scopes: submit. It expires at" in made.err) == ("bw_3f9c01d2a77b_x\n", True)
+    rotated = await in_thread(run, "keys", "rotate", "a/b", "--grace", "90s")
+    assert (rotated.out, "The old secret is valid until" in rotated.err) == ("bw_3f9c01d2a77b_y\n", True)
+    assert "expires at" in (await in_thread(run, "keys", "expire", "a/b", "--at", "never")).out
+    assert (await in_thread(run, "keys", "revoke", "a/b", "--reason", "leaked")).out == "revoked 3f9c01d2a77b (a/b)\n"
+    assert [key["source"] for key in (await in_thread(run, "keys", "list", "--json")).json] == ["file", "plane"]
+    sent = [body for _, body in stub.asked]
+    assert sent[0] == {"name": "a/b", "tags": {}, "expires_at": times["expires_at"], "reason": "pilot"} | {
+        name: value for name, value in rights.items() if value is not None
+    }
+    assert sent[1:4] == [{"grace_s": 90}, {"at": "never"}, {"reason": "leaked"}]
+    assert (await in_thread(run, "keys", "rotate", "a/b", "--grace", "soon")).code == ExitCode.USAGE
+    assert (await in_thread(run, "keys", "create", "x", "--file", "f.json", "--expires", "1d")).code == ExitCode.USAGE
 
 
 def test_setup_without_servers_says_which_one_is_missing(

@@ -141,7 +141,12 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Generator[Checkout]:
     (path / "examples" / "node" / "node_modules").symlink_to(ROOT / "examples" / "node" / "node_modules")
     (path / ".venv").symlink_to(sys.prefix)
     # The tutorial has a copy made; `make up` takes the file itself.
-    shutil.copy(ROOT / "examples" / "breakwater.yaml", path / "tutorial.yaml")
+    config = (ROOT / "examples" / "breakwater.yaml").read_text()
+    # The page on adoption makes keys for agents of its own config.
+    of_adoption = "  search-answers: {model: gpt-4o-mini}\n  code-review: {model: gpt-4o}\n\n"
+    after_agents = "# Spend of all agents together"
+    assert config.count(after_agents) == 1
+    (path / "tutorial.yaml").write_text(config.replace(after_agents, of_adoption + after_agents))
     environment = {name: value for name, value in os.environ.items() if not name.startswith("BREAKWATER_")}
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
     with (path / "up.log").open("wb") as log:

@@ -1,25 +1,33 @@
-"""`breakwater keys`: creates, lists and revokes API keys."""
+"""`breakwater keys`: creates, lists, rotates, expires and revokes API keys, by the HTTP API or in a file."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
+from urllib.parse import quote
 
 import typer
 
+from breakwater.client.commands import Api, ReasonOption, api_command
 from breakwater.identity.api_keys import create_key, list_keys, revoke_key
-from breakwater.identity.contract import KEY_SCOPES, KeyScope
+from breakwater.identity.contract import KEY_SCOPES, KEYS_PER_PAGE, KeyList, KeyScope, ListedKey, NewKey
 from breakwater.identity.rules.callers import ApiKey
+from breakwater.kernel.columns import clock
 from breakwater.kernel.commands import output
 from breakwater.kernel.commands.errors import usage_error
+from breakwater.kernel.commands.formats import ahead
 from breakwater.kernel.commands.output import Column
 from breakwater.kernel.commands.text_input import check_no_spaces
-from breakwater.local.plane import DEFAULT_DATA, DataOption, JsonOption
+from breakwater.kernel.types import format_time
 
 app = typer.Typer(help="API keys of the HTTP API, and what each may do.", no_args_is_help=True)
+
+_SEE = "breakwater keys list"
 
 
 class ScopeName(StrEnum):
@@ -39,13 +47,21 @@ FileOption = Annotated[
     typer.Option(
         "--file",
         metavar="FILE",
-        help="The file of keys. [default: $BREAKWATER_API_KEYS_FILE, or api_keys.json in the data directory or here]",
+        help="A file of keys, which needs no running plane: for the first key. [default: the plane's keys, over the "
+        "HTTP API; $BREAKWATER_API_KEYS_FILE if that is set and no API is named]",
     ),
+]
+
+KeyArgument = Annotated[
+    str,
+    typer.Argument(metavar="KEY", help="Its id, as `breakwater keys list` shows it; or its name, if only it has that."),
 ]
 
 
 @app.command()
+@api_command
 def create(
+    api: Api,
     name: Annotated[str, typer.Argument(help="Who or what uses the key.")],
     scope: Annotated[
         list[ScopeName] | None,
@@ -73,9 +89,11 @@ def create(
         list[str] | None,
         typer.Option("--tag", metavar="NAME=VALUE", help="A cost tag of all its jobs; may be given more than once."),
     ] = None,
+    expires: Annotated[
+        str | None, typer.Option("--expires", metavar="WHEN", help="When it ends: 90d, or a time. [default: never]")
+    ] = None,
+    reason: ReasonOption = None,
     file: FileOption = None,
-    data: DataOption = None,
-    as_json: JsonOption = False,
 ) -> None:
     """Make a key. It is shown this once: only its digest is kept.
 
@@ -104,90 +122,223 @@ def create(
 
         breakwater keys create ada --scope submit --user ada@example.com --team search --tag project=ranking
 
+        breakwater keys create contractor --scope submit --model gpt-4.1-mini --expires 30d
+
         breakwater keys create on-call --scope read --scope operate
 
         export BREAKWATER_API_KEY=$(breakwater keys create laptop --scope all)
+
+        breakwater keys create first --scope all --file api_keys.json
     """
-    check_no_spaces({"NAME": name, "--tenant": tenant, "--agent": agent, "--model": model})
-    for option, names in (("--tenant", tenant), ("--agent", agent), ("--model", model)):
+    bindings = {"--tenant": tenant, "--agent": agent, "--model": model}
+    check_no_spaces({"NAME": name, **bindings})
+    for option, names in bindings.items():
         for value in names or ():
             if "*" in value:
                 raise usage_error(
                     f"{option} {value!r}: names have no wildcards", f"Without {option}, the key may use any."
                 )
-    path = keys_file(file, data)
-    namesakes = [key.id for key in list_keys(path) if key.name == name]
     wanted = scope or [ScopeName.SUBMIT]
-    scopes = tuple[KeyScope, ...](name for name in KEY_SCOPES if name in wanted or ScopeName.ALL in wanted)
-    tenants = tuple(tenant or ())
-    agents = tuple(agent or ())
-    models = tuple(model or ())
-    tags = _tags(tag or ())
-    key = create_key(path, name, scopes, tenants=tenants, agents=agents, models=models, user=user, team=team, tags=tags)
+    scopes = tuple[KeyScope, ...](
+        key_scope for key_scope in KEY_SCOPES if key_scope in wanted or ScopeName.ALL in wanted
+    )
+    rights: dict[str, Any] = {
+        "scopes": scopes,
+        "tenants": tuple(tenant or ()),
+        "agents": tuple(agent or ()),
+        "models": tuple(model or ()),
+        "user": user,
+        "team": team,
+        "tags": _tags(tag or ()),
+    }
+    if (path := _file_of(api, file)) is not None:
+        if expires is not None or reason is not None:
+            raise usage_error("keys of a file have neither --expires nor --reason", "Make the key over the HTTP API.")
+        _create_in_file(path, name, rights, as_json=api.as_json)
+        return
+    expires_at = None if expires is None else _time(expires, "--expires")
+    body = {"name": name, **rights, "expires_at": expires_at, "reason": reason}
+    api.show_result(api.act(NewKey, "keys", body, see=_SEE, unanswered=_UNANSWERED), _show_new)
+
+
+@app.command(name="list")
+@api_command
+def list_(
+    api: Api,
+    ended: Annotated[
+        bool, typer.Option("--ended", help="Also those that were revoked or expired within 30 days.")
+    ] = False,
+    file: FileOption = None,
+) -> None:
+    """List the keys and their scopes, without their secrets: those of the plane, and those of its file.
+
+    For example:
+
+        breakwater keys list --json
+
+        breakwater keys list --file api_keys.json
+    """
+    if (path := _file_of(api, file)) is not None:
+        rights = [key.model_dump(exclude={"sha256"}) for key in list_keys(path)]
+        keys = [ListedKey(source="file", state="active", **fields) for fields in rights]
+        _show_keys(keys, as_json=api.as_json, empty=f"no keys in {path}; `breakwater keys create NAME` makes one")
+        return
+    listed: list[ListedKey] = []
+    after: str | None = None
+    while True:
+        query = {"ended": "true" if ended else None, "after": after, "limit": KEYS_PER_PAGE}
+        page = api.get(KeyList, "keys", **query)[1]
+        listed += page.keys
+        if (after := page.continue_after) is None:
+            break
+    _show_keys(listed, as_json=api.as_json, empty="no keys; `breakwater keys create NAME` makes one")
+
+
+@app.command()
+@api_command
+def rotate(
+    api: Api,
+    key: KeyArgument,
+    grace: Annotated[
+        str, typer.Option("--grace", metavar="TIME", help="How long the old secret stays valid, too: 0, 1h, 7d.")
+    ] = "24h",
+    reason: ReasonOption = None,
+) -> None:
+    """Give a key a new secret, which is shown this once. Its id, name and limits stay.
+
+    For example:
+
+        breakwater keys rotate billing-service
+
+        breakwater keys rotate billing-service --grace 0 --reason "leaked in a log"
+    """
+    body = {"grace_s": _seconds(grace), "reason": reason}
+    api.show_result(api.act(NewKey, _path(key, "rotate"), body, see=_SEE, unanswered=_UNANSWERED), _show_new)
+
+
+@app.command()
+@api_command
+def expire(
+    api: Api,
+    key: KeyArgument,
+    at: Annotated[str, typer.Option("--at", metavar="WHEN", help="When it ends: 90d, a time, or never.")],
+    reason: ReasonOption = None,
+) -> None:
+    """Set the time at which a key ends. A time that is over revokes it.
+
+    For example:
+
+        breakwater keys expire contractor --at 30d
+
+        breakwater keys expire contractor --at 2027-01-31T18:00Z --reason "end of the contract"
+    """
+    body = {"at": at if at == "never" else _time(at, "--at"), "reason": reason}
+
+    def show(ending: ListedKey) -> None:
+        if ending.state == "revoked":
+            _show_revoked(ending)
+        elif ending.expires_at is None:
+            output.write(f"{ending.id} ({ending.name}) does not expire")
+        else:
+            output.write(f"{ending.id} ({ending.name}) expires at {clock(ending.expires_at)}")
+
+    api.show_result(api.act(ListedKey, _path(key, "expire"), body, see=_SEE), show)
+
+
+@app.command()
+@api_command
+def revoke(api: Api, key: KeyArgument, reason: ReasonOption = None, file: FileOption = None) -> None:
+    """Revoke a key. Running services refuse it immediately, and end what waits or is streamed for it.
+
+    For example:
+
+        breakwater keys revoke 3f9c01d2a77b
+
+        breakwater keys revoke billing-service --reason "leaked in a log"
+    """
+    if (path := _file_of(api, file)) is not None:
+        revoked = revoke_key(path, key)
+        if api.as_json:
+            output.json_document({"id": revoked.id, "name": revoked.name, "revoked": True})
+        else:
+            _show_revoked(revoked)
+        return
+    api.show_result(api.act(ListedKey, _path(key, "revoke"), {"reason": reason}, see=_SEE), _show_revoked)
+
+
+_UNANSWERED = "`{}` shows whether it was done; if so, `breakwater keys rotate` gives the key another secret."
+
+
+def _create_in_file(path: Path, name: str, rights: dict[str, Any], *, as_json: bool) -> None:
+    namesakes = [key.id for key in list_keys(path) if key.name == name]
+    key = create_key(path, name, **rights)
     if as_json:
-        bounds = {"tenants": tenants, "agents": agents, "models": models, "user": user, "team": team, "tags": tags}
-        output.json_document({"name": name, "scopes": scopes, **bounds, "key": key, "file": str(path)})
+        output.json_document({"name": name, **rights, "key": key, "file": str(path)})
     else:
         output.write(key)
-        output.note(f"Its scopes: {', '.join(scopes)}. This is the only time it is shown. Its digest is in {path}.")
+        scopes = ", ".join(rights["scopes"])
+        output.note(f"Its scopes: {scopes}. This is the only time it is shown. Its digest is in {path}.")
     if namesakes:
         other_ids = ", ".join(namesakes)
         output.note(f"{name!r} has another key already ({other_ids}); `breakwater keys revoke ID` revokes one.")
 
 
-@app.command(name="list")
-def list_(file: FileOption = None, data: DataOption = None, as_json: JsonOption = False) -> None:
-    """List the keys and their scopes, without their secrets.
+def _show_new(new_key: NewKey) -> None:
+    output.write(new_key.key)
+    until = (
+        "" if new_key.old_secret_until is None else f" The old secret is valid until {clock(new_key.old_secret_until)}."
+    )
+    end = "" if new_key.expires_at is None else f" It expires at {clock(new_key.expires_at)}."
+    output.note(f"Its scopes: {', '.join(new_key.scopes)}.{end} This is the only time it is shown.{until}")
 
-    For example:
 
-        breakwater keys list --json
-    """
-    path = keys_file(file, data)
-    keys = list_keys(path)
+def _show_revoked(revoked: ListedKey | ApiKey) -> None:
+    output.write(f"revoked {revoked.id} ({revoked.name})")
+
+
+def _show_keys(keys: Sequence[ListedKey], *, as_json: bool, empty: str) -> None:
     if as_json:
-        output.json_document([key.model_dump(exclude={"sha256"}) for key in keys])
+        output.json_document([key.model_dump(mode="json") for key in keys])
         return
-    columns: list[Column[ApiKey]] = [
+    columns: list[Column[ListedKey]] = [
         Column("id", lambda key: key.id),
         Column("name", lambda key: key.name),
         Column("scopes", lambda key: ", ".join(key.scopes)),
+        Column("from", lambda key: key.source, drop=6),
         Column("tenants", lambda key: ", ".join(key.tenants) or "any"),
         Column("agents", lambda key: ", ".join(key.agents) or "any"),
         Column("models", lambda key: ", ".join(key.models) or "any", drop=5),
         Column("user", lambda key: key.user, drop=2),
         Column("team", lambda key: key.team, drop=3),
         Column("tags", lambda key: ", ".join(f"{name}={value}" for name, value in key.tags.items()), drop=4),
+        Column("ends", lambda key: key.state if key.state != "active" else key.expires_at, drop=7),
         Column("created", lambda key: key.created_at, drop=1),
     ]
-    output.table(columns, keys, empty=f"no keys in {path}; `breakwater keys create NAME` makes one")
+    output.table(columns, keys, empty=empty)
 
 
-@app.command()
-def revoke(
-    key: Annotated[
-        str,
-        typer.Argument(
-            metavar="KEY", help="Its id, as `breakwater keys list` shows it; or its name, if only it has that."
-        ),
-    ],
-    file: FileOption = None,
-    data: DataOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Revoke a key. Running services refuse it from the next request on.
+def _file_of(api: Api, file: Path | None) -> Path | None:
+    """Returns the file that a command is about; None if it is about the keys of a running plane."""
+    named = (api.url, api.api_key, api.data, os.environ.get("BREAKWATER_URL"), os.environ.get("BREAKWATER_API_KEY"))
+    if file is not None or any(named):
+        return file
+    variable = os.environ.get("BREAKWATER_API_KEYS_FILE")
+    return Path(variable) if variable else None
 
-    For example:
 
-        breakwater keys revoke 3f9c01d2a77b
+def _path(key: str, action: str) -> str:
+    return f"keys/{quote(key, safe='')}/{action}"
 
-        breakwater keys revoke billing-service
-    """
-    revoked = revoke_key(keys_file(file, data), key)
-    if as_json:
-        output.json_document({"id": revoked.id, "name": revoked.name, "revoked": True})
-    else:
-        output.write(f"revoked {revoked.id} ({revoked.name})")
+
+def _time(text: str, option: str) -> str:
+    return format_time(ahead(text, datetime.now(UTC), option))
+
+
+def _seconds(text: str) -> int:
+    now = datetime.now(UTC)
+    if not re.fullmatch(r"\d+(\.\d+)?\s*[a-z]*", text):
+        raise usage_error(f"--grace {text!r} is no duration", "Write it like 0, 90s, 2h or 7d.")
+    return 0 if text == "0" else int((ahead(text, now, "--grace") - now).total_seconds())
 
 
 def _tags(options: Iterable[str]) -> dict[str, str]:
@@ -201,13 +352,3 @@ def _tags(options: Iterable[str]) -> dict[str, str]:
             raise usage_error(f"--tag {option!r}: {name} is given twice", "A key has one value for each tag.")
         tags[name] = value
     return tags
-
-
-def keys_file(file: Path | None, data: Path | None) -> Path:
-    """The file of the keys: that of the option, of the environment, in the data directory, or here."""
-    if file is not None:
-        return file
-    if data is None and (variable := os.environ.get("BREAKWATER_API_KEYS_FILE")):
-        return Path(variable)
-    directory = data or DEFAULT_DATA
-    return directory / "api_keys.json" if data is not None or directory.is_dir() else Path("api_keys.json")

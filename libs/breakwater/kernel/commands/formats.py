@@ -16,6 +16,7 @@ from breakwater.kernel.commands.output import clock
 from breakwater.kernel.formats import at_least, duration, exact_money, money, quantity, typed_money
 
 __all__ = [
+    "ahead",
     "at_least",
     "breakwater_command",
     "clock",
@@ -63,6 +64,17 @@ def usd(text: str) -> str:
         raise typer.BadParameter(f"{text} is not an amount above 0")
     typed = typed_money(nano)
     return typed if nano_from_usd(str(float(typed))) == nano else f'"{typed}"'
+
+
+def ahead(text: str, now: datetime, option: str) -> datetime:
+    """Parses the time of an option that looks ahead: `90s`, `10m`, `2h`, `7d`, or `2026-11-21T10:00Z`.
+
+    Raises:
+        CliError: if the text is neither a duration nor a time.
+    """
+    if _AGO.fullmatch(text.strip()):
+        return now + (now - since(text, now, option))
+    return since(text, now, option)
 
 
 def since(text: str, now: datetime, option: str = "--since") -> datetime:
