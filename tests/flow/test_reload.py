@@ -25,7 +25,7 @@ from tests.helpers import until
 from tests.servers import RunningServer
 from tests.shown import Show
 
-JOBS = 100
+JOBS = 60
 PER_STEP = JOBS // 5
 WORKERS = ("worker-1", "worker-2")
 SERVICES = (*WORKERS, "breaker", "budget")

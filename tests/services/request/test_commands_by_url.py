@@ -25,7 +25,7 @@ from breakwater.kernel.nats.provision import provision
 from breakwater.local.commands.setup import bus_plan
 from breakwater.local.ports import free_port
 from breakwater.records import rows, schema
-from breakwater.records.commands import tail
+from breakwater.records.commands import record_source, tail
 from tests.commands import run_command
 from tests.helpers import until
 from tests.records import samples
@@ -35,6 +35,8 @@ from tests.services.request.conftest import CONFIG, HttpApi, publish_alert, runn
 from tests.services.request.test_events import attempted, one_of_each
 from tests.tables import each_row
 
+IN_PAGE = 50
+"""Executions in a page, which are fewer than the API has."""
 ENDED = [
     execution("root", total_cost=1_000, completed_at=NOON + timedelta(seconds=9), duration_ms=9_000, run_id="research"),
     execution("a/b", parent_execution_id="root", total_cost=0, cache_hit=True, run_id="research", output="hallå"),
@@ -53,7 +55,10 @@ ENDED = [
     execution(
         "egg", parent_execution_id="hen", attempts=(attempt("egg", outcome="error", error=samples.RATE_LIMITED),)
     ),
-    *(execution(f"old-{number:04}", completed_at=NOON - timedelta(minutes=number + 1)) for number in range(1_100)),
+    *(
+        execution(f"old-{number:04}", completed_at=NOON - timedelta(minutes=number + 1))
+        for number in range(IN_PAGE + 10)
+    ),
 ]
 
 
@@ -102,7 +107,7 @@ async def plane(
 
 LISTS = [
     (),
-    ("--limit", "1104"),
+    ("--limit", str(IN_PAGE + 14)),
     ("--status", "dead_lettered"),
     ("--agent", "nobody"),
     ("--since", "2026-11-21T12:00:00Z", "--plan", "p"),
@@ -121,8 +126,11 @@ BOTH_FORMS = [(), ("--runs",), ("root",), ("failed", "--tree")]
 
 @each_row("arguments", LISTS)
 async def test_executions_by_url_and_key_alone_print_what_they_print_from_clickhouse(
-    plane: TwoWays, arguments: tuple[str, ...]
+    plane: TwoWays, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
 ) -> None:
+    largest_page = await plane.api.ask("GET", f"/api/v1/executions?limit={record_source.MOST_IN_PAGE}")
+    assert largest_page.status == 200, largest_page.body
+    monkeypatch.setattr(record_source, "MOST_IN_PAGE", IN_PAGE)
     for form in ((), ("--json",)) if arguments in BOTH_FORMS else ((),):
         by_server = await plane.by_server("executions", *arguments, *form)
         by_url = await plane.by_url("executions", *arguments, *form)
