@@ -46,6 +46,7 @@ from breakwater.jobs.api.progress import ProgressRoutes
 from breakwater.jobs.api.queues import QueueRoutes
 from breakwater.jobs.api.results import JobLookup
 from breakwater.jobs.plan_changes import PlanLog
+from breakwater.jobs.store.dismissals import Dismissals
 from breakwater.jobs.store.in_flight_requests import InFlightRequests
 from breakwater.jobs.store.plans import Plans
 from breakwater.kernel.clickhouse.client import Analytics
@@ -111,6 +112,11 @@ class ApiDependencies:
     def bus(self) -> Lookup:
         """A reader of NATS' streams that decrypts nothing."""
         return Lookup(self.connection)
+
+    @cached_property
+    def dismissals(self) -> Dismissals:
+        """The dead letters that were dismissed."""
+        return Dismissals(self.bus)
 
     @cached_property
     def audit(self) -> AuditLog:
@@ -246,7 +252,7 @@ HANDLERS: Mapping[type, Callable[[ApiDependencies], object]] = MappingProxyType(
             needs.incidents, needs.config.agents, needs.config.alerts.channels
         ),
         ChannelRoutes: lambda needs: ChannelRoutes(
-            needs.config.alerts.channels, needs.connection, needs.bus, needs.publisher
+            needs.config.alerts.channels, needs.connection, needs.bus, needs.publisher, needs.dismissals
         ),
         DeadLetterRoutes: lambda needs: DeadLetterRoutes(
             needs.config,
@@ -262,6 +268,7 @@ HANDLERS: Mapping[type, Callable[[ApiDependencies], object]] = MappingProxyType(
             ),
             needs.redactor,
             needs.incidents,
+            needs.dismissals,
         ),
         QueueRoutes: lambda needs: needs.queues,
         KeyRoutes: lambda needs: KeyRoutes(needs.config, needs.keys),

@@ -30,7 +30,8 @@ from breakwater.alerts.rules.alert_rules import agents_of, began_with, urgency
 from breakwater.alerts.rules.incidents import acknowledge, resolve
 from breakwater.alerts.store.incidents import IncidentLog, Incidents
 from breakwater.identity.operations import NATS_UNAVAILABLE, PERHAPS_DONE, ApiRequest, operation, utc_now
-from breakwater.jobs.api.dead_letters import StoredDeadLetter, dismissed_dead_letters, read_dead_letter
+from breakwater.jobs.api.dead_letters import StoredDeadLetter, read_dead_letter
+from breakwater.jobs.store.dismissals import LIST_AGE_S, Dismissals
 from breakwater.kernel.http.parsing import suggestion
 from breakwater.kernel.http.problems import RequestError, unavailable, unknown
 from breakwater.kernel.nats import subjects
@@ -216,6 +217,7 @@ class ChannelRoutes:
     connection: ClientGetter
     lookup: Lookup
     publisher: Publisher
+    dismissals: Dismissals
 
     @operation(
         "POST",
@@ -257,7 +259,7 @@ class ChannelRoutes:
     async def list_undelivered_alerts(self, request: ApiRequest[UndeliveredQuery]) -> UndeliveredList:
         """Lists the alerts that no channel could deliver, the latest first."""
         query = request.input
-        dismissed = await dismissed_dead_letters(self.lookup)
+        dismissed = await self.dismissals.by_number(max_age_s=LIST_AGE_S)
 
         def undelivered_alert(message: StoredMessage) -> UndeliveredAlert | None:
             stored = None if message.sequence in dismissed else read_dead_letter(message)
@@ -327,7 +329,7 @@ class ChannelRoutes:
         last = request.after
         replayed: Counter[str] = Counter()
         continue_after: int | None = None
-        dismissed = await dismissed_dead_letters(self.lookup)
+        dismissed = await self.dismissals.by_number()
         messages = self.lookup.scan(Stream.DLQ, DEAD_LETTERS, start=request.after + 1)
         async with aclosing(messages):
             async for message in messages:

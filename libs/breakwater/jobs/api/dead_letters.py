@@ -58,6 +58,7 @@ from breakwater.jobs.contract.execution import Status
 from breakwater.jobs.contract.job import Job
 from breakwater.jobs.queued_message import tags_in
 from breakwater.jobs.rules.ownership import longest_job
+from breakwater.jobs.store.dismissals import LIST_AGE_S, Dismissals
 from breakwater.kernel.http.bodies import NO_ROOM, WAIT_TIMEOUT_S
 from breakwater.kernel.http.parsing import read_job, suggestion
 from breakwater.kernel.http.problems import RequestError, not_done, unavailable, unknown
@@ -174,19 +175,6 @@ def filter_for(reason: str | None, agent: str | None) -> str:
     if reason is None and agent is None:
         return ALL_DEAD_LETTERS
     return ".".join(("bw.dlq", *("*" if name is None else encode_token(name) for name in (reason, agent))))
-
-
-async def dismissed_dead_letters(lookup: Lookup) -> dict[int, str]:
-    """Returns the subject of each dead letter that was dismissed and is still kept, by its number. Raises BusError."""
-    notes, stream = await asyncio.gather(lookup.counts(Stream.DLQ, subjects.ALL_DISMISSALS), lookup.facts(Stream.DLQ))
-    dismissed: dict[int, str] = {}
-    for subject in notes:
-        match subject.split("."):
-            case [_, _, reason, agent, number] if number.isdecimal() and int(number) >= stream.first:
-                dismissed[int(number)] = f"bw.dlq.{reason}.{agent}"
-            case _:
-                continue  # not published by us, or the dead letter has expired before the note
-    return dismissed
 
 
 RECORD_MARGIN = timedelta(minutes=1)
@@ -464,6 +452,7 @@ class DeadLetterRoutes:
     replays: Replays
     redactor: Redactor
     incidents: IncidentLog
+    dismissals: Dismissals
     now: Callable[[], datetime] = utc_now
 
     @operation(
@@ -495,7 +484,7 @@ class DeadLetterRoutes:
             return without_original(stored), job if isinstance(job, str) else None
 
         stored_by_subject, dismissed = await asyncio.gather(
-            self.lookup.counts(Stream.DLQ, ALL_DEAD_LETTERS), dismissed_dead_letters(self.lookup)
+            self.lookup.counts(Stream.DLQ, ALL_DEAD_LETTERS), self.dismissals.by_number(max_age_s=LIST_AGE_S)
         )
         dismissed_by_subject = Counter(dismissed.values())
         counted: Counter[str]
@@ -635,7 +624,7 @@ class DeadLetterRoutes:
         selection = request.input
         begun = time.monotonic()
         at = self.now()
-        dismissed = set[int]() if selection.dead_letters is not None else set(await dismissed_dead_letters(self.lookup))
+        dismissed = set[int]() if selection.dead_letters is not None else set(await self.dismissals.by_number())
         chosen = dict[str, DeadLetter]()
         batch = list[StoredDeadLetter]()
         size = 0
@@ -684,7 +673,7 @@ class DeadLetterRoutes:
     async def dismiss_dead_letters(self, request: ApiRequest[DismissDeadLettersRequest]) -> DeadLetterDismissals:
         """Hides dead letters that need no replay."""
         selection = request.input
-        dismissed_before = await dismissed_dead_letters(self.lookup)
+        dismissed_before = await self.dismissals.by_number()
         up_to = selection.up_to
         if up_to is None and selection.dead_letters is None:
             last = await self.lookup.last(Stream.DLQ, filter_for(selection.reason, selection.agent))
@@ -783,7 +772,7 @@ class DeadLetterRoutes:
             return False
         notes = await self.replays.notes(list(dead_letters))
         rest = {number: subject for number, subject in dead_letters.items() if number not in notes}
-        return len(await self._dismissals(rest)) < len(rest)
+        return len(await self._dismissal_notes(rest)) < len(rest)
 
     async def _dismiss(self, stored: StoredDeadLetter, by: str, why: str, at: datetime) -> bool:
         """Notes a dismissal. Returns False if another request has done so."""
@@ -792,10 +781,13 @@ class DeadLetterRoutes:
         try:
             await self.replays.publisher.event(subject, note, id=f"dismissed/{stored.replay_id}", at=at, once=True)
         except AlreadyDecidedError:
-            return False
-        return True
+            is_first = False
+        else:
+            is_first = True
+        await self.dismissals.add(stored.number, stored.subject)
+        return is_first
 
-    async def _dismissals(self, dead_letters: Mapping[int, str]) -> dict[int, DismissalNote]:
+    async def _dismissal_notes(self, dead_letters: Mapping[int, str]) -> dict[int, DismissalNote]:
         """Reads the notes of those dead letters, numbers with subjects, that were dismissed. Raises BusError."""
         notes: dict[int, DismissalNote] = {}
         wanted = [subjects.dismissal(subject, number) for number, subject in dead_letters.items()]
@@ -842,7 +834,7 @@ class DeadLetterRoutes:
         """
         jobs = [stored for stored, _ in dead_letters if stored.kind == "job"]
         notes = await self.replays.notes([stored.number for stored in jobs])
-        dismissals = await self._dismissals({stored.number: stored.subject for stored in maybe_dismissed})
+        dismissals = await self._dismissal_notes({stored.number: stored.subject for stored in maybe_dismissed})
         executions = {note.execution_id: note.agent for note in notes.values()}
         for stored in jobs:
             if stored.dead_letter.execution_id and stored.dead_letter.agent and stored.number not in notes:
