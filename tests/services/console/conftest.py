@@ -19,6 +19,7 @@ import pytest_asyncio
 from yarl import URL
 
 from breakwater.config import parse_config
+from breakwater.identity.pages import visits
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.security.encryption import new_key
@@ -166,8 +167,11 @@ async def served(stub: Stub, clickhouse_server: RunningServer) -> AsyncGenerator
 
 
 @pytest_asyncio.fixture(loop_scope="package")
-async def visited(served: Console, interface: Stub) -> Console:
+async def visited(served: Console, interface: Stub, monkeypatch: pytest.MonkeyPatch) -> Console:
     """A console where nobody is signed in yet."""
+    # The tests of a process share one console, and what they store.
+    monkeypatch.setattr(visits, "FIRST_RUN_AGE_S", 0.0)
+    monkeypatch.setattr(visits, "CHANGES_AGE_S", 0.0)
     served.http.cookie_jar.clear()
     await empty(served.analytics)
     return served

@@ -2,7 +2,11 @@
 
 import re
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
+import pytest
+
+from breakwater.identity.pages import visits
 from breakwater.kernel.clickhouse.client import connect
 from breakwater.local.ports import free_port
 from breakwater.records import rows, schema
@@ -33,6 +37,34 @@ async def test_a_plane_where_nothing_ran_says_so_and_what_would_appear(console: 
     ):
         assert f"{reported} in the last 24h" in page.words
     assert "Success rate – 0 executions, 0 failed" in page.words
+
+
+async def test_views_of_a_moment_share_the_reads_that_are_not_of_the_sums(
+    console: Console, monkeypatch: pytest.MonkeyPatch
+):
+    answer(console.interface)
+    reads: list[str] = []
+
+    def counting(name: str) -> Any:
+        read = getattr(visits, name)
+
+        async def count(*arguments: Any, **options: Any) -> Any:
+            reads.append(name)
+            return await read(*arguments, **options)
+
+        return count
+
+    for name in ("first_begun", "config_changes"):
+        monkeypatch.setattr(visits, name, counting(name))
+    for _ in range(3):
+        await console.get("/")
+    assert sorted(reads) == ["config_changes"] * 3 + ["first_begun"] * 3
+    monkeypatch.setattr(visits, "FIRST_RUN_AGE_S", 60.0)
+    monkeypatch.setattr(visits, "CHANGES_AGE_S", 60.0)
+    for _ in range(20):
+        await console.get("/")
+    await console.get("/agents/writer")
+    assert len(reads) == 6, "they read nothing more"
 
 
 async def test_the_five_questions_are_answered(console: Console):

@@ -17,7 +17,7 @@ from breakwater.health.pages.history import history_charts
 from breakwater.health.pages.overall_health import is_spent, queue_of
 from breakwater.health.pages.tiles import Tile
 from breakwater.identity.pages.rendering import PageContext, PagePart, fetch_part, problems_of
-from breakwater.identity.pages.visits import NotFound, PartReader, ReadModels, Visit, page, sums_reader
+from breakwater.identity.pages.visits import NotFound, PartReader, ReadModels, Visit, changes_reader, page, sums_reader
 from breakwater.jobs.contract.execution import ExecutionSummary
 from breakwater.kernel import formats
 from breakwater.kernel.formats import quantity
@@ -27,7 +27,7 @@ from breakwater.kernel.pages.time_range import BY_DATA
 from breakwater.kernel.types import is_identifier
 from breakwater.limits.contract import BudgetList
 from breakwater.records import figures
-from breakwater.records.events import ConfigChange, config_changes
+from breakwater.records.events import ConfigChange
 from breakwater.records.figures import History, RetryFigures, StreamLine, WasteLine
 from breakwater.records.search import Filters, Page, search
 from breakwater.records.views.executions import COLUMNS
@@ -56,7 +56,7 @@ def routes(context: PageContext) -> list[Route]:
             queues=lambda _, models: fetch_part(models.api.read(Queues, "queues")),
             history=sums_reader(figures.history),
             previous=sums_reader(figures.history, preceding=True),
-            changes=lambda visit, models: fetch_part(config_changes(models.analytics, visit.time_range.window)),
+            changes=changes_reader,
             waste=sums_reader(figures.waste),
             latest=_latest,
             errors=sums_reader(partial(figures.errors, limit=MAX_ERRORS)),

@@ -15,15 +15,15 @@ from breakwater.health.pages import tiles
 from breakwater.health.pages.history import history_charts
 from breakwater.health.pages.overall_health import LiveState, behind, overall_health, read_live_state
 from breakwater.health.rules import combine
-from breakwater.identity.pages.rendering import NavigationLink, PageContext, PagePart, fetch_part, problems_of
-from breakwater.identity.pages.visits import Visit, page, sums_reader
+from breakwater.identity.pages.rendering import NavigationLink, PageContext, PagePart, problems_of
+from breakwater.identity.pages.visits import Visit, changes_reader, page, sums_reader
 from breakwater.kernel.http.contract import ServiceQueue
 from breakwater.kernel.nats import topology
 from breakwater.kernel.nats.subjects import decode_token
 from breakwater.kernel.pages.time_range import BY_DATA, TimeRange
 from breakwater.kernel.pages.words import segment
 from breakwater.records import figures
-from breakwater.records.events import ConfigChange, config_changes
+from breakwater.records.events import ConfigChange
 from breakwater.records.figures import History, Spender, SpendLine
 
 MAX_CAUSES = 3
@@ -59,7 +59,7 @@ def routes(context: PageContext) -> list[Route]:
             live_state=lambda _, models: read_live_state(models.api),
             history=sums_reader(figures.history),
             previous=sums_reader(figures.history, preceding=True),
-            changes=lambda visit, models: fetch_part(config_changes(models.analytics, visit.time_range.window)),
+            changes=changes_reader,
             refusals=sums_reader(figures.refusals),
             errors=sums_reader(partial(figures.errors, limit=MAX_CAUSES)),
             waste=sums_reader(figures.waste),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar, cast
@@ -21,6 +21,7 @@ from breakwater.identity.pages.sessions import SESSION, Session
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.clickhouse.errors import AnalyticsUnavailableError, QueryError
 from breakwater.kernel.pages import charts, words
+from breakwater.kernel.pages.shared_reads import SharedReads
 from breakwater.kernel.security.encryption import OFF, Cipher
 
 T = TypeVar("T")
@@ -132,6 +133,8 @@ class PageContext:
     """The time zone of the days and months of budgets."""
     cipher: Cipher = OFF
     """The cipher that decrypts stored texts."""
+    shared: SharedReads = field(default_factory=SharedReads)
+    """Reads that all viewers share."""
 
 
 @dataclass(frozen=True, slots=True)

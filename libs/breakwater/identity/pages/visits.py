@@ -22,14 +22,19 @@ from breakwater.health.pages import badges
 from breakwater.identity.pages.rendering import PageContext, PagePart, fetch_part, pending
 from breakwater.identity.pages.sessions import Session, session_of
 from breakwater.kernel.clickhouse.client import Analytics
+from breakwater.kernel.pages.shared_reads import SharedReads
 from breakwater.kernel.pages.tables import PageTable, TableUrl, csv_headers, csv_text
-from breakwater.kernel.pages.time_range import BY_DATA, WINDOWS, TimeRange, time_range_of
+from breakwater.kernel.pages.time_range import BY_DATA, CUSTOM, WINDOWS, TimeRange, time_range_of
+from breakwater.records.events import ConfigChange, config_changes
 from breakwater.records.figures import first_begun
 
 T = TypeVar("T")
 
 FITTING_RANGE_TIMEOUT_S = 1.0
 """Seconds for which a page waits for the time range that fits the data."""
+FIRST_RUN_AGE_S = 30.0
+CHANGES_AGE_S = 15.0
+"""Seconds for which viewers share what was read last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,7 @@ class ReadModels:
 
     api: ApiClient
     analytics: Analytics
+    shared: SharedReads
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +117,9 @@ async def render_page(
     The variables of the template are the parts, the values of the view, and `visit`.
     """
     visit = visit_of(context, request, default_range)
-    models = ReadModels(visit.session.api, context.analytics)
+    models = ReadModels(visit.session.api, context.analytics, context.shared)
     if default_range == BY_DATA:
-        visit = replace(visit, default_range=await _fitting_range(visit, models.analytics))
+        visit = replace(visit, default_range=await _fitting_range(visit, models))
 
     async def read_part(reader: PartReader) -> Any:
         return await reader(visit, models)
@@ -158,11 +164,23 @@ def sums_reader(read_sums: Callable[..., Coroutine[Any, Any, Any]], *, preceding
     return read_part
 
 
-async def _fitting_range(visit: Visit, analytics: Analytics) -> str:
+async def changes_reader(visit: Visit, models: ReadModels) -> PagePart[tuple[ConfigChange, ...]]:
+    """Reads the configs that were applied in the time range. All viewers of a range share the read for a while."""
+    time_range = visit.time_range
+    window = time_range.window
+    bounds = (window.start, window.end) if time_range.name == CUSTOM else ()
+    reading = models.shared.get(
+        ("config changes", time_range.name, *bounds), CHANGES_AGE_S, lambda: config_changes(models.analytics, window)
+    )
+    return await fetch_part(reading)
+
+
+async def _fitting_range(visit: Visit, models: ReadModels) -> str:
     """The shortest time range that contains all runs of the last 24 hours; `24h` if the URL selects a range itself."""
     if not visit.address.query.keys().isdisjoint(("window", "from", "to")):
         return "24h"
-    reading = first_begun(analytics, since=visit.now - WINDOWS["24h"])
+    since = visit.now - WINDOWS["24h"]
+    reading = models.shared.get("first run", FIRST_RUN_AGE_S, lambda: first_begun(models.analytics, since=since))
     first_run = await fetch_part(asyncio.wait_for(reading, FITTING_RANGE_TIMEOUT_S))
     if first_run.value is None:
         return "24h"
