@@ -12,6 +12,8 @@ import socket
 import sys
 
 _STREAMS = 3
+_FEW = 20
+"""Modules that one process compiles sooner than another is forked and has imported what they need."""
 
 
 def start(modules: list[str]) -> str:
@@ -44,14 +46,16 @@ def _serve(listening: socket.socket, parent: socket.socket, modules: list[str]) 
     gc.disable()  # what is imported stays; a worker enables it once it has collected its tests
     fork_server.start()  # one for the services of all workers
     # Rewriting assertions costs 17 s of CPU, so each core does it for a share of the modules, and caches the bytecode.
+    changed = [module for module in modules if not _is_cached(module)]
     cores = len(os.sched_getaffinity(0))
     compiling: list[int] = []
-    for share in range(1, cores):
+    for share in range(1, cores if len(changed) > _FEW else 1):
         if (pid := os.fork()) == 0:
-            _import_all(modules[share::cores])
+            _import_all(changed[share::cores])
             os._exit(0)
         compiling.append(pid)
-    _import_all(modules[::cores])
+    if compiling:
+        _import_all(changed[::cores])
     for pid in compiling:
         os.waitpid(pid, 0)
     _import_all(modules)
@@ -73,6 +77,13 @@ def _serve(listening: socket.socket, parent: socket.socket, modules: list[str]) 
         connection.close()
         for stream in streams:
             os.close(stream)
+
+
+def _is_cached(module: str) -> bool:
+    """Tells whether pytest has cached a module's bytecode since the module was changed."""
+    source = Path(*module.split(".")).with_suffix(".py").resolve()
+    bytecode = get_cache_dir(source) / (source.stem + PYC_TAIL)
+    return bytecode.exists() and bytecode.stat().st_mtime >= source.stat().st_mtime
 
 
 def _find_constants() -> None:
@@ -142,8 +153,10 @@ else:
     import warnings
     from contextlib import suppress
     from multiprocessing import forkserver, util
+    from pathlib import Path
 
     import pytest
+    from _pytest.assertion.rewrite import PYC_TAIL, get_cache_dir
     from hypothesis import given
     from hypothesis.errors import HypothesisSideeffectWarning
     from hypothesis.strategies import integers
