@@ -376,7 +376,7 @@ def test_the_quota_of_a_provider_is_told_with_the_traffic_that_its_fallback_carr
 
 def test_memory_is_bounded() -> None:
     watch = DeploymentWatch(DeploymentRules(), no_incident)
-    for number in range(3_000):
+    for number in range(1_000):
         watch.add(fell_back(number, agent=f"agent-{number}"))
         name = f"own/{number}"
         failed = attempt("e1", model=name, provider="own", outcome="error", error=BROKEN)
