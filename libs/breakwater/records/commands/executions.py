@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -137,17 +138,19 @@ def _show_list(columns: Sequence[Column[T]], rows: Sequence[T], empty: str, *, a
 RECORD_TIMEOUT_S = 3.0
 """Seconds to wait for a record, which appears about a second after its job has ended."""
 
+RECORD_POLL_S = 0.25
+
 
 def _wait_for_record(api: Api, find: Callable[[RecordSource], Awaitable[T | None]], execution_id: str) -> T:
     """Repeats a look-up until it finds the record. Raises CliError if it finds none within `RECORD_TIMEOUT_S`."""
 
     async def wait(source: RecordSource) -> T | None:
-        for _ in range(12):
+        deadline = time.monotonic() + RECORD_TIMEOUT_S
+        while True:
             record = await find(source)
-            if record is not None:
+            if record is not None or time.monotonic() >= deadline:
                 return record
-            await asyncio.sleep(RECORD_TIMEOUT_S / 12)
-        return None
+            await asyncio.sleep(RECORD_POLL_S)
 
     record = ask_record(api, wait)
     if record is None:
