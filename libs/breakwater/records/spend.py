@@ -153,24 +153,47 @@ async def spent_since(analytics: Analytics, since: datetime, until: datetime) ->
     return dict(sums)
 
 
-SpendHistory = tuple[TimeWindow, dict[str | None, list[int]]]
-"""A window from the first call on, and nano-dollars in each step by name: the highest first; None for no name."""
+@dataclass(frozen=True, slots=True)
+class SpendHistory:
+    """The spend in the steps of a window from the first call on, in nano-dollars."""
+
+    window: TimeWindow
+    spend: dict[str | None, list[int]]
+    """By name, the highest first; None for no name."""
+    others: list[int]
+    """Of all other names together."""
+    other_names: int
 
 
 async def spend_history(
-    analytics: Analytics, start: datetime, end: datetime, by: CostsBy, *, tag: str | None
+    analytics: Analytics, start: datetime, end: datetime, by: CostsBy, *, tag: str | None, most: int
 ) -> SpendHistory | None:
-    """The spend from a moment to just before another, by names; None without a call."""
-    parameters = {**_within(ms_from_time(start), ms_from_time(end), _DRAWN_MARGIN_MS), "tag": tag or ""}
+    """The spend from a moment to just before another; None without a call.
+
+    Args:
+        analytics: the database.
+        start: the first moment.
+        end: the moment after the last.
+        by: the kind of name.
+        tag: the tag, for `tag`.
+        most: the most names, of which the last one gives way to the others if there are more.
+    """
+    margins = _within(ms_from_time(start), ms_from_time(end), _DRAWN_MARGIN_MS)
+    parameters = {**margins, "tag": tag or "", "most": most}
     first: datetime | None = (await analytics.query(SQL["first_charged"], parameters)).rows[0][0]
     if first is None:
         return None
     window = TimeWindow.last(max(end - first, timedelta(minutes=1)), end)
     parameters |= {"start_ms": window.start_ms, "step_ms": window.step_s * 1000}
     spent: dict[str | None, list[int]] = defaultdict(lambda: [0] * window.buckets)
+    others = [0] * window.buckets
+    all_names = 0
     for row in await analytics.read(dict[str, Any], SQL["spend_history"] % _NAMES[by], parameters):
-        spent[row["name"]][row["step"]] = row["spend"] or 0
-    return window, dict(sorted(spent.items(), key=lambda entry: -sum(entry[1])))
+        steps = others if row["is_other"] else spent[row["name"]]
+        steps[row["step"]] = row["spend"] or 0
+        all_names = row["all_names"]
+    highest_first = dict(sorted(spent.items(), key=lambda entry: -sum(entry[1])))
+    return SpendHistory(window, highest_first, others, all_names - len(spent))
 
 
 _NAMES = {

@@ -112,22 +112,22 @@ def _costs(visit: Visit, models: ReadModels) -> Awaitable[PagePart[tuple[Costs, 
         query = _selection(visit).parameters | {"limit": MAX_ROWS}
         costs = await models.api.read(Costs, "costs", query, timeout_s=API_CLICKHOUSE_S)
         end = max(min(costs.ends_at, visit.now), costs.starts_at)
-        return costs, await spend_history(models.analytics, costs.starts_at, end, costs.by, tag=costs.tag)
+        return costs, await spend_history(
+            models.analytics, costs.starts_at, end, costs.by, tag=costs.tag, most=len(charts.COLOURS)
+        )
 
     return visit.part(read(), slow=True)
 
 
 def chart_of(history: SpendHistory, by: str, group_title: str) -> Markup:
     """Draws the spend over time, stacked by name; the names with the lowest spend share a series."""
-    window, spend_by_name = history
-    named_count = len(charts.COLOURS) - (len(spend_by_name) > len(charts.COLOURS))
+    window = history.window
     series: list[Series] = []
-    for colour, (name, values) in zip(charts.COLOURS[:named_count], spend_by_name.items(), strict=False):
+    for colour, (name, values) in zip(charts.COLOURS, history.spend.items(), strict=False):
         filters = {by: name} if name is not None and by in ("agent", *_EXECUTION_FILTERS) else {}
         series.append(Series(f"no {group_title}" if name is None else name, colour, values, "bars", filters))
-    if other_values := list(spend_by_name.values())[named_count:]:
-        sums = [sum(step) for step in zip(*other_values, strict=True)]
-        series.append(Series(quantity(len(other_values), "other"), charts.COLOURS[-1], sums, "bars"))
+    if history.other_names:
+        series.append(Series(quantity(history.other_names, "other"), charts.COLOURS[-1], history.others, "bars"))
     moments = [window.at(index) for index in range(window.buckets)]
     return charts.over_time("Spend", moments, series, charts.MONEY, step=timedelta(seconds=window.step_s), zooms=False)
 

@@ -67,18 +67,40 @@ WHERE NOT short_circuited
     AND started_at >= {earliest:DateTime64(3, 'UTC')} AND started_at < {latest:DateTime64(3, 'UTC')}
     AND charged_at >= {start:DateTime64(3, 'UTC')} AND charged_at < {end:DateTime64(3, 'UTC')}
 
--- name: spend_history
+-- The names with the highest spend, and all others together: callers may invent a hundred thousand users.
 -- `%s` is an expression of ours, from `_NAMES`.
-WITH ifNull(reserved_at, started_at) AS charged_at
+-- name: spend_history
 SELECT
-    %s AS name,
-    intDiv(toUnixTimestamp64Milli(charged_at) - {start_ms:Int64}, {step_ms:Int64}) AS step,
-    sum(attempts.cost) AS spend
-FROM attempts FINAL
-PREWHERE started_at >= {earliest:DateTime64(3, 'UTC')} AND started_at < {latest:DateTime64(3, 'UTC')}
-WHERE NOT short_circuited
-    AND charged_at >= {start:DateTime64(3, 'UTC')} AND charged_at < {end:DateTime64(3, 'UTC')}
-GROUP BY name, step
+    place > if(names <= {most:UInt32}, {most:UInt32}, {most:UInt32} - 1) AS is_other,
+    if(is_other, NULL, ranked.of_name) AS name,
+    step_and_spend.1 AS step,
+    sum(step_and_spend.2) AS spend,
+    max(names) AS all_names
+FROM (
+    SELECT
+        of_name,
+        steps,
+        row_number() OVER (ORDER BY total DESC NULLS LAST, of_name) AS place,
+        count() OVER () AS names
+    FROM (
+        SELECT of_name, groupArray((in_step, spent)) AS steps, sum(spent) AS total
+        FROM (
+            WITH ifNull(reserved_at, started_at) AS charged_at
+            SELECT
+                %s AS of_name,
+                intDiv(toUnixTimestamp64Milli(charged_at) - {start_ms:Int64}, {step_ms:Int64}) AS in_step,
+                sum(attempts.cost) AS spent
+            FROM attempts FINAL
+            PREWHERE started_at >= {earliest:DateTime64(3, 'UTC')} AND started_at < {latest:DateTime64(3, 'UTC')}
+            WHERE NOT short_circuited
+                AND charged_at >= {start:DateTime64(3, 'UTC')} AND charged_at < {end:DateTime64(3, 'UTC')}
+            GROUP BY of_name, in_step
+        )
+        GROUP BY of_name
+    )
+) AS ranked
+ARRAY JOIN steps AS step_and_spend
+GROUP BY is_other, name, step
 
 -- name: month
 -- `%s` is an expression of ours, from `_NAMES`.
