@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 from datetime import timedelta
 from typing import Any
@@ -56,6 +57,19 @@ async def test_one_is_shown_with_its_facts_and_its_attempts(run: Run, analytics:
         "retry": "0.001400000",
         "worker_lost": "0.000000000",
     }
+
+
+async def test_a_list_is_filtered_by_user_and_team(run: Run, analytics: Analytics) -> None:
+    await store(analytics, [execution("a", user="ada", team="search"), execution("b", user="bob", team="search")])
+    for options, expected in (
+        (("--user", "ada"), {"a"}),
+        (("--team", "search"), {"a", "b"}),
+        (("--team", "search", "--user", "eve"), set[str]()),
+    ):
+        listed = (await in_thread(run, "executions", *options, "--json")).json
+        assert {execution["execution_id"] for execution in listed} == expected
+    facts = (await in_thread(run, "executions", "a")).out
+    assert re.search(r"user +ada\n +team +search\n", facts)
 
 
 @pytest.mark.parametrize("asked", ["root", "a1"])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import pytest_asyncio
@@ -14,15 +16,18 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from joserfc import jws
 from joserfc.jwk import ECKey
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
 
 from breakwater.identity import api_tokens
-from breakwater.identity.api_keys import ApiKeysError, create_key
+from breakwater.identity.api_keys import ApiKeysError, KeyRing, create_key
 from breakwater.identity.api_tokens import ApiTokens
-from breakwater.identity.auth import AcceptedTokens
+from breakwater.identity.auth import AcceptedTokens, RequireApiKey, wait_until_refused
 from breakwater.identity.json_web_tokens import KEYS_AGAIN_S, LEEWAY_S, REUSE_S
 from breakwater.identity.rules.callers import Caller
 from breakwater.identity.settings import TokenSettings
 from breakwater.kernel.http.problems import RequestError
+from breakwater.kernel.http.server import Shares
 from tests.openid_provider import signed as signed_otherwise
 from tests.tables import each_row
 
@@ -46,9 +51,11 @@ class Issuer:
             return web.Response(status=self.answer.status, headers=self.answer.headers, body=self.answer.body)
         return web.json_response({"keys": [key.as_dict(private=False, use="sig") for key in self.published]})
 
+    def settings(self, **changed: Any) -> TokenSettings:
+        return TokenSettings.model_validate({"issuer": ISSUER, "audience": AUDIENCE, "jwks_url": self.url, **changed})
+
     def tokens(self, **settings: Any) -> ApiTokens:
-        given = {"issuer": ISSUER, "audience": AUDIENCE, "jwks_url": self.url, **settings}
-        return ApiTokens(TokenSettings.model_validate(given))
+        return ApiTokens(self.settings(**settings))
 
 
 @pytest_asyncio.fixture
@@ -242,6 +249,45 @@ def test_a_reload_that_changes_nothing_keeps_the_verifier_and_one_without_it_end
     assert accepted.current not in (None, verifier)
     accepted.reload(None)
     assert accepted.current is None
+
+
+async def test_a_long_request_ends_when_its_token_expires_or_the_config_accepts_none(
+    issuer: Issuer, tmp_path: Path
+) -> None:
+    accepted, refused = AcceptedTokens(), list[str]()
+    clock = [time.time()]
+
+    def expire() -> None:
+        clock[0] += 400
+
+    def reload() -> None:
+        accepted.reload(None)
+
+    for change, why in ((expire, "it has expired"), (reload, "JSON Web Tokens are not accepted here")):
+
+        async def long_request(scope: Scope, _receive: Receive, _send: Send, change: Any = change) -> None:
+            change()
+            async with asyncio.timeout(10):
+                refused.append(await wait_until_refused(Request(scope), 0.001))
+
+        clock[0] = time.time()
+        accepted.reload(issuer.settings())
+        accepted.current = ApiTokens(issuer.settings(), lambda: clock[0])
+        nothing = cast("Any", None)
+        guarded = RequireApiKey(
+            app=long_request,
+            keys=KeyRing(tmp_path / "keys.json"),
+            sessions=nothing,
+            openid=None,
+            tokens=accepted,
+            proxy_headers=None,
+            shares=Shares(),
+            error_response=lambda problem, _path: problem.response(),
+        )
+        headers = [(b"authorization", b"Bearer " + signed(claims(), OURS).encode())]
+        scope = {"type": "http", "method": "GET", "path": "/api/v1/jobs/a/progress", "headers": headers}
+        await guarded(scope, nothing, nothing)
+        assert why in refused[-1]
 
 
 def test_no_key_has_a_name_of_a_tokens_holder(tmp_path: Any) -> None:

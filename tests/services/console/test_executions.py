@@ -73,7 +73,7 @@ async def test_filters_are_kept_and_reported(console: Console):
     broken = ErrorInfo(kind="server", class_="ServerError", message="the cable is cut", status_code=503)
     await store(
         console,
-        ended(1, agent="writer", tenant="acme"),
+        ended(1, agent="writer", tenant="acme", user="ada@example.com", team="search"),
         ended(2, agent="reader", status="dead_lettered", reason="error", error=broken),
         ended(3, agent="reader", total_cost=2_000_000_000),
     )
@@ -81,6 +81,13 @@ async def test_filters_are_kept_and_reported(console: Console):
     assert "2 executions" in by_agent.words
     assert '<option value="reader" selected>' in by_agent.text
     assert "the cable is cut" in by_agent.text
+    for query in ("user=ada%40example.com", "team=search", "user=ada%40example.com&team=search&flat=1"):
+        of_user = await console.get(f"/executions?{query}&whole=1")
+        assert "1 execution in" in of_user.words
+        assert "ada@example.com · acme" in of_user.words
+    assert 'name="user" value="ada@example.com"' in of_user.text
+    shown = (await console.get("/executions/job-001")).text
+    assert 'href="/executions?window=30d&amp;user=ada%40example.com"' in shown
     together = "agent=reader&status=dead_lettered&reason=error&error_kind=server&model=gpt-4.1&text=CABLE"
     page = await console.get(f"/executions?{together}&whole=1")
     assert "1 execution in" in page.words
@@ -89,7 +96,20 @@ async def test_filters_are_kept_and_reported(console: Console):
 
 def test_the_fields_of_the_form_are_filters_and_its_amounts_are_in_dollars():
     window = TimeWindow.last(timedelta(hours=1), datetime(2026, 11, 22, 12, tzinfo=UTC))
-    names = ("agent", "status", "reason", "model", "tenant", "task_id", "plan_id", "run_id", "error_kind", "text")
+    names = (
+        "agent",
+        "status",
+        "reason",
+        "model",
+        "tenant",
+        "user",
+        "team",
+        "task_id",
+        "plan_id",
+        "run_id",
+        "error_kind",
+        "text",
+    )
     fields = {name: f"a {name}" for name in names}
     assert filters_of(fields, window) == Filters(since=window.start, until=window.end, **cast(Any, fields))
     for amount in ("1.5", "$1.5"):

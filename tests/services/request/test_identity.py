@@ -95,6 +95,8 @@ async def test_tokens_and_headers_of_a_proxy_say_whose_call_it_is(start_api: Sta
         for wrong, status, path in (({"X-User": "u" * 129}, 422, "X-User"), ({"X-Team": "a\x85b"}, 422, "X-Team")):
             answer = await submit(api, {**free, **wrong})
             assert (answer.status, answer.paths) == (status, [path])
+        secret = {**free, "X-Team": "sk-ant-api03-0123456789abcdefghijklmnopqrstuv"}
+        assert (await submit(api, secret)).paths == ["team"], "names are not redacted"
         chat = await api.ask("POST", "/v1/chat/completions", json=CHAT, headers={**bound, "X-User": "eve"})
         assert (chat.status, chat.json["error"]["param"]) == (403, "X-User")
 

@@ -47,6 +47,7 @@ from breakwater.kernel.process import background
 from breakwater.kernel.redis.connection import StateUnavailableError
 from breakwater.kernel.telemetry import tracing
 from breakwater.kernel.validation import FieldError
+from breakwater.redaction.rules.redact import id_objection
 
 LOOK_UP_S = 1.0
 """Time limit of looking up a job's id. Beyond it, the job is accepted, and the worker checks the id."""
@@ -128,10 +129,14 @@ class JobIntake:
             scope=scope_of(caller, job.tenant),
             redaction=self.config.redaction,
         )
+        attribution = attribution_of(job, Attribution(caller.user, caller.team), caller.forwarded)
+        for kind, name in (("user", attribution.user), ("team", attribution.team)):
+            if name is not None and (why := id_objection(self.config.redaction, name)) is not None:
+                raise invalid_job([FieldError(path=kind, message=why)])
         return replace(
             sent,
             submitted_by=caller.name,
-            attribution=attribution_of(job, Attribution(caller.user, caller.team), caller.forwarded),
+            attribution=attribution,
             tags=caller.tags,
             by_operator=by_operator,
             private=not self.config.agents[job.agent].keeps_error_texts,
