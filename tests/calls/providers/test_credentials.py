@@ -4,12 +4,15 @@ import asyncio
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO, Any
 
 import pytest
+from dotenv import dotenv_values
 from structlog.testing import capture_logs
 
 from breakwater.calls.providers.http import Credential
 from breakwater.kernel.errors import ConfigError
+from breakwater.kernel.security import secret_refs
 from breakwater.kernel.security.secret_refs import ENV_FILE, SecretRef, variable
 
 OLD, NEW = "sk-old-secret-1", "sk-new-secret-2"
@@ -178,3 +181,30 @@ async def test_a_key_that_no_header_can_carry_is_refused(value: str, tmp_path: P
 def test_a_missing_key_is_reported_at_once() -> None:
     with pytest.raises(ConfigError, match="NO_SUCH_KEY is not set"):
         Credential(SecretRef(env="NO_SUCH_KEY"))
+
+
+def test_a_file_of_variables_is_parsed_again_only_after_a_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed: list[str] = []
+
+    def parse(stream: IO[str], **options: Any) -> Any:
+        parsed.append(stream.name)
+        return dotenv_values(stream=stream, **options)
+
+    monkeypatch.setattr("dotenv.dotenv_values", parse)
+    file = tmp_path / "variables"
+    monkeypatch.setenv(ENV_FILE, str(file))
+    file.write_text("A_KEY=one\n")
+    assert [variable("A_KEY") for _ in range(3)] == ["one"] * 3
+    assert len(parsed) == 3, "of a file that has just been written, a change may not show yet"
+    monkeypatch.setattr(secret_refs, "_SETTLED_S", -1.0)
+    assert [variable(name) for name in ("A_KEY", "B_KEY", "A_KEY")] == ["one", "", "one"]
+    assert len(parsed) == 4
+    file.write_text("A_KEY=three\n")
+    assert [variable("A_KEY") for _ in range(3)] == ["three"] * 3
+    replacement = tmp_path / "replacement"
+    replacement.write_text("A_KEY=THREE\n")
+    replacement.replace(file)
+    assert variable("A_KEY") == "THREE"
+    assert len(parsed) == 6

@@ -320,6 +320,20 @@ async def test_the_promise_of_an_unused_id_is_not_kept_by_a_job_that_was_parked(
     assert woken.headers[Header.MSG_ID.value].startswith("e/woken/")
 
 
+async def test_a_probe_that_was_parked_is_still_a_probe(client: Client, publisher: Publisher) -> None:
+    for early in (False, True):
+        job = await submitted(client, headers={Header.PROBE.value: "1", Header.EXECUTION_ID.value: f"e{early}"})
+        await park(publisher, job, agent=SLOW, execution_id=f"e{early}", job_id="j", due=now())
+        await job.ack_sync()
+        if early:
+            assert await wake_early(publisher, Lookup(lambda: client), f"e{early}") is not None
+        else:
+            await DelayedQueue(publisher, PLAN.agents).handle(await parked(client))
+        woken = await taken(client)
+        await woken.ack_sync()
+        assert woken.headers[Header.PROBE.value] == "1"
+
+
 async def test_what_was_expected_of_the_queue_is_not_expected_of_the_other_stream(
     client: Client, publisher: Publisher
 ) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import subprocess
+import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -14,7 +17,10 @@ from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.types import Message
 
 ENV_FILE = "BREAKWATER_ENV_FILE"
-"""The variable that names a file of `NAME=value` lines, which are read anew each time and precede the environment."""
+"""The variable that names a file of `NAME=value` lines, which precede the environment. Changes count at once."""
+
+_SETTLED_S = 2.0
+"""The age from which a file is known by its time: of one that has just been written, a further change may not show."""
 
 COMMAND_TIMEOUT_S = 10.0
 _CREDENTIALS = re.compile(r"(?<=//)([^/@:]*):[^/@]*(?=@)")
@@ -70,15 +76,38 @@ def variable(name: str) -> str:
     file = os.environ.get(ENV_FILE)
     if not file:
         return os.environ.get(name, "")
-    from dotenv import dotenv_values  # few planes have such a file
-
     try:
-        with Path(file).open(encoding="utf-8") as lines:
-            values = dotenv_values(stream=lines, interpolate=False)
+        values = _ENV_FILE_READER.values(file)
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise ConfigError(f"the file {file}, which {ENV_FILE} names, can't be read: {why}") from error
     return values.get(name) or os.environ.get(name, "")
+
+
+class _EnvFileReader:
+    """Reads the file of `ENV_FILE`, and parses it again only after a change: programs read it at each start."""
+
+    def __init__(self) -> None:
+        self._parsed: tuple[object, Mapping[str, str | None]] | None = None
+        """The version of the file and its values, in one field because threads share it."""
+
+    def values(self, file: str) -> Mapping[str, str | None]:
+        """Returns the values by name. Raises OSError, UnicodeDecodeError."""
+        with Path(file).open(encoding="utf-8") as lines:
+            status = os.fstat(lines.fileno())
+            version = file, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+            parsed = self._parsed
+            if parsed is not None and parsed[0] == version:
+                return parsed[1]
+            from dotenv import dotenv_values  # few planes have such a file
+
+            values = dotenv_values(stream=lines, interpolate=False)
+        is_settled = time.time() - max(status.st_mtime, status.st_ctime) > _SETTLED_S
+        self._parsed = (version, values) if is_settled and stat.S_ISREG(status.st_mode) else None
+        return values
+
+
+_ENV_FILE_READER = _EnvFileReader()
 
 
 def _read_file(path: Path) -> str:
