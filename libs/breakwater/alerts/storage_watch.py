@@ -29,7 +29,7 @@ def lasting_failure(server: StorageServer, outage: Outage | None, at: datetime, 
     error = outage.error
     if isinstance(error, UnavailableError):
         return storage_failing(server, str(error), error.remedy, at) if error.server == server else None
-    return storage_failing(server, str(error), None, at)
+    return storage_failing(server, str(error) or type(error).__name__, None, at)
 
 
 class StorageWatch:

@@ -128,7 +128,8 @@ class LeaderLease:
                         return
                 renewed = before
             except (BusError, TimeoutError) as error:
-                self.storing.note_failure(error)
+                is_silent = isinstance(error, TimeoutError)
+                self.storing.note_failure(f"NATS did not acknowledge {self._subject} in time" if is_silent else error)
                 structlog.get_logger().debug("leader_lease_not_renewed", subject=self._subject, error=str(error))
 
     async def _renew(self) -> bool:
