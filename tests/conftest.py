@@ -168,9 +168,9 @@ class _LongGroup:
 
 
 def pytest_collection_finish() -> None:
-    """Has garbage collected again."""
-    gc.enable()
+    """Has garbage collected again, but what has been made until now: to look through thousands of tests takes long."""
     _collect_garbage_seldom()
+    gc.enable()
 
 
 def _collect_garbage_seldom() -> None:
