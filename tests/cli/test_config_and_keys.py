@@ -363,6 +363,34 @@ def test_config_check_warns_of_a_price_that_leaves_out_what_long_inputs_cost(run
     assert warned(", tiers: [{above_tokens: 200000, input_usd_per_mtok: 2, output_usd_per_mtok: 3}]") == []
 
 
+def test_config_check_warns_of_tags_that_are_not_recorded_and_headers_that_anyone_may_set(
+    run: Run, tmp_path: Path
+) -> None:
+    file = tmp_path / "c.yaml"
+    plane = "providers: {p: {base_url: 'http://127.0.0.1:1'}}\nagents: {a: {model: m}}\ncost_tags: [project]\n"
+    file.write_text(
+        f"{plane}"
+        "identity:\n  jwt: {issuer: us, audience: plane, jwks_url: 'https://x/', tags: {project: a, site: b}}\n"
+        "  headers: {user: X-User, networks: [0.0.0.0/0]}\n"
+    )
+    assert run("config", "check", str(file), "--json").json["warnings"] == [
+        "identity.jwt.tags.site: is not recorded, because cost_tags does not list it",
+        "identity.headers.networks: 0.0.0.0/0 is any address, so that any client may name any user",
+    ]
+    for wrong, said in (
+        ("headers: {networks: [10.0.0.0/8]}", "set user, team or both"),
+        ("headers: {user: X-User}", "networks"),
+        ("headers: {user: 'X User', networks: [10.0.0.0/8]}", "identity.headers.user"),
+        ("headers: {user: X-Breakwater-User, networks: [10.0.0.0/8]}", "begins with x-breakwater-"),
+        ("jwt: {issuer: us, audience: plane, jwks_url: 'http://id.example/'}", "must be a URL with https://"),
+        ("jwt: {issuer: us, audience: plane, jwks_url: 'https://x/', agents: [b]}", "'b' is not configured"),
+        ("jwt: {issuer: us, audience: plane, jwks_url: 'https://x/', tenants: ['*']}", "no wildcards"),
+    ):
+        file.write_text(f"{plane}identity: {{{wrong}}}\n")
+        refused = run("config", "check", str(file))
+        assert (refused.code, said in refused.err) == (ExitCode.FAILED, True), refused.err
+
+
 def test_config_check_warns_of_alerts_that_nobody_would_get(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from breakwater.cli import doctor_findings
-from breakwater.cli.doctor_checks import openid_findings
+from breakwater.cli.doctor_checks import identity_findings, openid_findings
 from breakwater.config import parse_config
 from breakwater.local.plane import PlaneLocation
 from breakwater.local.ports import free_port
@@ -91,6 +91,21 @@ async def test_what_keeps_people_from_signing_in_is_named_with_what_to_do(
 ) -> None:
     verdict, text, remedy = await found(answers)
     assert (verdict, said in text, to_do in remedy) == ("fail", True, True), (text, remedy)
+
+
+async def test_the_keys_of_json_web_tokens_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_findings, "SLOW_MS", 60_000.0)
+    config = CONFIG.format(issuer="https://x").partition("console:")[0]
+    for replies, verdict, said in (
+        ({}, "ok", "with 1 keys"),
+        ({KEYS: {"keys": []}}, "fail", "it has no key"),
+        ({KEYS: web.Response(status=500)}, "fail", "HTTP 500"),
+    ):
+        async with provider(replies) as issuer:
+            tokens = f"identity: {{jwt: {{issuer: us, audience: plane, jwks_url: '{issuer}{KEYS}'}}}}"
+            [finding] = [one async for one in identity_findings(PlaneLocation(None), parse_config(config + tokens))]
+        assert (finding.area, finding.verdict, said in finding.text) == ("identity", verdict, True), finding.text
+    assert [one async for one in identity_findings(PlaneLocation(None), parse_config(config))] == []
 
 
 async def test_a_slash_too_many_and_a_provider_that_is_away_are_reported() -> None:

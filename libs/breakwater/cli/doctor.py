@@ -41,6 +41,7 @@ CHECKS: tuple[tuple[str, Check, tuple[str, ...]], ...] = (
     ("provider", doctor_checks.provider_findings, ()),
     ("calls", doctor_checks.call_findings, (_CLICKHOUSE,)),
     ("openid", doctor_checks.openid_findings, ()),
+    ("identity", doctor_checks.identity_findings, ()),
     ("encryption", doctor_checks.encryption_findings, (_NATS, _CLICKHOUSE)),
 )
 """All checks except those of the config file, in the report's order.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from operator import itemgetter
@@ -37,7 +37,7 @@ from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.redis.inspect import inspect
-from breakwater.kernel.security.addresses import ANYWHERE
+from breakwater.kernel.security.addresses import ANYWHERE, IpNetwork
 from breakwater.kernel.security.encryption import key_of_document
 from breakwater.kernel.security.guarded_http import AddressRefusedError, guarded_session
 from breakwater.kernel.security.secret_refs import SecretRef
@@ -490,10 +490,27 @@ async def openid_findings(_plane: PlaneLocation, config: Config | None) -> Findi
         yield await _openid(config.console.openid)
 
 
+async def identity_findings(_plane: PlaneLocation, config: Config | None) -> Findings:
+    """Checks from this machine whether the keys of JSON Web Tokens can be read, if the config accepts any."""
+    if config is None or (tokens := config.identity.jwt) is None:
+        return
+    try:
+        document, ms = await measure(_json_at(tokens.jwks_url, ANYWHERE))
+        keys = _signing_keys(document.get("keys"))
+    except ValueError as error:
+        remedy = (
+            "Check identity.jwt.jwks_url, name resolution and the firewall: `request` must reach it. API keys work."
+        )
+        yield Finding("identity", "fail", f"{tokens.jwks_url}: {error}", remedy)
+    else:
+        text = f"{tokens.jwks_url} responds in {ms:.0f} ms, with {keys} keys"
+        yield answers("identity", text, ms, "The first token after a start, and one each hour, waits for it.")
+
+
 async def _openid(openid: OpenId) -> Finding:
     url = openid.issuer.rstrip("/") + "/.well-known/openid-configuration"
     try:
-        document, ms = await measure(_json_at(url, openid))
+        document, ms = await measure(_json_at(url, _networks_for(url, openid)))
     except ValueError as error:
         remedy = (
             "Check console.openid.issuer, name resolution and the firewall: `request` must reach it. API keys work."
@@ -509,7 +526,8 @@ async def _openid(openid: OpenId) -> Finding:
         remedy = "Is that an OpenID Connect provider, and is the path correct?"
         return Finding("openid", "fail", f"{url} does not state {', '.join(missing_fields)}", remedy)
     try:
-        keys = _signing_keys((await _json_at(document["jwks_uri"], openid)).get("keys"))
+        url_of_keys = document["jwks_uri"]
+        keys = _signing_keys((await _json_at(url_of_keys, _networks_for(url_of_keys, openid))).get("keys"))
     except ValueError as error:
         remedy = (
             "Without the provider's keys, people can't sign in. If it is at a private address, allow its network "
@@ -521,11 +539,14 @@ async def _openid(openid: OpenId) -> Finding:
     return answers("openid", text, ms, "Signing in takes several such requests.")
 
 
-async def _json_at(url: str, openid: OpenId) -> dict[str, Any]:
-    """Reads a JSON object from the provider. Raises ValueError, which says why, if that fails."""
+def _networks_for(url: str, openid: OpenId) -> Sequence[IpNetwork]:
     is_issuers_host = urlsplit(url).hostname == urlsplit(openid.issuer).hostname
+    return ANYWHERE if is_issuers_host else openid.allow_networks
+
+
+async def _json_at(url: str, allowed: Sequence[IpNetwork]) -> dict[str, Any]:
+    """Reads a JSON object from an issuer. Raises ValueError, which says why, if that fails."""
     try:
-        allowed = ANYWHERE if is_issuers_host else openid.allow_networks
         async with guarded_session(allowed, CONNECT_TIMEOUT_S) as http, http.get(url) as response:
             status = response.status
             body = await response.read()
@@ -553,5 +574,5 @@ def _signing_keys(key_set: object) -> int:
         parts = _KEY_PARTS.get(str(key.get("kty")), ())
         count += bool(parts) and all(isinstance(key.get(part), str) for part in parts)
     if not count:
-        raise ValueError("it has no key for signing ID tokens")
+        raise ValueError("it has no key for signing tokens")
     return count

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import structlog
 from joserfc import jwt
 from joserfc.errors import (
     BadSignatureError,
@@ -33,6 +32,7 @@ from breakwater.identity.json_web_tokens import (
 from breakwater.identity.rules.callers import Caller, UnusableClaimError, holder_of_token
 from breakwater.identity.settings import TokenSettings
 from breakwater.kernel.http.problems import RequestError, unauthorized_error, unavailable
+from breakwater.kernel.process.outage import Outage
 from breakwater.kernel.security.addresses import ANYWHERE
 
 STALE_S = 86_400.0
@@ -58,6 +58,7 @@ class ApiTokens:
         """When the issuer was last asked for them."""
         self._unavailable: IssuerUnavailableError | None = None
         """The failure of the last request for them."""
+        self._outage = Outage(f"keys of identity.jwt at {settings.jwks_url}")
         self._asking = asyncio.Lock()
 
     async def caller(self, token: str) -> Caller:
@@ -108,14 +109,14 @@ class ApiTokens:
 
     async def _ask(self) -> None:
         self._asked_at = time.monotonic()
-        url = self._settings.jwks_url
         try:
-            self._keys = await _published_keys(url)
+            self._keys = await _published_keys(self._settings.jwks_url)
         except IssuerUnavailableError as error:
             self._unavailable = error
-            structlog.get_logger().warning("jwks_unavailable", url=url, why=str(error), error=repr(error.__cause__))
+            self._outage.note_failure(str(error) if error.__cause__ is None else f"{error}: {error.__cause__!r}")
         else:
             self._unavailable = None
+            self._outage.note_success()
             self._read_at = self._asked_at
 
     def _in_words(self, error: Exception) -> str:

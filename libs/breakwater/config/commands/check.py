@@ -188,7 +188,18 @@ def warnings(config: Config) -> tuple[str, ...]:
             )
     if len(set(config.encryption.keys)) < len(config.encryption.keys):
         problems.append("encryption.keys: the same key is listed twice")
-    return (*problems, *_alert_problems(config.alerts))
+    return (*problems, *_identity_problems(config), *_alert_problems(config.alerts))
+
+
+def _identity_problems(config: Config) -> Iterable[str]:
+    """Warns of tags that are not recorded, and of headers that anyone may set."""
+    tokens, headers = config.identity.jwt, config.identity.headers
+    for tag in () if tokens is None else tokens.tags:
+        if tag not in config.cost_tags:
+            yield f"identity.jwt.tags.{tag}: is not recorded, because cost_tags does not list it"
+    for network in () if headers is None else headers.networks:
+        if network.prefixlen == 0:
+            yield f"identity.headers.networks: {network} is any address, so that any client may name any user"
 
 
 def warnings_of_agent(config: Config, name: str) -> Iterable[str]:
