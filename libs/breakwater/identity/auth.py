@@ -6,8 +6,9 @@ The token of a session has the rights of the key that began it, or those of a pe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Generator, Iterable
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from typing import Any, Protocol
@@ -161,6 +162,20 @@ class AcceptedTokens:
 
     current: TokenVerifier | None = None
     settings: TokenSettings | None = None
+    looks: set[Callable[[], None]] = field(default_factory=set[Callable[[], None]])
+    """Called when other settings may have ended the access of a request in progress."""
+
+    @contextmanager
+    def watching(self, caller: Caller, look: Callable[[], None]) -> Generator[None]:
+        """Calls `look` for the holder of a token, while the block runs, when other settings apply."""
+        if caller.kind != "token":
+            yield
+            return
+        self.looks.add(look)
+        try:
+            yield
+        finally:
+            self.looks.discard(look)
 
     def reload(self, settings: TokenSettings | None) -> None:
         """Uses other settings. The keys of an issuer whose settings stay are not read again."""
@@ -172,6 +187,8 @@ class AcceptedTokens:
             from breakwater.identity.api_tokens import ApiTokens
 
             self.current = ApiTokens(settings)
+        for look in self.looks:
+            look()
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +250,7 @@ class RequireApiKey:
                 await send(message)
 
         try:
-            with self.keys.watching(caller, watch.look):
+            with self.keys.watching(caller, watch.look), self.tokens.watching(caller, watch.look):
                 await self.app(scope, partial(watch.receive, receive), send_unless_ended)
             if watch.ended_wait and not has_begun:
                 problem = unauthorized_error(watch.why or "")

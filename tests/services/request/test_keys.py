@@ -135,6 +135,7 @@ async def test_bad_input_is_refused_in_words_and_changes_nothing(governed: HttpA
         ("keys", {"name": "x", "scopes": []}, 422, "invalid_request", "scopes"),
         ("keys", {"name": "x\n"}, 422, "invalid_request", "name"),
         ("keys", {"name": "n" * 129}, 422, "invalid_request", "name"),
+        ("keys", {"name": "jwt:ada"}, 422, "invalid_request", "those of JSON Web Tokens"),
         ("keys", {}, 422, "invalid_request", "name"),
         ("keys", {"name": "x", "expires_at": ends_in(-1)}, 422, "invalid_request", "is over"),
         ("keys", {"name": "x", "expires_at": "tomorrow"}, 422, "invalid_request", "expires_at"),

@@ -125,6 +125,8 @@ class KeyRoutes:
         except ValidationError as error:
             message = str(error.errors(include_url=False)[0]["msg"]).removeprefix("Value error, ")
             raise _invalid("scopes", message) from None
+        except ValueError as error:
+            raise _invalid("name", str(error)) from None
         _check_grant(request, key, new_key.expires_at)
         record = KeyRecord(
             key=key, expires_at=new_key.expires_at, change="created", by=request.by, reason=request.why or None, at=now
