@@ -28,7 +28,7 @@ def test_the_config_of_five_services_is_valid_and_each_has_a_key() -> None:
     [block] = [block for block in blocks(DOCS / "adoption.md") if block.language == "yaml"]
     config = parse_config(block.text)
     assert len(config.agents) == 5
-    bound = re.findall(r"keys create \S+ --scope submit --agent (\S+)", (DOCS / "adoption.md").read_text())
+    bound = re.findall(r"keys create \S+ --agent (\S+)", (DOCS / "adoption.md").read_text())
     assert set(bound) == set(config.agents)
 
 

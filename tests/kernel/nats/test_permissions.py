@@ -1,8 +1,10 @@
 """What each NATS user may do, asked of a real server."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 
 import nats
 import nats.errors
@@ -11,6 +13,9 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.api import StreamConfig
 
+from breakwater.identity.key_log import LOOK_S, KeyLog
+from breakwater.identity.rules.callers import ENTROPY_BYTES, mint
+from breakwater.identity.rules.keys import KeyRecord
 from breakwater.jobs.contract.job import Job
 from breakwater.kernel.nats.broker import Batches, ServiceApp, connection_of, make_broker, on_request
 from breakwater.kernel.nats.core import ask
@@ -22,6 +27,7 @@ from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.subjects import CHANNEL_TESTS, Stream, channel_test, sent_message
 from breakwater.kernel.nats.topology import Plan, alert_consumer, consumers, worker_consumer
+from breakwater.kernel.process import background
 from breakwater.limits.contract import BudgetEvent
 from breakwater.local.ports import free_port
 from breakwater.records.channels import BUDGETS, JOBS
@@ -153,6 +159,8 @@ MAY_SUBSCRIBE = {
     "bw.audit.>": {"client"},
     "bw.alerter.test.*": {"alerter"},
     "bw.alerter.>": set[str](),
+    "bw.keys.*": set[str](),
+    "bw.key-changes": {"request"},
     "bw.replies.>": {"client"},
     "_INBOX.>": {"client"},
     "_INBOX.*.*": {"client"},
@@ -276,6 +284,28 @@ async def test_the_sink_takes_batches_with_its_own_user(url_of: UrlOf) -> None:
                 pass
     finally:
         await app.stop()
+
+
+async def test_each_process_of_request_learns_at_once_of_a_key_that_another_has_changed(url_of: UrlOf) -> None:
+    async with connected(url_of, "request") as (first, refusals), connected(url_of, "request") as (second, refused):
+        logs = [_key_log(client) for client in (first, second)]
+        following = [asyncio.create_task(log.run()) for log in logs]
+        try:
+            for log in logs:
+                await log.filled.wait()
+            made = mint("acme-bot", entropy=bytes(ENTROPY_BYTES), at=datetime.now(UTC))[1]
+            record = KeyRecord(key=made, change="created", by="ops", reason=None, at=made.created_at)
+            began = time.monotonic()
+            await logs[0].change(lambda: record)
+            await until(lambda: made.id in logs[1].keys, "the key")
+            assert time.monotonic() - began < LOOK_S / 2, "it was heard of, and not only looked for"
+        finally:
+            await background.stop(*following)
+    assert [*refusals, *refused] == []
+
+
+def _key_log(client: Client) -> KeyLog:
+    return KeyLog(lambda: client, Publisher(lambda: client, "tests"))
 
 
 async def test_the_alerter_takes_a_channels_alerts_and_reads_what_it_remembered(url_of: UrlOf) -> None:

@@ -161,7 +161,7 @@ class KeyRoutes:
         texts: list[str] = []
 
         def decide() -> KeyRecord:
-            before = self._log.keys[key_id].record
+            before = self._plane_key(key_id).record
             _check_grant(request, before.key, before.expires_at)
             text, record = before.rotate(entropy, grace, by=request.by, reason=request.why or None, at=utc_now())
             texts[:] = [text]
@@ -187,7 +187,7 @@ class KeyRoutes:
         key_id = self._changeable(request.path["key"])
 
         def decide() -> KeyRecord:
-            return self._log.keys[key_id].record.revoke(by=request.by, reason=request.why or None, at=utc_now())
+            return self._plane_key(key_id).record.revoke(by=request.by, reason=request.why or None, at=utc_now())
 
         try:
             record = await self._log.change(decide, key_id)
@@ -195,7 +195,7 @@ class KeyRoutes:
             if refused.code == "key_changed":
                 raise _conflict(refused) from None
             # It has ended already, which is what the caller wants.
-            return _listed(self._log.keys[key_id], utc_now())
+            return _listed(self._plane_key(key_id), utc_now())
         request.log("key_revoked", key=record.key.name, id=key_id)
         return _listed_record(record, utc_now())
 
@@ -215,7 +215,7 @@ class KeyRoutes:
         ends_at = None if request.input.at == "never" else request.input.at
 
         def decide() -> KeyRecord:
-            before = self._log.keys[key_id].record
+            before = self._plane_key(key_id).record
             is_later = before.expires_at is not None and (ends_at is None or ends_at > before.expires_at)
             if is_later:
                 _check_grant(request, before.key, ends_at)
@@ -273,6 +273,12 @@ class KeyRoutes:
             message = f"{len(matches)} keys are named {id_or_name!r}; use one of the ids: {ids}"
             raise RequestError(409, "ambiguous_key", message)
         return matches[0]
+
+    def _plane_key(self, key_id: str) -> PlaneKey:
+        """Returns a key of the plane. Raises RequestError: 404, it has gone since it was found."""
+        if (key := self._log.keys.get(key_id)) is None:
+            raise _unknown(key_id)
+        return key
 
     def _changeable(self, id_or_name: str) -> str:
         """Returns the id of a key of the plane. Raises RequestError: as `_find`, or it is a key of the file."""
