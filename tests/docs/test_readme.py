@@ -165,7 +165,9 @@ def test_every_example_that_the_page_starts_submits_and_prints_the_answer(checko
 
 
 def test_the_commands_that_up_prints_can_be_pasted(checkout: Checkout) -> None:
-    _, _, printed = (checkout.path / "up.log").read_text().partition("Next, in another terminal here:\n")
+    log = checkout.path / "up.log"
+    wait_until(lambda: " tail --since 1h" in log.read_text(), "what `up` prints at last")
+    _, _, printed = log.read_text().partition("Next, in another terminal here:\n")
     submit, tail, *_ = (line.strip() for line in printed.splitlines())
     assert "Write a haiku about harbours." in checkout.sh(submit).stdout
     assert " tail --since 1h" in tail
