@@ -148,7 +148,8 @@ class Attempt(Event):
         "it, and by `tenant`.",
     )
     cost_tags: dict[str, str] = Field(
-        default_factory=dict, description="Values in the job's metadata for the `cost_tags` of the config."
+        default_factory=dict,
+        description="Values for the `cost_tags` of the config: tags of the API key, or else the job's metadata.",
     )
     number: int = Field(ge=1)
     model: ModelId

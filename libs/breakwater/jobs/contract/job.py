@@ -171,7 +171,9 @@ class Job(Message):
         default=None, description="NATS subject that also receives the result: an inbox, or a subject below bw.replies."
     )
     metadata: dict[str, JsonValue] = Field(
-        default_factory=dict, description="Your own data, stored with the execution."
+        default_factory=dict,
+        description="Your own data, stored with the execution. `user` and `team` name whose call it is, at most 128 "
+        "characters each, unless the API key or the request does.",
     )
 
     @field_validator("reply_to")
