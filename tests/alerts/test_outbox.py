@@ -126,6 +126,17 @@ def test_of_an_incident_that_was_reported_only_news_are(
     assert (message_of(decided), len(decided.skip)) == (message, skipped)
 
 
+def test_a_digest_names_the_one_agent_that_a_deployment_fails_for() -> None:
+    of_deployment = {"key": "deployment_failing/openai/x", "event": "deployment_failing", "agent": "*"}
+    alerts = [
+        alert("a", **of_deployment, payload={"agents": ["reader"]}),
+        alert("b", **of_deployment, payload={"agents": ["reader", "writer"]}),
+    ]
+    decided = next_message(held(*alerts), rules(rate_limit={"messages": 1, "within_s": 60}), AT)
+    assert isinstance(decided.message, AlertDigest)
+    assert [one.agent for one in decided.message.alerts] == ["reader", "*"]
+
+
 def test_a_channel_for_critical_incidents_is_sent_a_warning_once_it_has_become_critical() -> None:
     warning = alert("a", "opened", 1, severity="warning", highest_severity="warning")
     worse = alert("a", "worsened", 2, highest_severity="critical")

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Literal
+from typing import Any, Literal
 from zoneinfo import ZoneInfo
 
 from breakwater.alerts.contract import Alert, AlertDigest, HeldBack
@@ -23,6 +23,7 @@ from breakwater.alerts.rules.alert_rules import (
     UNDELIVERABLE,
     began_with,
     budget_period_of,
+    concerned_agents,
     highest_severity,
     is_notice,
     route_matches,
@@ -351,12 +352,19 @@ def _digest(
         held_from=min(alert.at for alert in alerts),
         held_until=max(alert.at for alert in alerts),
         counts=dict(Counter(began_with(alert) for alert in alerts).most_common()),
-        alerts=tuple(
-            HeldBack.model_validate({name: getattr(alert, name) for name in HeldBack.model_fields}) for alert in alerts
-        ),
+        alerts=tuple(map(_held_back, alerts)),
         at=now,
     )
     return digest, tuple(sequence for candidate in candidates for sequence in candidate.sequences)
+
+
+def _held_back(alert: Alert) -> HeldBack:
+    fields: dict[str, Any] = {name: getattr(alert, name) for name in HeldBack.model_fields}
+    agents = concerned_agents(alert)
+    if len(agents) == 1:
+        # Of a deployment that one agent calls, although the channels of all agents are sent it.
+        fields["agent"] = agents[0]
+    return HeldBack.model_validate(fields)
 
 
 def _severity(alert: Alert) -> int:
