@@ -376,10 +376,12 @@ def _forbidden_error(caller: Caller, needed: tuple[KeyScope, ...]) -> RequestErr
             f"this needs the role {' or '.join(roles_that_may(needed))}; {caller.name!r} is {_in_words(caller.roles)}"
         )
     else:
+        # Only a key with the scope `limits` can make keys over the API.
+        file_option = " --file FILE" if needed[0] == "limits" else ""
         message = (
             f"this needs an API key with the scope {' or '.join(needed)}; the key {caller.name!r} "
             f"has the scope {_in_words(caller.scopes)}; "
-            f"`breakwater keys create NAME --scope {needed[0]}` creates one"
+            f"`breakwater keys create NAME --scope {needed[0]}{file_option}` creates one"
         )
     challenge = f'Bearer realm="breakwater", error="insufficient_scope", scope="{needed[0]}"'
     return RequestError(403, "forbidden", message, headers={"WWW-Authenticate": challenge})

@@ -87,6 +87,7 @@ FORBIDDEN = [
     ("read", "POST", "/api/v1/breakers/reset", "operate"),
     ("submit", "POST", "/api/v1/guards/reset", "approve"),
     ("approve", "POST", "/api/v1/breakers/reset", "operate"),
+    ("operate", "POST", "/api/v1/keys", "limits"),
 ]
 
 
@@ -99,7 +100,8 @@ async def test_a_key_that_may_not_receives_what_it_has_what_it_takes_and_what_to
     assert (answer.status, answer.code) == (403, "forbidden")
     assert f"with the scope {needed}" in answer.message
     assert f"the key 'on call' has the scope {has};" in answer.message
-    assert f"`breakwater keys create NAME --scope {needed}`" in answer.message
+    file_option = " --file FILE" if needed == "limits" else ""
+    assert f"`breakwater keys create NAME --scope {needed}{file_option}`" in answer.message
     challenge = answer.headers["WWW-Authenticate"]
     assert challenge == f'Bearer realm="breakwater", error="insufficient_scope", scope="{needed}"'
     assert sent["Authorization"].split("_", 2)[2] not in answer.body.decode()
