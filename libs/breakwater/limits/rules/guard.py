@@ -11,16 +11,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from pydantic import JsonValue
 
-from breakwater.jobs.contract.execution import Execution, Reason
 from breakwater.kernel.formats import beyond, money, moneys, quantity
 from breakwater.kernel.json_values import NoJsonError, find_json
 from breakwater.limits.contract import GuardRule
 from breakwater.limits.rules.budget import fits
 from breakwater.limits.settings import ConfidenceRules, GuardRules
+
+if TYPE_CHECKING:
+    from breakwater.jobs.contract.execution import Execution, Reason
 
 SOFT_PERCENT = 80
 """Share of a cap at which people are notified, once for each task."""
