@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
 from breakwater.config import parse_config
 from breakwater.identity.api_keys import create_key
@@ -20,6 +21,7 @@ from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.delivery import name_in
 from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.subjects import Header, Stream
+from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.types import format_time
 from tests.helpers import until
 from tests.server_sources import RunningServer
@@ -190,8 +192,8 @@ async def test_a_caller_gives_only_rights_that_it_has(governed: HttpApi) -> None
     assert await status_of(governed, maker["key"]) == 401
 
 
-async def test_a_change_is_in_force_in_every_process_at_once_and_survives_their_restart(
-    governed: HttpApi, tmp_path: Path
+async def test_a_change_is_in_force_in_every_process_at_once_and_survives_a_restart_and_an_empty_redis(
+    governed: HttpApi, redis: Redis, tmp_path: Path
 ) -> None:
     async with second_process(governed, tmp_path) as second:
         delays: list[float] = []
@@ -210,6 +212,7 @@ async def test_a_change_is_in_force_in_every_process_at_once_and_survives_their_
         assert sorted(delays)[len(delays) // 2] < 0.1
         await create(second, "of the second")
         last = (await create(governed, "last"))["key"]
+    await redis.client.flushall()
     async with second_process(governed, tmp_path) as again:
         assert [await status_of(again, key) for key in (last, keys[0])] == [200, 401]
 
@@ -295,12 +298,21 @@ async def test_without_nats_the_known_keys_stay_valid_and_changes_are_refused_wh
     governed: HttpApi, own_nats_server: RunningServer
 ) -> None:
     created = await create(governed, "known")
-    await lose_nats(governed, own_nats_server)
+    with structlog.testing.capture_logs() as logs:
+        await lose_nats(governed, own_nats_server)
+        await until(lambda: _of_keys(logs) == ["unavailable"], "the log")
     assert await status_of(governed, created["key"]) == 200
     for path, body in (("keys", {"name": "new"}), ("keys/known/rotate", {}), ("keys/known/revoke", {})):
         refused = await governed.act(path, **body)
         assert (refused.status, refused.code) == (503, "unavailable")
     assert await status_of(governed, created["key"]) == 200
-    own_nats_server.restart()
-    await until_ready(governed)
+    with structlog.testing.capture_logs() as later_logs:
+        own_nats_server.restart()
+        await until_ready(governed)
+        await until(lambda: _of_keys(later_logs) == ["available_again"], "the log")
+    assert _of_keys(logs) == ["unavailable"]
     assert [key["name"] for key in (await governed.ask("GET", "/api/v1/keys")).json["keys"]] == ["tests", "known"]
+
+
+def _of_keys(logs: Iterable[Mapping[str, Any]]) -> list[str]:
+    return [log["event"] for log in logs if log.get("what") == "api_keys"]
