@@ -302,10 +302,12 @@ def _of_breaker(breaker: BreakerStatus) -> Problem:
 def _of_budget(budget: BudgetStatus) -> Problem:
     is_hard = budget.enforcement == "hard"
     effect = "calls that might exceed it are refused" if is_hard else "calls continue, as it is a soft cap"
+    owner = {"agent": budget.agent, "tenant": f"tenant {budget.tenant}"}.get(budget.scope)
+    name = f"global {budget.window} budget" if owner is None else f"{budget.window} budget of {owner}"
     return Problem(
         "budget",
         "critical" if is_hard and budget.scope != "tenant" else "warning",
-        f"The budget {budget.budget} is exhausted",
+        f"The {name} is exhausted",
         f"/budgets/{segment(budget.budget)}",
         "/budgets",
         f"{money(budget.spent)} of {money(budget.limit or 0)} is spent: {effect}.",
