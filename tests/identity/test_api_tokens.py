@@ -28,6 +28,7 @@ from breakwater.identity.rules.callers import Caller
 from breakwater.identity.settings import TokenSettings
 from breakwater.kernel.http.problems import RequestError
 from breakwater.kernel.http.server import Shares
+from tests.helpers import until
 from tests.openid_provider import signed as signed_otherwise
 from tests.tables import each_row
 
@@ -44,9 +45,12 @@ class Issuer:
     published: list[Any] = field(default_factory=lambda: [OURS])
     asked: int = 0
     answer: web.Response | None = None
+    hangs: asyncio.Event | None = None
 
     async def handle(self, _: web.Request) -> web.Response:
         self.asked += 1
+        if self.hangs is not None:
+            await self.hangs.wait()
         if self.answer is not None:
             return web.Response(status=self.answer.status, headers=self.answer.headers, body=self.answer.body)
         return web.json_response({"keys": [key.as_dict(private=False, use="sig") for key in self.published]})
@@ -230,6 +234,14 @@ async def test_while_the_issuer_is_unavailable_known_keys_are_used_for_a_day_and
     for _ in range(3):
         await tokens.caller(signed(claims(), OURS))
     assert issuer.asked == asked + 1
+    issuer.hangs = asyncio.Event()
+    later_s += KEYS_AGAIN_S
+    who_asks = asyncio.create_task(tokens.caller(signed(claims(), OURS)))
+    await until(lambda: issuer.asked == asked + 2, "the request for keys")
+    await tokens.caller(signed(claims(), OURS))
+    assert not who_asks.done()
+    issuer.hangs.set()
+    await who_asks
     later_s += api_tokens.STALE_S
     assert (await refusal(tokens, signed(claims(), OURS))).code == "identity_unavailable"
     issuer.answer = None

@@ -80,10 +80,10 @@ class ApiTokens:
         if len(token) > LONGEST_TOKEN:
             raise UnusableClaimError(f"it has more than {LONGEST_TOKEN} characters")
         try:
-            claims = signed_claims(token, await self._read_keys(REUSE_S))
+            claims = signed_claims(token, await self._read_keys())
         except InvalidKeyIdError:
             # The issuer may have a new key.
-            claims = signed_claims(token, await self._read_keys(KEYS_AGAIN_S))
+            claims = signed_claims(token, await self._read_keys(again=True))
         jwt.JWTClaimsRegistry(
             int(self._now()),
             LEEWAY_S,
@@ -94,11 +94,18 @@ class ApiTokens:
         ).validate(claims)
         return claims
 
-    async def _read_keys(self, reuse_s: float) -> KeySet:
-        """Returns the issuer's keys, which are read again if they are older than `reuse_s`, one request at a time."""
+    async def _read_keys(self, *, again: bool = False) -> KeySet:
+        """Returns the issuer's keys. One request at a time reads them again, and others use the known ones meanwhile.
+
+        Args:
+            again: a token names a key that is not among them.
+        """
+        keys, age_s = self._keys, time.monotonic() - self._read_at
+        if keys is not None and not again and (age_s < REUSE_S or (age_s < STALE_S and self._asking.locked())):
+            return keys
         async with self._asking:
             now = time.monotonic()
-            if self._keys is not None and now - self._read_at < reuse_s:
+            if self._keys is not None and now - self._read_at < (KEYS_AGAIN_S if again else REUSE_S):
                 return self._keys
             if self._unavailable is None or now - self._asked_at >= KEYS_AGAIN_S:
                 await self._ask()
