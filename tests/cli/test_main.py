@@ -227,3 +227,9 @@ def test_the_help_of_a_group_has_the_options_of_its_list(run: Run, group: str) -
 def test_an_identifier_with_a_space_is_refused(run: Run, arguments: tuple[str, ...]) -> None:
     ran = run(*arguments)
     assert (ran.code, "contains a space" in ran.err) == (ExitCode.USAGE, True)
+
+
+def test_what_only_developers_need_is_the_last_group_of_the_help(run: Run) -> None:
+    groups = re.findall(r"─ (\w+) ─+╮", run("--help").out)
+    assert groups[-1] == "Developers"
+    assert set(COMMANDS["Developers"]) == {"contract", "setup"}

@@ -224,6 +224,13 @@ def test_the_readme_stays_readable() -> None:
     assert [line for line in lines if len(line) > 120 and not line.startswith("|")] == []
 
 
+def test_the_readme_says_what_jobs_executions_attempts_runs_tasks_sessions_and_plans_are() -> None:
+    words = README.read_text().partition("\n## Words\n")[2].partition("\n## ")[0]
+    assert len(words.strip().split("\n\n")) == 1, "it is one paragraph"
+    terms = {"job", "execution", "attempt", "run", "task", "session", "plan", "Alerts", "incident", "dead letter"}
+    assert terms <= set(re.findall(r"\*\*([^*]+)\*\*", words))
+
+
 def test_the_pages_have_no_more_than_32_000_words() -> None:
     words = {page.name: len(page.read_text().split()) for page in (ROOT / "docs").glob("*.md")}
     assert sum(words.values()) <= 32_000, sorted(words.items(), key=lambda page: -page[1])
