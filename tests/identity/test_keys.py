@@ -73,10 +73,17 @@ def test_each_secret_of_a_rotated_key_is_valid_until_its_own_end() -> None:
     assert [is_valid(first, after) for after in moments] == [True, True, False, False]
     assert [is_valid(second, after) for after in moments] == [True, True, True, False]
     assert not is_valid(f"{second}x", timedelta(0))
+    slow_clock = (AT - HOUR).timestamp()
     for ended in (ending.revoke(at=AT, **BY), ending.expire(AT - HOUR, at=AT, **BY)):
         assert ended.state(AT) == "revoked"
+        assert not PlaneKey.of(ended, ended.json_bytes()).is_active(slow_clock)
+        assert PlaneKey.of(ending, ending.json_bytes()).is_active(slow_clock)
         with pytest.raises(KeyRefusedError, match="was revoked"):
             ended.rotate(b"s" * SECRET_BYTES, HOUR, at=AT, **BY)
+    replaced = record.rotate(b"s" * SECRET_BYTES, timedelta(0), at=AT, **BY)[1]
+    first_parts = split(first)
+    assert first_parts is not None
+    assert PlaneKey.of(replaced, replaced.json_bytes()).holder_with(first_parts[1], slow_clock) is None
     with pytest.raises(KeyRefusedError, match="has expired"):
         ending.expire(None, at=AT + 2 * HOUR, **BY)
 

@@ -49,6 +49,8 @@ class PlaneKey:
     digest: str
     old_digest: str | None
     old_until: float
+    is_revoked: bool
+    """A revoked key is refused whatever the clocks of the two processes say."""
     ends_at: float | None
     """When it ends, or has ended; None if it does not end."""
     document: bytes
@@ -62,7 +64,9 @@ class PlaneKey:
             created_at=record.key.created_at.timestamp(),
             digest=record.key.sha256,
             old_digest=None if old is None else old.sha256,
-            old_until=0.0 if old is None else old.valid_until.timestamp(),
+            # A secret that was replaced without a grace period is refused by a slow clock, too.
+            old_until=0.0 if old is None or old.valid_until <= record.at else old.valid_until.timestamp(),
+            is_revoked=record.revoked_at is not None,
             ends_at=None if record.ends_at is None else record.ends_at.timestamp(),
             document=document,
         )
@@ -74,7 +78,11 @@ class PlaneKey:
 
     def is_active(self, now: float) -> bool:
         """Returns True if it has not ended."""
-        return self.ends_at is None or now < self.ends_at
+        return not self.is_revoked and not self.ended_by(now)
+
+    def ended_by(self, moment: float) -> bool:
+        """Returns True if it had ended at a moment."""
+        return self.ends_at is not None and self.ends_at <= moment
 
     def holder_with(self, secret: str, now: float) -> Caller | None:
         """Returns the caller that a secret proves to hold the key; None if the secret is not valid, or no more."""
@@ -235,7 +243,7 @@ class KeyLog:
                 self.keys[key_id] = key
         # The server has removed the messages of keys that ended long ago.
         long_ago = (datetime.now(UTC) - ENDED_KEPT).timestamp()
-        for key_id in [key_id for key_id, key in self.keys.items() if not key.is_active(long_ago)]:
+        for key_id in [key_id for key_id, key in self.keys.items() if key.ended_by(long_ago)]:
             del self.keys[key_id]
         self.note_change(changes)
 

@@ -60,11 +60,12 @@ class KeyRoutes:
         query = request.input
         now = utc_now()
         plane_keys = self._log.keys.values()
-        earliest_end = (now - ENDED_KEPT if query.ended else now).timestamp()
+        long_ago = (now - ENDED_KEPT).timestamp()
+        at = now.timestamp()
         in_order = [
             *sorted(self.ring.of_file, key=lambda key: (key.created_at, key.id)),
             *sorted(
-                (key for key in plane_keys if key.is_active(earliest_end)),
+                (key for key in plane_keys if (not key.ended_by(long_ago) if query.ended else key.is_active(at))),
                 key=lambda key: (key.created_at, key.holder.id),
             ),
         ]
