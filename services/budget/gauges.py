@@ -14,8 +14,10 @@ from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage
 from breakwater.kernel.telemetry.metrics import BUDGET_FORECAST, BUDGET_LIMIT, BUDGET_RESERVED, BUDGET_SPENT, Readings
 from breakwater.kernel.types import NANO_PER_USD, ms_from_time, time_from_ms
-from breakwater.limits.rules.budget import CapTable, forecast, periods_at, recent_from
+from breakwater.limits.contract import Window
+from breakwater.limits.rules.budget import CapTable, Counter, forecast, periods_at, recent_from
 from breakwater.limits.rules.ledger import AttemptSums, BudgetPlace
+from breakwater.limits.rules.scopes import BASE, dimension_of
 from breakwater.limits.store.budget_counters import BudgetCounters, Snapshot
 from breakwater.records.spend import spent_since
 
@@ -73,14 +75,15 @@ class BudgetGauges:
         """Updates the forecasts. Raises StateUnavailableError, AnalyticsUnavailableError, QueryError."""
         now = self._now()
         caps = self._caps()
-        keys = caps.keys()
         snapshot = await self._snapshot(now)
         now_ms = ms_from_time(now)
         forecasts: dict[BudgetPlace, int] = {}
         for counters in snapshot.periods:
             period = counters.period
-            recent = await spent_since(self._analytics, time_from_ms(recent_from(period, now_ms)), now)
-            for counter in (caps.counter(key, period.window) for key in keys):
+            named = _named(caps, period.window)
+            dimensions = {dimension_of(counter.key, period.window) for counter in named}
+            recent = await spent_since(self._analytics, time_from_ms(recent_from(period, now_ms)), now, dimensions)
+            for counter in named:
                 expected = forecast(
                     period,
                     now_ms,
@@ -100,8 +103,16 @@ class BudgetGauges:
             await background.stop(self._forecasting)
 
     async def _snapshot(self, now: datetime) -> Snapshot:
-        periods = periods_at(now, self._counters.zone)
-        return await self._counters.snapshot((periods.day, periods.month))
+        windows = {dimension.window for dimension in self._caps().dimensions.union(BASE)}
+        periods = periods_at(now, self._counters.zone).all
+        return await self._counters.snapshot([period for period in periods if period.window in windows])
+
+
+def _named(caps: CapTable, window: Window) -> list[Counter]:
+    """Returns the budgets that the config names, in a window in which they are counted."""
+    counted = caps.dimensions.union(BASE)
+    keys = caps.keys()
+    return [caps.counter(key, window) for key in keys if dimension_of(key, window) in counted]
 
 
 def readings(caps: CapTable, snapshot: Snapshot, forecasts: Mapping[BudgetPlace, int]) -> Readings:
@@ -116,9 +127,8 @@ def readings(caps: CapTable, snapshot: Snapshot, forecasts: Mapping[BudgetPlace,
     reserved: dict[tuple[str, ...], float] = {}
     limits: dict[tuple[str, ...], float] = {}
     expected: dict[tuple[str, ...], float] = {}
-    keys = caps.keys()
     for counters in snapshot.periods:
-        for counter in (caps.counter(key, counters.period.window) for key in keys):
+        for counter in _named(caps, counters.period.window):
             labels = (counter.name, counter.scope, counter.window, counter.caps.enforcement)
             nano = counters.figures.get(counter.key, AttemptSums()).spent
             spent[labels] = nano / NANO_PER_USD

@@ -21,7 +21,6 @@ from breakwater.kernel.types import time_from_ms
 from breakwater.limits.contract import BudgetEvent
 from breakwater.limits.metrics import BudgetMetrics
 from breakwater.limits.rules.budget import (
-    CallNames,
     CapTable,
     Counter,
     Period,
@@ -31,6 +30,7 @@ from breakwater.limits.rules.budget import (
     threshold,
 )
 from breakwater.limits.rules.ledger import charged_at
+from breakwater.limits.rules.scopes import CallNames
 from breakwater.limits.store.budget_counters import BudgetCounters
 from breakwater.limits.store.budgets import Budgets, NotFilledError, Settlement, Totals
 
@@ -126,7 +126,7 @@ class BudgetHandler:
     async def _announce_refusals(self, refused: Sequence[Attempt]) -> None:
         """Announces caps that have refused a call as reached, although the spend stays below them. Repeatable."""
         for attempt in {(attempt.refused_by, attempt.refused_cap): attempt for attempt in refused}.values():
-            for counter in self._caps().counters(CallNames.of(attempt)):
+            for counter in self._caps().counters(CallNames.of(attempt), self._budgets.dimensions):
                 if counter.name == attempt.refused_by and attempt.refused_cap is not None:
                     period = periods_at(charged_at(attempt), self._counters.zone).of(counter.window)
                     spent, raised = await self._counters.spend_in(period, counter.key)
@@ -189,6 +189,8 @@ def event_of(counter: Counter, period: Period, name: str, agent: str | None = No
         scope=counter.scope,
         agent=counter.agent or agent,
         tenant=counter.tenant,
+        name=counter.other_name,
+        within=counter.within,
         window=period.window,
         period=period.name,
         enforcement=counter.caps.enforcement,

@@ -18,9 +18,11 @@ from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage, Outages
+from breakwater.limits.contract import Window
 from breakwater.limits.metrics import BudgetMetrics
 from breakwater.limits.rules.budget import CapTable
 from breakwater.limits.rules.ledger import AttemptSums, BudgetPlace
+from breakwater.limits.rules.scopes import Dimensions, dimension_of
 from breakwater.limits.store.budget_counters import BudgetCounters, CounterSource
 from breakwater.limits.store.budgets import NotFilledError
 from breakwater.records.reconciliation import BudgetComparison, RecordedSpend, add_ledgers, at_least, compare
@@ -139,8 +141,14 @@ class Reconciler:
         doubtful = comparison.doubtful
         upto = max(comparison.stored.upto, comparison.stored.counted)
         if repairs and filled is not None and await self._counters.repair(filled, repairs, upto):
+            windows: dict[str, Window] = {
+                counters.period.name: counters.period.window for counters in comparison.snapshot.periods
+            }
             for place in {**comparison.differences, **comparison.leaks}:
-                if place not in doubtful or place in comparison.leaks:
+                name, key = place
+                # A dimension that is counted since a moment ago lacks the past: that is no fault to tell of.
+                is_new = dimension_of(key, windows[name]) in filled.dimensions.pending
+                if not is_new and (place not in doubtful or place in comparison.leaks):
                     await self._publish_repair(comparison, place)
         if doubtful:
             structlog.get_logger().warning(
@@ -178,16 +186,30 @@ class Reconciler:
                 self._metrics.set_complete(yes=False)
                 await self._fill(filled)
                 filled = await self._counters.source()
-        if self._is_ours(filled):
+        if filled is not None and self._is_ours(filled):
             self._metrics.set_complete(yes=True)
             self._looked.set()
+            await self._count_dimensions(filled)
+
+    async def _count_dimensions(self, source: CounterSource) -> None:
+        """Counts calls in the dimensions that limits need, and completes those that lack the past."""
+        counted = source.dimensions
+        if missing := self._caps().dimensions - counted.complete - counted.pending:
+            counted = Dimensions(counted.complete, counted.pending | missing)
+            if not await self._counters.count(source, counted):
+                return  # another budget service did; the next check looks again
+        if counted.pending and await self.reconcile() is not None:
+            complete = await self._counters.source()
+            if complete is not None and complete.dimensions == counted:
+                await self._counters.count(complete, Dimensions(counted.complete | counted.pending))
 
     def _is_ours(self, filled: CounterSource | None) -> bool:
         return filled is not None and (filled.log, filled.zone) == (self._log, self._counters.zone.key)
 
     async def _fill(self, previous: CounterSource | None) -> None:
         logger = structlog.get_logger()
-        periods = self._counters.periods(self._now())
+        dimensions = Dimensions(self._caps().dimensions)
+        periods = self._counters.periods(self._now(), dimensions)
         begun = self._now()
         is_first_start = (await self._lookup.facts(Stream.EVENTS)).last == 0
         if not is_first_start and not self._filling.lasting:
@@ -196,11 +218,11 @@ class Reconciler:
             logger.warning("budgets_rebuilding", why=why, effect=effect)
         # If the log was lost with events that ClickHouse had not stored yet, Redis has counted them.
         lost_log = previous is not None and previous.zone == self._counters.zone.key
-        stored = await self._record.stored_spend(periods, thorough=lost_log, lost_log=lost_log)
+        stored = await self._record.stored_spend(periods, dimensions, thorough=lost_log, lost_log=lost_log)
         if not is_first_start or stored.figures:
             await asyncio.sleep(self._grace_s)
         # Whatever is stored from now on is read from the log.
-        logged = await self._record.logged_spend(stored, periods)
+        logged = await self._record.logged_spend(stored, periods, dimensions=dimensions)
         notes = await self._record.notes(stored, periods)
         earlier = stored.figures
         if lost_log:
@@ -208,7 +230,8 @@ class Reconciler:
         figures = add_ledgers(earlier, logged.figures)
         log = stored.log.identity
         alone = previous is None and await self._record.is_alone(stored, periods)
-        if await self._counters.fill(previous, log, logged.upto, periods, figures, notes, alone=alone):
+        source = (previous, log, logged.upto)
+        if await self._counters.fill(*source, periods, figures, notes, alone=alone, dimensions=dimensions):
             took_s = (self._now() - begun).total_seconds()
             logger.info("budgets_filled", stored_upto=stored.upto, logged_upto=logged.upto, took_s=round(took_s, 3))
         self._log = log

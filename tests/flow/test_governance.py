@@ -120,6 +120,43 @@ async def test_a_tenants_hard_cap_refuses_its_jobs_alone_and_says_when_it_resets
         assert {(event["tenant"], event["agent"]) for event in await reported()} == {("acme", "writer")}
 
 
+async def test_the_cap_of_each_user_in_a_team_refuses_the_calls_of_that_user_alone(start_plane: StartPlane) -> None:
+    agents = {"writer": {"model": "sim/m", "max_tokens": 40}}
+    limits = [
+        {"scope": "user:* within team:research", "usd": "0.0003", "per": "week"},
+        {"scope": "model:sim/m", "usd": 100, "per": "quarter", "action": "alert"},
+    ]
+    async with start_plane({"sim/m": model()}, agents, budgets={"limits": limits}) as plane:
+        callers = [("ann", "research"), ("bob", "research"), ("ann", "sales")]
+        for user, team in callers:
+            for number in range(15 if user == "ann" else 3):
+                job = {"agent": "writer", "job_id": f"{user}-{team}-{number}", "prompt": "x" * 300}
+                await plane.publish(job | {"metadata": {"user": user, "team": team}})
+        results = {
+            (user, team): [
+                await plane.result(f"{user}-{team}-{number}") for number in range(15 if user == "ann" else 3)
+            ]
+            for user, team in callers
+        }
+        limited = results.pop(("ann", "research"))
+        assert {result["status"] for ended in results.values() for result in ended} == {"succeeded"}
+        refused = [result for result in limited if result["status"] != "succeeded"]
+        assert 0 < (len(limited) - len(refused)) * COST_NANO <= 300_000
+        name = "user:ann within team:research/weekly"
+        assert {attempt["refused_by"] for result in refused for attempt in result["attempts"]} == {name}
+        assert "0.0003" not in refused[0]["error"]["user_message"]
+
+        async def reported() -> list:
+            return await plane.messages("EVENTS", "bw.budgets.user.weekly")
+
+        async def cap_reported() -> bool:
+            return any(event["kind"] == "hard_cap" for event in await reported())
+
+        await until(cap_reported, what="the hard cap's event")
+        events = [(event["scope"], event["name"], event["within"]) for event in await reported()]
+        assert set(events) == {("user", "ann", "team:research")}
+
+
 async def test_where_a_cap_has_no_room_the_next_model_is_tried_or_the_job_ends_as_the_budget_says(
     start_plane: StartPlane,
 ) -> None:

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from breakwater.limits.rules.budget import MAX_CACHED, CallNames, CapTable, Counter, reached_thresholds, scope_keys
+from breakwater.limits.rules.budget import MAX_CACHED, CapTable, Counter, reached_thresholds
+from breakwater.limits.rules.scopes import ONLY_BASE, CallNames
 from breakwater.limits.settings import Caps
 from tests.tables import each_row
 
@@ -26,7 +27,7 @@ def table(total: Any = None, agents: Any = None, tenants: Any = None) -> CapTabl
 
 
 def daily(**caps: Any) -> Counter:
-    return Counter("agent", "a", "daily", Caps.model_validate({"daily_usd": "0.000001"} | caps))
+    return table(agents={"a": {"daily_usd": "0.000001"} | caps}).counter("agent:a", "daily")
 
 
 def test_a_call_is_held_against_the_budgets_of_all_of_its_agent_and_of_its_tenant() -> None:
@@ -62,7 +63,7 @@ def test_an_agent_that_the_config_does_not_know_is_tracked_only() -> None:
 def test_the_budget_of_a_key_is_the_one_that_a_call_is_held_against(agent: str, tenant: str | None) -> None:
     caps = table({"daily_usd": 1}, {agent: {"daily_usd": 2}}, {"*": {"daily_usd": 3}})
     held_against = caps.counters(CallNames(agent, tenant))
-    assert tuple(dict.fromkeys(counter.key for counter in held_against)) == scope_keys(CallNames(agent, tenant))
+    assert [(counter.window, counter.key) for counter in held_against] == [*ONLY_BASE.keys(CallNames(agent, tenant))]
     assert all(caps.counter(counter.key, counter.window) == counter for counter in held_against)
 
 

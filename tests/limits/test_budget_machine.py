@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, cast
+from typing import Any, cast, get_args
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -23,24 +23,17 @@ from hypothesis.stateful import invariant, precondition, rule
 
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.limits.contract import CapRaise, Enforcement, Window
-from breakwater.limits.rules.budget import (
-    WINDOWS,
-    CallNames,
-    CapTable,
-    Counter,
-    fits,
-    periods_at,
-    periods_since,
-    scope_keys,
-)
+from breakwater.limits.rules.budget import CapTable, Counter, ScopeCap, fits, periods_at, periods_since
 from breakwater.limits.rules.ledger import AttemptSums, BudgetPlace, figures_of, ledger, places_of
+from breakwater.limits.rules.scopes import ONLY_BASE, CallNames, Dimension, Dimensions
 from breakwater.limits.settings import Caps
-from breakwater.limits.store.budget_counters import KEEP, BudgetCounters, Notes
+from breakwater.limits.store.budget_counters import KEEP, BudgetCounters, Notes, Repair
 from breakwater.limits.store.budgets import (
     HELD,
     LEASES,
     Budgets,
     CountersLost,
+    DimensionsChanged,
     NotFilledError,
     OverBudget,
     Reserved,
@@ -50,6 +43,7 @@ from tests.limits.machine import RedisMachine, run_for_steps
 from tests.records.test_messages import attempt
 from tests.servers import RunningServer
 
+WINDOWS: tuple[Window, Window] = ("daily", "monthly")
 ZONE = ZoneInfo("Europe/Berlin")
 LOG = "log"
 Owner = tuple[str, str | None, str | None]
@@ -62,6 +56,7 @@ OWNERS: list[Owner] = [
     ("a", "u|:%s", "k"),
 ]
 KEYS = ["global", "agent:a", "agent:b", "tenant:t", "tenant:u|:%s"]
+BY_KEY = Dimension(("key",), "weekly")
 EXAMPLES, LENGTH = 4, 100
 """Examples of a run, and steps of an example at most."""
 
@@ -82,7 +77,7 @@ class Call:
 
     @property
     def names(self) -> CallNames:
-        return CallNames(self.agent, self.tenant)
+        return CallNames(self.agent, self.tenant, key=self.caller)
 
     def name(self, of: str) -> str:
         """Of its tenant or its caller."""
@@ -96,18 +91,25 @@ class Held:
     call: Call
     amount: int
     at: datetime
-    charged: bool = False
+    charged: bool
+    places: tuple[BudgetPlace, ...]
     shared: frozenset[str] = frozenset()
     """The scopes in which it counts for the share of its caller and its tenant."""
 
-    @property
-    def places(self) -> tuple[BudgetPlace, ...]:
-        return places_at(self.call, self.at)
 
-
-def places_at(call: Call, at: datetime) -> tuple[BudgetPlace, ...]:
+def places_at(call: Call, at: datetime, dimensions: Dimensions) -> tuple[BudgetPlace, ...]:
     periods = periods_at(at, ZONE)
-    return tuple((periods.of(window).name, key) for window in WINDOWS for key in scope_keys(call.names))
+    return tuple((periods.of(window).name, key) for window, key in dimensions.keys(call.names))
+
+
+def shares_of(counter: Counter) -> tuple[str, ...]:
+    """Who has a share of a budget: of a tenant's all of its callers, of a key's nobody but the key."""
+    return {"tenant": ("caller",), "key": ()}.get(counter.scope, ("tenant", "caller"))
+
+
+def shared_in(counters: tuple[Counter, ...]) -> frozenset[str]:
+    hard = (counter for counter in counters if counter.hard_limit is not None)
+    return frozenset(counter.key for counter in hard if shares_of(counter))
 
 
 class Money(RedisMachine):
@@ -118,7 +120,9 @@ class Money(RedisMachine):
     def __init__(self) -> None:
         super().__init__()
         self.budgets, self.all_counters = Budgets(self.redis, ZONE), BudgetCounters(self.redis, ZONE)
-        self.periods = periods_since(self.now() - KEEP, self.now() + timedelta(days=1), ZONE)
+        self.periods = periods_since(self.now() - KEEP, self.now() + timedelta(days=1), ZONE, get_args(Window))
+        self.limits: dict[Dimension, dict[str, ScopeCap]] = {}
+        self.dimensions = ONLY_BASE
         self.caps = {key: Caps.model_construct(daily_usd=150, monthly_usd=200, enforcement="hard") for key in KEYS}
         self.calls: list[Call] = []
         self.log: list[Attempt] = []
@@ -164,7 +168,14 @@ class Money(RedisMachine):
         for key, caps in self.caps.items():
             scope, _, name = key.partition(":")
             by_scope[scope][name] = caps
-        return CapTable(by_scope["global"][""], by_scope["agent"], by_scope["tenant"]).counters(call.names)
+        scopes = by_scope["agent"], by_scope["tenant"], self.limits
+        self.table = CapTable(by_scope["global"][""], *scopes)
+        return self.table.counters(call.names, self.known_dimensions)
+
+    @property
+    def known_dimensions(self) -> Dimensions:
+        """Those that workers count in: while Redis has lost them, those that they knew."""
+        return self.dimensions if self.filled else self.budgets.dimensions
 
     def held_of(self, key: str, of: str, name: str, *, others: bool = False) -> int:
         return sum(
@@ -183,6 +194,9 @@ class Money(RedisMachine):
 
     def refusal(self, call: Call, amount: int, more: int, *, waits: bool) -> OverBudget | CountersLost | None:
         periods, kept_out = periods_at(self.now(), ZONE), None
+        if self.table.is_incomplete(call.names, self.known_dimensions):
+            self.seen["lacks the past"] += self.filled
+            return CountersLost()
         waits_for: list[tuple[BudgetPlace, str]] = []
         for counter in self.counters(call):
             if counter.hard_limit is None:
@@ -194,8 +208,7 @@ class Money(RedisMachine):
             limit = self.effective_limit(place, counter.hard_limit)
             spent, reserved = self.spent(place), self.sum_of(place, charged=False)
             is_full = not fits(more, limit=limit, spent=spent, reserved=reserved)
-            shares = ("caller",) if counter.scope == "tenant" else ("tenant", "caller")
-            shares = shares if more > 0 else ()
+            shares = shares_of(counter) if more > 0 else ()
             over = any(self.is_over_share(place, of, call, more, limit - spent) for of in shares)
             if is_full or over:
                 waits_for += [(place, of) for of in shares if 2 * amount <= limit - spent]
@@ -216,7 +229,7 @@ class Money(RedisMachine):
         """Asks for a call; one that does not wait gives up where it is kept out."""
         counters, now, known = self.counters(call), self.now(), self.held.get(call.attempt_id)
         # Asked again with another amount, the difference is what is asked for.
-        same = known is not None and (known.charged or known.amount == amount or known.places != places_at(call, now))
+        same = known is not None and (known.charged or known.amount == amount)
         more = amount - (0 if known is None else known.amount)
         expected = None if same else self.refusal(call, amount, more, waits=waits)
         waits_ms = 3_600_000 if waits else 0
@@ -226,9 +239,15 @@ class Money(RedisMachine):
             lease_ms=3_600_000,
             caller=call.caller,
             waits_ms=waits_ms,
+            is_incomplete=self.table.is_incomplete(call.names, self.budgets.dimensions),
         )
         [raw] = self.run(self.redis.run([asked]))
         answer = self.budgets.read_reservation(raw, counters, amount, now=now)
+        if isinstance(answer, DimensionsChanged):
+            self.seen["other dimensions"] += 1
+            assert self.budgets.dimensions == self.dimensions
+            self.ask(call, amount, waits=waits)
+            return
         if expected is not None:
             assert answer == expected
             held_up = isinstance(expected, OverBudget) and expected.limit - expected.spent >= more
@@ -245,8 +264,10 @@ class Money(RedisMachine):
             assert answer.at == known.at
             self.seen["asked again" if same else "asked for more" if more > 0 else "asked for less"] += 1
         if not same:
-            shared = frozenset(counter.key for counter in counters if counter.hard_limit is not None)
-            self.held[call.attempt_id] = held = Held(call, amount, answer.at, shared=shared)
+            places = places_at(call, answer.at, self.known_dimensions)
+            self.held[call.attempt_id] = held = Held(
+                call, amount, answer.at, charged=False, places=places, shared=shared_in(counters)
+            )
             self.seen["alone with more than half"] += more > 0 and self.has_more_than_half(call, counters)
             self.lost.pop(call.attempt_id, None)
             self.grants.update(held.places)
@@ -264,7 +285,7 @@ class Money(RedisMachine):
             if counter.hard_limit is None:
                 continue
             left = self.effective_limit(place, counter.hard_limit) - self.spent(place)
-            for of in ("caller",) if counter.scope == "tenant" else ("tenant", "caller"):
+            for of in shares_of(counter):
                 if 2 * self.held_of(counter.key, of, call.name(of)) > left:
                     found = True
                     assert self.held_of(counter.key, of, call.name(of), others=True) == 0
@@ -359,6 +380,7 @@ class Money(RedisMachine):
                 attempt_id=call.attempt_id,
                 agent=call.agent,
                 tenant=call.tenant,
+                submitted_by=call.caller,
                 cost=cost,
                 cost_basis="unknown" if cost is None else "billed" if outcome == "success" else "estimated",
                 outcome=outcome,
@@ -389,14 +411,18 @@ class Money(RedisMachine):
             self.seen["settled again"] += sequence in self.counted
             if sequence not in self.counted:
                 self.counted.add(sequence)
-                figures, frees = figures_of(event), 0 if held is None else held.amount
-                for place in places_of(event, ZONE):
+                figures = figures_of(event)
+                for place in places_of(event, ZONE, self.dimensions):
                     self.figures[place] = self.figures.get(place, AttemptSums()) + figures
+                    # A call that was admitted before its key had a limit holds nothing there.
+                    frees = held.amount if held is not None and place in held.places else 0
                     self.beyond[place] += max(0, figures.spent - frees)
                 self.seen["corrected"] += held is not None and held.charged
         events = [self.log[sequence - 1] for sequence in sequences]
         assert {(total.period.name, total.key): (total.spent, total.raised) for total in totals} == {
-            place: (self.spent(place), self.raised.get(place)) for event in events for place in places_of(event, ZONE)
+            place: (self.spent(place), self.raised.get(place))
+            for event in events
+            for place in places_of(event, ZONE, self.dimensions)
         }
 
     @precondition(lambda self: self.held)
@@ -439,6 +465,42 @@ class Money(RedisMachine):
     def the_config_changes(self, key: str, daily: int | None, monthly: int | None, enforcement: Enforcement) -> None:
         self.caps[key] = Caps.model_construct(daily_usd=daily, monthly_usd=monthly, enforcement=enforcement)
 
+    @rule(limit=st.integers(0, 250))
+    def a_limit_for_each_key_is_made(self, limit: int) -> None:
+        self.limits = {BY_KEY: {"key:*": ScopeCap(limit, "hard")}}
+
+    @precondition(lambda self: self.filled and self.limits and not self.dimensions.complete)
+    @rule()
+    def its_dimension_is_counted_and_then_has_the_past(self) -> None:
+        source = self.run(self.all_counters.source())
+        assert source is not None
+        assert source.dimensions == self.dimensions
+        if not self.dimensions.pending:
+            self.dimensions = Dimensions(pending=frozenset(self.limits))
+            assert self.run(self.all_counters.count(source, self.dimensions))
+            return
+        recorded = ledger([self.log[sequence - 1] for sequence in self.counted], ZONE, self.dimensions)
+        by_name = {period.name: period for period in self.periods}
+        missing = {
+            place: sums - self.figures.get(place, AttemptSums())
+            for place, sums in recorded.items()
+            if place[0] in by_name
+        }
+        repairs = [
+            Repair(by_name[name], f"{figure}:{key}", value)
+            for (name, key), sums in missing.items()
+            for figure, value in sums.items()
+            if value
+        ]
+        assert self.run(self.all_counters.repair(source, repairs, 0))
+        self.figures |= {place: recorded[place] for place in missing}
+        source = self.run(self.all_counters.source())
+        assert source is not None
+        self.dimensions = Dimensions(frozenset(self.limits))
+        assert self.run(self.all_counters.count(source, self.dimensions))
+        self.anew = True
+        self.seen["has the past"] += 1
+
     # Outages
 
     @precondition(lambda self: self.filled and len(self.held) > 1)
@@ -467,8 +529,8 @@ class Money(RedisMachine):
                 [raw] = self.run(self.redis.run([again]))
                 assert self.budgets.read_reservation(raw, counters, held.amount, now=self.now()) == Reserved(held.at)
             del self.lost[call.attempt_id]
-            shared = frozenset(counter.key for counter in counters if counter.hard_limit is not None)
-            self.held[call.attempt_id] = held = replace(held, shared=shared)
+            places = places_at(call, held.at, self.known_dimensions)
+            self.held[call.attempt_id] = held = replace(held, shared=shared_in(counters), places=places)
             self.beyond.update(dict.fromkeys(held.places, held.amount))
             self.seen["held anew"] += 1
 
@@ -483,7 +545,8 @@ class Money(RedisMachine):
         assert not self.run(self.all_counters.fill(None, LOG, 0, self.periods, {}, {}))
 
     def fill(self, upto: int) -> None:
-        figures = ledger(self.log[:upto], ZONE)
+        self.dimensions = Dimensions(frozenset(self.limits))
+        figures = ledger(self.log[:upto], ZONE, self.dimensions)
         notes = {
             period.name: Notes(
                 {
@@ -494,7 +557,8 @@ class Money(RedisMachine):
             )
             for period in self.periods
         }
-        assert self.run(self.all_counters.fill(None, LOG, upto, self.periods, figures, notes))
+        filling = self.all_counters.fill(None, LOG, upto, self.periods, figures, notes, dimensions=self.dimensions)
+        assert self.run(filling)
         self.filled, self.figures, self.counted = True, figures, set(range(1, upto + 1))
         self.raised, self.anew = dict(self.raises), True
         self.waiting.clear()
@@ -542,9 +606,16 @@ class Money(RedisMachine):
 
     def check_caps(self, committed: Mapping[BudgetPlace, int]) -> None:
         for period in self.periods:
-            for key, caps in self.caps.items():
-                place, limit = (period.name, key), caps.limit(period.window)
-                if self.anew or caps.enforcement != "hard" or limit is None:
+            hard = {
+                key: caps.limit(period.window)
+                for key, caps in self.caps.items()
+                if caps.enforcement == "hard" and period.window in ("daily", "monthly")
+            }
+            if period.window == BY_KEY.window and self.dimensions.complete:
+                hard = {f"key:{caller}": self.limits[BY_KEY]["key:*"].limit for _, _, caller in OWNERS if caller}
+            for key, limit in hard.items():
+                place = period.name, key
+                if self.anew or limit is None:
                     continue
                 now, before = committed.get(place, 0), self.committed.get(place, 0)
                 limit = self.effective_limit(place, limit)
@@ -566,7 +637,7 @@ class Money(RedisMachine):
         found = self.run(self.all_counters.snapshot(self.periods))
         assert not any(found.reserved.values())
         assert not self.run(cast(Any, self.redis.client.exists(HELD)))
-        charged, record = found.held_amounts(charged=True), ledger(self.log, ZONE)
+        charged, record = found.held_amounts(charged=True), ledger(self.log, ZONE, self.dimensions)
         sums = {place: one - AttemptSums(spent=charged.get(place, 0)) for place, one in found.figures.items()}
         none = AttemptSums()
         assert {place: one for place, one in sums.items() if one != none} == record
@@ -588,6 +659,7 @@ EVERYWHERE = {
         "at the cap",
         "raised",
     ),
+    *("other dimensions", "lacks the past", "has the past"),
     *("charged", "charged by its worker", "corrected", "settled again", "not filled", "lost", "held anew"),
 }
 

@@ -5,20 +5,24 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from datetime import UTC, datetime, timedelta
+from typing import get_args
 from zoneinfo import ZoneInfo
 
 import pytest
 
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.types import ms_from_time, time_from_ms
-from breakwater.limits.rules.budget import WINDOWS, CallNames, Period, Periods, periods_since
+from breakwater.limits.contract import Window
+from breakwater.limits.rules.budget import Period, Periods, periods_since
 from breakwater.limits.rules.ledger import AttemptSums, BudgetPlace, ledger
+from breakwater.limits.rules.scopes import CallNames
 from breakwater.limits.store import budget_counters, budgets
 from breakwater.limits.store.budget_counters import BudgetCounters
 from breakwater.limits.store.budgets import Budgets, OverBudget, PeriodChanged, Reserved, Settlement
 from tests.limits.test_budgets_store import LOG, against, caps, redis_time, settlement
 from tests.records.test_messages import attempt
 
+ALL: tuple[Window, ...] = get_args(Window)
 BERLIN = ZoneInfo("Europe/Berlin")
 KEYS = ("global", "agent:a", "tenant:t")
 
@@ -145,7 +149,7 @@ async def test_a_day_and_a_month_that_end_while_calls_are_made_have_each_what_is
     midnight, room, hour_ms = began + 3_000, 40, 3_600_000
     names = {"daily": ("the last day", "the first day"), "monthly": ("the old month", "the new month")}
     old, new = (
-        Periods(*(Period(window, names[window][which], start, end) for window in WINDOWS))
+        Periods(tuple(Period(window, names.get(window, (window, window))[which], start, end) for window in ALL))
         for which, (start, end) in enumerate(((began - hour_ms, midnight), (midnight, midnight + hour_ms)))
     )
 

@@ -22,8 +22,10 @@ import pytest
 from breakwater.kernel.process.background import stop
 from breakwater.kernel.redis.connection import Redis, ScriptCommand
 from breakwater.kernel.types import ms_from_time, time_from_ms
-from breakwater.limits.rules.budget import WINDOWS, CallNames, CapTable, Counter
+from breakwater.limits.contract import Window
+from breakwater.limits.rules.budget import CapTable, Counter
 from breakwater.limits.rules.ledger import AttemptSums, ledger
+from breakwater.limits.rules.scopes import CallNames
 from breakwater.limits.settings import Caps
 from breakwater.limits.store.budget_counters import BudgetCounters, Snapshot
 from breakwater.limits.store.budgets import Budgets, PeriodChanged, Reserved, Settlement
@@ -31,6 +33,7 @@ from breakwater.limits.store.budgets import Budgets, PeriodChanged, Reserved, Se
 if TYPE_CHECKING:  # the processes start faster without
     from tests.servers import RunningServer
 
+WINDOWS: tuple[Window, Window] = ("daily", "monthly")
 ZONE = ZoneInfo("UTC")
 LOG, EVENTS, TALLY, OVERRUNS = "log", "test:events", "test:tally", "test:overruns"
 PROCESSES, CALLS_AT_ONCE, KILLS = 4, 6, 6

@@ -15,8 +15,9 @@ from redis.exceptions import ResponseError
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.types import ms_from_time
 from breakwater.limits.contract import CapRaise, Enforcement, Window
-from breakwater.limits.rules.budget import WINDOWS, CallNames, CapTable, Counter, period
+from breakwater.limits.rules.budget import CapTable, Counter, period
 from breakwater.limits.rules.ledger import AttemptSums, Ledger
+from breakwater.limits.rules.scopes import CallNames
 from breakwater.limits.settings import Caps
 from breakwater.limits.store.budget_counters import BudgetCounters
 from breakwater.limits.store.budgets import (
@@ -31,6 +32,7 @@ from breakwater.limits.store.budgets import (
     Settlement,
 )
 
+WINDOWS: tuple[Window, Window] = ("daily", "monthly")
 ZONE = ZoneInfo("UTC")
 LOG = "log"
 RAISE = CapRaise(limit=15, configured=10, by="ops", reason="a sale", at=datetime(2026, 11, 21, 10, tzinfo=UTC))
@@ -357,7 +359,7 @@ async def test_settling_replaces_the_reservation_by_the_cost_in_all_budgets_once
     for _ in range(3):
         totals = await budgets.settle([settlement("j:1", 5, 4, at=at)], LOG)
         assert [(total.period.window, total.key, total.spent, total.raised) for total in totals] == [
-            (window, key, 4, None) for window in WINDOWS for key in ("global", "agent:a", "tenant:t")
+            (window, key, 4, None) for key in ("global", "agent:a", "tenant:t") for window in WINDOWS
         ]
     assert await same_in_both_windows(redis) == {**in_all("spent", 4), **in_all("calls", 1)}
     assert await budgets.reservations(["j:1"]) == [None]

@@ -86,7 +86,7 @@ def test_an_attempt_counts_in_its_day_and_month_for_all_its_agent_and_its_tenant
     keys = ("global", "agent:a", "tenant:t")
     for moment, day, month in ((BEFORE, "2026-10-31", "2026-10"), (AFTER, "2026-11-01", "2026-11")):
         found = places_of(attempt(tenant="t", reserved_at=moment), BERLIN)
-        assert found == (*((day, key) for key in keys), *((month, key) for key in keys))
+        assert found == tuple((name, key) for key in keys for name in (day, month))
 
 
 def test_a_ledger_has_the_sums_of_each_period_and_scope() -> None:

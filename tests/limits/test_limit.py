@@ -19,8 +19,13 @@ agents:
     rate_limit: {tokens: 5000, per: day}
     guard: {max_iterations: 7, max_tokens: off, max_cost_usd: "0.000000001", rate_limit: {requests: 9, per: hour, on_exceeded: fail}}
   free: {budget: {monthly_usd: 3, enforcement: none}}
+cost_tags: [project]
 budgets:
   global: {monthly_usd: 1000, soft_at_percent: [90]}
+  limits:
+    - {scope: "key:*", usd: 20, per: month}
+    - {scope: "user:* within team:research", usd: 2, per: week, action: alert, thresholds: [90, 50]}
+    - {scope: "tag:project=web", usd: 9, per: quarter, action: count}
   tenants: {"*": {daily_usd: 1, enforcement: hard, on_exceeded: fail}, acme: {daily_usd: 0, enforcement: hard}}
 """  # noqa: E501
 
@@ -39,6 +44,9 @@ LIMITS = [
     ("plane", "usd", "month", "1000.000000000", "alert", (90,)),
     ("tenant:*", "usd", "day", "1.000000000", "refuse", (50, 80, 100)),
     ("tenant:acme", "usd", "day", "0.000000000", "cheaper_model", (50, 80, 100)),
+    ("key:*", "usd", "month", "20.000000000", "refuse", (50, 80, 100)),
+    ("user:* within team:research", "usd", "week", "2.000000000", "alert", (50, 90)),
+    ("tag:project=web", "usd", "quarter", "9.000000000", "count", ()),
 ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
+from typing import get_args
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -12,9 +13,10 @@ from hypothesis import strategies as st
 
 from breakwater.kernel.types import ms_from_time, time_from_ms
 from breakwater.limits.contract import Window
-from breakwater.limits.rules.budget import WINDOWS, period, periods_at, periods_since
+from breakwater.limits.rules.budget import period, period_named, periods_at, periods_since
 from tests.tables import each_row
 
+WINDOWS: tuple[Window, Window] = ("daily", "monthly")
 BERLIN = ZoneInfo("Europe/Berlin")
 HOUR_MS = 3_600_000
 MOMENTS = st.datetimes(datetime(2020, 1, 1), datetime(2035, 1, 1)).map(lambda moment: moment.replace(tzinfo=UTC))
@@ -79,7 +81,24 @@ def test_a_moment_has_a_day_and_a_month_each_with_its_window() -> None:
     assert found.day.start_ms == found.month.start_ms
 
 
-@given(MOMENTS, st.sampled_from(WINDOWS), ZONES)
+@each_row(
+    ("window", "moment", "name", "start", "end"),
+    [
+        ("weekly", "2026-10-25T22:59:59.999Z", "2026-W43", "2026-10-18T22:00Z", "2026-10-25T23:00Z"),
+        ("weekly", "2026-12-31T12:00Z", "2026-W53", "2026-12-27T23:00Z", "2027-01-03T23:00Z"),
+        ("weekly", "2027-01-03T23:00Z", "2027-W01", "2027-01-03T23:00Z", "2027-01-10T23:00Z"),
+        ("quarterly", "2026-03-31T21:59:59.999Z", "2026-Q1", "2025-12-31T23:00Z", "2026-03-31T22:00Z"),
+        ("quarterly", "2026-12-31T22:59Z", "2026-Q4", "2026-09-30T22:00Z", "2026-12-31T23:00Z"),
+    ],
+)
+def test_a_week_begins_on_monday_and_a_quarter_with_its_first_month(
+    window: Window, moment: str, name: str, start: str, end: str
+) -> None:
+    found = period(window, at(moment), BERLIN)
+    assert (found.name, time_from_ms(found.start_ms), time_from_ms(found.end_ms)) == (name, at(start), at(end))
+
+
+@given(MOMENTS, st.sampled_from(get_args(Window)), ZONES)
 def test_periods_follow_each_other_without_gap(moment: datetime, window: Window, zone: ZoneInfo) -> None:
     found = period(window, moment, zone)
     assert found.holds(ms_from_time(moment))
@@ -87,9 +106,10 @@ def test_periods_follow_each_other_without_gap(moment: datetime, window: Window,
     after = period(window, time_from_ms(found.end_ms), zone)
     assert (before.end_ms, after.start_ms) == (found.start_ms, found.end_ms)
     assert before.name < found.name < after.name
+    assert period_named(found.name, zone) == found
 
 
-@given(MOMENTS, st.sampled_from(WINDOWS), ZONES)
+@given(MOMENTS, st.sampled_from(get_args(Window)), ZONES)
 def test_a_period_is_the_same_from_its_first_to_its_last_millisecond(
     moment: datetime, window: Window, zone: ZoneInfo
 ) -> None:

@@ -13,7 +13,7 @@ import pytest
 from breakwater.config import parse_config
 from breakwater.kernel.formats import csv_text
 from breakwater.kernel.types import NANO_PER_USD, ms_from_time
-from breakwater.limits.contract import CostLine
+from breakwater.limits.contract import CostLine, CostsBy
 from breakwater.limits.rules.budget import period
 from breakwater.records.rules.costs import (
     Cap,
@@ -140,11 +140,10 @@ def test_a_line(sums: CostSums, cap: Cap, now_ms: int, expected: dict[str, Any])
     assert {name: getattr(line, name) for name in expected} == expected
 
 
-def test_sums_add_up_and_only_agents_and_tenants_have_budgets() -> None:
+def test_sums_add_up_and_all_but_tags_have_budgets() -> None:
     assert CostSums(spend=24 * USD, recent=6 * USD, calls=20) == EVEN + EVEN
-    assert [scope_of(by, "x") for by in ("agent", "tenant", "model", "key", "tag")] == ["agent:x", "tenant:x"] + [
-        None
-    ] * 3
+    kinds: list[CostsBy] = ["agent", "tenant", "model", "provider", "key", "user", "team", "tag"]
+    assert [scope_of(by, "x") for by in kinds] == [*(f"{by}:x" for by in kinds[:-1]), None]
     assert scope_of("tenant", None) is None
 
 

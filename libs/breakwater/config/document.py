@@ -25,7 +25,7 @@ from breakwater.kernel.security.secret_refs import EnvName
 from breakwater.kernel.security.settings import Encryption
 from breakwater.kernel.telemetry.settings import Tracing
 from breakwater.kernel.types import Message, ModelId, Name, Off
-from breakwater.limits.rules.budget import CapTable
+from breakwater.limits.rules.budget import CapTable, caps_of_limits, limit_problems
 from breakwater.limits.rules.limit import Limit, limits_of
 from breakwater.limits.settings import OTHERS, BudgetSettings
 from breakwater.records.settings import ClickHouse
@@ -166,6 +166,9 @@ class Config(Message):
                 yield f"agents.{name}.params.{objection.path}: {objection.message}"
         yield from self._shared_breaker_problems()
         yield from self._retry_problems()
+        agents = {name: agent.budget for name, agent in self.agents.items()}
+        base = CapTable(self.budgets.total, agents, self.budgets.tenants)
+        yield from limit_problems(self.budgets.limits, self.cost_tags, base)
         for name in self.models:
             if "*" in name:
                 yield f"models.{name}: {NO_WILDCARD}"
@@ -262,13 +265,13 @@ class Config(Message):
     def caps(self) -> CapTable:
         """All caps."""
         agents = {name: agent.budget for name, agent in self.agents.items()}
-        return CapTable(self.budgets.total, agents, self.budgets.tenants)
+        return CapTable(self.budgets.total, agents, self.budgets.tenants, caps_of_limits(self.budgets.limits))
 
     @property
     def limit_table(self) -> tuple[Limit, ...]:
         """All limits."""
         models = {name: model.rate_limit for name, model in self.models.items()}
-        return limits_of(self.budgets.total, self.budgets.tenants, self.agents, models)
+        return limits_of(self.budgets.total, self.budgets.tenants, self.agents, models, self.budgets.limits)
 
     def strict_params(self, agent: Agent, job: Job) -> str | None:
         """Returns the reason to pass only params that cost nothing but tokens; None if all params may pass.
@@ -280,6 +283,8 @@ class Config(Message):
         tenants = self.budgets.tenants
         tenant_caps = None if job.tenant is None else tenants.get(job.tenant) or tenants.get(OTHERS)
         hard = any(caps.is_hard for caps in (self.budgets.total, agent.budget, tenant_caps) if caps is not None)
+        # Whose key, user or team it is, is not known here.
+        hard = hard or any(limit.refuses for limit in self.budgets.limits)
         if hard or agent.max_cost_usd is not None:
             return "under a hard cap"
         guard = agent.guard

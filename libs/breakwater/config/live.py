@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 from breakwater.config.document import Config
@@ -25,12 +26,12 @@ class LiveConfig:
     def reload(self, config: Config) -> None:
         """Replaces the config."""
         caps = config.caps
-        self._caps = CapTable(caps.total, {**self._caps.agents, **caps.agents}, caps.tenants)
+        self._caps = replace(caps, agents={**self._caps.agents, **caps.agents})
         self.now = config
 
     def keep(self, agent: str, caps: Caps) -> None:
         """Keeps the caps of an agent that the config no longer has."""
-        self._caps = CapTable(self._caps.total, {agent: caps, **self._caps.agents}, self._caps.tenants)
+        self._caps = replace(self._caps, agents={agent: caps, **self._caps.agents})
 
 
 def require_reloadable(before: Config, after: Config) -> None:

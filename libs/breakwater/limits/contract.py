@@ -30,7 +30,7 @@ class RaiseCapRequest(OperatorRequest):
     """A cap to raise, its new value, and the reason."""
 
     budget: Annotated[str, StringConstraints(min_length=1, max_length=160, pattern=NO_CONTROLS)] = Field(
-        description="Budget name: `global/daily`, `agent:<name>/monthly` or `tenant:<name>/daily`.",
+        description="Budget name: `global/daily`, `agent:<name>/monthly`, `user:<name> within team:<name>/weekly`.",
         examples=["global/daily"],
     )
     limit_usd: UsdAmount = Field(
@@ -58,12 +58,16 @@ class EstimateAccuracy(Event):
 class BudgetStatus(Event):
     """The present state of a budget."""
 
-    budget: str = Field(description="Budget name: `global/daily`, `agent:<name>/monthly` or `tenant:<name>/daily`.")
+    budget: str = Field(
+        description="Budget name: `global/daily`, `agent:<name>/monthly`, `user:<name> within team:<name>/weekly`."
+    )
     scope: BudgetScope
     agent: Identifier | None = None
     tenant: Identifier | None = None
+    name: str | None = Field(default=None, description="Name of any other scope, such as the key's.")
+    within: str | None = Field(default=None, description="The scope within which it counts, such as `team:research`.")
     window: Window
-    period: str = Field(description="`2026-11-21` or `2026-11`, in the budget's time zone.")
+    period: str = Field(description="`2026-11-21`, `2026-W47`, `2026-11` or `2026-Q4`, in the budget's time zone.")
     enforcement: Enforcement
     limit: Money | None = Field(default=None, description="The cap in effect; null if there is none.")
     raised: CapRaise | None = Field(default=None, description="The raise of the cap for this period.")
@@ -191,10 +195,10 @@ GuardRule = Literal[
 ]
 
 
-BudgetScope = Literal["global", "agent", "tenant"]
+BudgetScope = Literal["global", "agent", "tenant", "model", "provider", "key", "user", "team", "tag"]
 
 
-Window = Literal["daily", "monthly"]
+Window = Literal["daily", "weekly", "monthly", "quarterly"]
 
 
 Enforcement = Literal["none", "soft", "hard"]
@@ -237,8 +241,12 @@ class BudgetEvent(Event):
         description="Agent of the budget for scope `agent`, otherwise of the call that reached the threshold.",
     )
     tenant: Identifier | None = Field(default=None, description="Tenant of the budget for scope `tenant`.")
+    name: str | None = Field(
+        default=None, description="Name of any other scope: the model, provider, key, user or team, or `project=web`."
+    )
+    within: str | None = Field(default=None, description="The scope within which it counts, such as `team:research`.")
     window: Window
-    period: str = Field(description="`2026-11-21` or `2026-11`, in the budget's time zone.")
+    period: str = Field(description="`2026-11-21`, `2026-W47`, `2026-11` or `2026-Q4`, in the budget's time zone.")
     threshold_percent: Count | None = Field(default=None, description="For `soft_cap` and `hard_cap`.")
     limit: Money | None = Field(default=None, description="The cap; null only if a budget without one is repaired.")
     total: Money = Field(description="Spent in the period until `at`.")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -34,8 +36,9 @@ from breakwater.kernel.pages.words import segment
 from breakwater.kernel.types import ms_from_time, nano_from_usd, time_from_ms
 from breakwater.limits.contract import BudgetList, BudgetStatus, Reconciliation, Window
 from breakwater.limits.rules.budget import WINDOWS, Forecast, Period, forecast, periods_at, recent_from
+from breakwater.limits.rules.scopes import Dimension, dimension_of, key_from_text
 from breakwater.limits.views import COLUMNS as BUDGETS
-from breakwater.limits.views import RECONCILIATION, no_cap_text, tone, used_share
+from breakwater.limits.views import RECONCILIATION, no_cap_text, owner_of, tone, used_share
 from breakwater.records.spend import Burn, burn, spent_since
 
 MAX_CHARTS = 2
@@ -50,7 +53,8 @@ MAX_ROWS = 200
 _RecentSpend = dict[Window, dict[str, int]]
 """Recent spend in nano-dollars, by window and scope."""
 
-_PERIOD_NAMES = {"daily": "day", "monthly": "month"}
+_PERIOD_NAMES = {"daily": "day", "weekly": "week", "monthly": "month", "quarterly": "quarter"}
+_TABLES = {"daily": "Today", "weekly": "This week", "monthly": "This month", "quarterly": "This quarter"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +75,7 @@ class BudgetRow:
     @property
     def owner(self) -> str:
         """The owner of the budget: `Global`, `content-writer`, `tenant acme`."""
-        names = {"global": "Global", "agent": self.status.agent, "tenant": f"tenant {self.status.tenant}"}
-        return names[self.status.scope] or ""
+        return owner_of(self.status) or "Global"
 
     @property
     def bar(self) -> Markup | None:
@@ -194,9 +197,9 @@ class BudgetFigures(NamedTuple):
 async def _figures(visit: Visit, models: ReadModels) -> BudgetFigures:
     """Reads the budgets, those nearest to their caps first, with charts of these or of the budget in the path."""
     name = visit.path_params.get("name")
-    budget_list, recent = await asyncio.gather(
-        fetch_part(models.api.read(BudgetList, "budgets")), fetch_part(_recent_spend(models.analytics, visit))
-    )
+    budget_list = await fetch_part(models.api.read(BudgetList, "budgets"))
+    budgets = budget_list.value.budgets if budget_list.value else ()
+    recent = await fetch_part(_recent_spend(models.analytics, visit, budgets))
     periods = periods_at(visit.now, visit.zone)
     rows = [
         budget_row(
@@ -205,7 +208,7 @@ async def _figures(visit: Visit, models: ReadModels) -> BudgetFigures:
             None if recent.value is None else recent.value[status.window].get(_scope(status), 0),
             visit.now,
         )
-        for status in (budget_list.value.budgets if budget_list.value else ())
+        for status in budgets
     ]
     rows.sort(key=lambda row: (-1.0 if row.used is None else row.used, row.status.spent), reverse=True)
     if name:
@@ -234,8 +237,10 @@ def view(visit: Visit, figures: BudgetFigures) -> dict[str, Any]:
         "budget_list": figures.budget_list,
         "no_cap_text": figures.no_cap_text,
         "recent": figures.recent,
-        "day": table("day", "Today", "daily", capped=True),
-        "month": table("month", "This month", "monthly", capped=True),
+        **{
+            _PERIOD_NAMES[window]: table(_PERIOD_NAMES[window], _TABLES[window], window, capped=True)
+            for window in WINDOWS
+        },
         "uncapped": table("uncapped", "Without a cap", None, capped=False),
         "count": len(figures.rows),
         "budget_charts": figures.charts,
@@ -360,12 +365,20 @@ def _nano(limit_usd: str) -> int:
     return nano_from_usd(limit_usd)
 
 
-async def _recent_spend(analytics: Analytics, visit: Visit) -> _RecentSpend:
-    """Reads the recent spend of each scope, on which the forecasts of the day and the month are based."""
+async def _recent_spend(analytics: Analytics, visit: Visit, budgets: Iterable[BudgetStatus]) -> _RecentSpend:
+    """Reads the recent spend of each scope, on which the forecasts of budgets are based."""
     periods = periods_at(visit.now, visit.zone)
-    since = {window: recent_from(periods.of(window), ms_from_time(visit.now)) for window in WINDOWS}
-    sums = await asyncio.gather(*(spent_since(analytics, time_from_ms(since[window]), visit.now) for window in WINDOWS))
-    return dict(zip(WINDOWS, sums, strict=True))
+    dimensions: dict[Window, set[Dimension]] = defaultdict(set)
+    for status in budgets:
+        dimensions[status.window].add(dimension_of(_scope(status), status.window))
+    since = {window: recent_from(periods.of(window), ms_from_time(visit.now)) for window in dimensions}
+    sums = await asyncio.gather(
+        *(
+            spent_since(analytics, time_from_ms(since[window]), visit.now, counted)
+            for window, counted in dimensions.items()
+        )
+    )
+    return dict(zip(dimensions, sums, strict=True))
 
 
 async def _chart(models: ReadModels, visit: Visit, row: BudgetRow) -> BudgetChart:
@@ -409,4 +422,4 @@ def _forecast_line(expected: Forecast | None, limit: int | None, end: datetime) 
 
 def _scope(status: BudgetStatus) -> str:
     """The key of a budget's scope: the budget's name without its window."""
-    return status.budget.rpartition("/")[0]
+    return key_from_text(status.budget.rpartition("/")[0])

@@ -14,6 +14,17 @@ WARN_PERCENT = 80
 """A budget that has used a larger share of its cap is a warning."""
 
 
+def owner_of(budget: BudgetStatus) -> str | None:
+    """The owner of a budget: `content-writer`, `tenant acme`, `user ann within team:research`; None for all agents."""
+    if budget.scope == "global":
+        return None
+    if budget.scope == "agent":
+        owner = budget.agent or ""
+    else:
+        owner = f"{budget.scope} {budget.tenant if budget.scope == 'tenant' else budget.name}"
+    return owner if budget.within is None else f"{owner} within {budget.within}"
+
+
 def used_share(budget: BudgetStatus) -> float | None:
     """The share of the cap that is spent or reserved: 1.0 is all of it; None without a cap."""
     if budget.limit is None:
@@ -33,9 +44,9 @@ def tone(budget: BudgetStatus) -> str:
 
 def no_cap_text(budget: BudgetStatus, budgets: Iterable[BudgetStatus]) -> str:
     """Describes a budget without a cap: `no cap`, or `no monthly cap, daily cap $5.00` if its other window has one."""
-    owner = (budget.scope, budget.agent, budget.tenant)
+    owner = budget.budget.rpartition("/")[0]
     for candidate in budgets:
-        if candidate.limit is not None and (candidate.scope, candidate.agent, candidate.tenant) == owner:
+        if candidate.limit is not None and candidate.budget.rpartition("/")[0] == owner:
             return f"no {budget.window} cap, {candidate.window} cap {money(candidate.limit)}"
     return "no cap"
 
@@ -86,7 +97,7 @@ def _amount(limit: Limit) -> Cell:
 
 
 LIMITS: tuple[Column[Limit], ...] = (
-    Column("scope", lambda limit: str(limit.scope)),
+    Column("scope", lambda limit: limit.scope),
     Column("unit", lambda limit: limit.unit),
     Column("per", lambda limit: limit.window, name="window"),
     Column("amount", lambda limit: limit.amount, "count", _amount),
@@ -106,7 +117,7 @@ def limit_document(limit: Limit) -> dict[str, object]:
     """A limit as JSON: an amount in USD is a decimal string."""
     return {
         "id": limit.id,
-        "scope": str(limit.scope),
+        "scope": limit.scope,
         "unit": limit.unit,
         "window": limit.window,
         "amount": usd_from_nano(limit.amount) if limit.unit == "usd" else limit.amount,

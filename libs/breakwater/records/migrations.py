@@ -21,7 +21,7 @@ from breakwater.kernel.clickhouse.client import Analytics, database_ddl, quote_n
 from breakwater.kernel.clickhouse.errors import SchemaMismatchError
 from breakwater.kernel.clickhouse.table import PLAIN, Layout
 from breakwater.records.log_comparison import LOG_COMPARISONS
-from breakwater.records.schema import ATTEMPTS, EXECUTIONS, GUARD_EVENTS, PLAN_CHANGES, TABLES
+from breakwater.records.schema import ATTEMPTS, BUDGET_EVENTS, EXECUTIONS, GUARD_EVENTS, PLAN_CHANGES, TABLES
 
 VIEWS = {
     file.name.removesuffix(".sql"): without_comments(file.read_text("utf-8"))
@@ -88,6 +88,11 @@ def migrations(layout: Layout) -> tuple[Migration, ...]:
                 *(table.add_column(column, layout) for table in (EXECUTIONS, ATTEMPTS) for column in ("user", "team")),
                 create_view("cost_and_usage", layout),
             ),
+        ),
+        Migration(
+            26,
+            "scopes of budgets",
+            tuple(BUDGET_EVENTS.add_column(column, layout) for column in ("name", "within")),
         ),
     )
 

@@ -28,6 +28,7 @@ from breakwater.kernel.types import ms_from_time
 from breakwater.limits.contract import BudgetEvent, BudgetReconciliation, CapRaise, Reconciliation
 from breakwater.limits.rules.budget import Period, scope_key, threshold
 from breakwater.limits.rules.ledger import AttemptSums, BudgetPlace, Ledger, figures_of, places_of
+from breakwater.limits.rules.scopes import ONLY_BASE, Dimensions, scope_text
 from breakwater.limits.store.budget_counters import BudgetCounters, Notes, Repair, Snapshot
 from breakwater.limits.store.budgets import NotFilledError
 from breakwater.records.spend import budget_notes, spend, stored_attempts, stored_upto
@@ -96,7 +97,12 @@ class RecordedSpend:
         self._zone = zone
 
     async def stored_spend(
-        self, periods: Sequence[Period], *, thorough: bool = False, lost_log: bool = False
+        self,
+        periods: Sequence[Period],
+        dimensions: Dimensions = ONLY_BASE,
+        *,
+        thorough: bool = False,
+        lost_log: bool = False,
     ) -> StoredSpend:
         """The part in ClickHouse.
 
@@ -104,6 +110,7 @@ class RecordedSpend:
 
         Args:
             periods: those of the counters.
+            dimensions: those that are counted.
             thorough: ClickHouse is asked only for the part that EVENTS does not have any more.
             lost_log: there was another log before, so that EVENTS alone is not the whole record.
 
@@ -122,7 +129,7 @@ class RecordedSpend:
             upto = min(*acknowledged, await stored_upto(self._analytics, log_created=log.created))
             if thorough or not await self._has_all(log, upto):
                 upto = min(upto, max(log.first - 1, 0))
-            figures = await spend(self._analytics, periods, log_created=log.created, upto=upto)
+            figures = await spend(self._analytics, periods, log_created=log.created, upto=upto, dimensions=dimensions)
             events = await budget_notes(self._analytics, periods)
         except (AnalyticsUnavailableError, QueryError):
             if log.first > 1 or lost_log:
@@ -156,7 +163,12 @@ class RecordedSpend:
         return not missing
 
     async def logged_spend(
-        self, stored: StoredSpend, periods: Sequence[Period], counts: Callable[[int], bool] = lambda _: True
+        self,
+        stored: StoredSpend,
+        periods: Sequence[Period],
+        counts: Callable[[int], bool] = lambda _: True,
+        *,
+        dimensions: Dimensions = ONLY_BASE,
     ) -> LoggedSpend:
         """The part of EVENTS that ClickHouse lacks. Raises BusUnavailableError, also if a replica is behind.
 
@@ -164,6 +176,7 @@ class RecordedSpend:
             stored: the other part.
             periods: those of the counters.
             counts: True for the sequence of an event that is to be counted.
+            dimensions: those that are counted.
         """
         wanted = {period.name for period in periods}
         sums: dict[BudgetPlace, AttemptSums] = defaultdict(AttemptSums)
@@ -179,7 +192,7 @@ class RecordedSpend:
                 attempt = read_record(message, Attempt) if counts(message.sequence) else None
                 if attempt is not None and not attempt.short_circuited:
                     figures = figures_of(attempt)
-                    for place in places_of(attempt, self._zone):
+                    for place in places_of(attempt, self._zone, dimensions):
                         if place[0] in wanted:
                             sums[place] += figures
         return LoggedSpend(upto, dict(sums))
@@ -277,7 +290,7 @@ class BudgetComparison:
                 counted = self.snapshot.figures.get(place, AttemptSums())
                 budgets.append(
                     BudgetReconciliation(
-                        budget=f"{place[1]}/{counters.period.window}",
+                        budget=f"{scope_text(place[1])}/{counters.period.window}",
                         period=name,
                         counted=counted.spent,
                         recorded=recorded.get(place, AttemptSums()).spent,
@@ -320,19 +333,24 @@ async def compare(
         StateUnavailableError, BusUnavailableError: Redis or NATS does not answer.
         AnalyticsUnavailableError, QueryError: ClickHouse can't be asked, and is needed.
     """
-    periods = counters.periods(now)
-    stored = await record.stored_spend(periods, thorough=thorough)
+    source = await counters.source()
+    dimensions = ONLY_BASE if source is None else source.dimensions
+    periods = counters.periods(now, dimensions)
+    stored = await record.stored_spend(periods, dimensions, thorough=thorough)
     log = stored.log
     first = max(stored.upto, stored.counted, log.first - 1) + 1
     snapshot = await counters.snapshot(periods, log.identity, first, log.last)
     filled = snapshot.filled
     if filled is None or (filled.log, filled.zone) != (log.identity, counters.zone.key):
         raise NotFilledError
+    if filled.dimensions != dimensions:
+        return await compare(record, counters, now, thorough=thorough)  # they have just changed
 
     def counts(sequence: int) -> bool:
         return sequence <= stored.counted or snapshot.counts(sequence)
 
-    return BudgetComparison(snapshot, stored, await record.logged_spend(stored, periods, counts), now)
+    logged = await record.logged_spend(stored, periods, counts, dimensions=dimensions)
+    return BudgetComparison(snapshot, stored, logged, now)
 
 
 def add_ledgers(first: Ledger, second: Ledger) -> dict[BudgetPlace, AttemptSums]:

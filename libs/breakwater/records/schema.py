@@ -258,6 +258,8 @@ BUDGET_EVENTS = Table(
         "scope": WORD,
         "agent": WORD_OR_NULL,
         "tenant": WORD_OR_NULL,
+        "name": WORD_OR_NULL,
+        "within": WORD_OR_NULL,
         "window": WORD,
         "period": "String",
         "threshold_percent": "Nullable(UInt32)",

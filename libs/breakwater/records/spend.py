@@ -13,7 +13,7 @@ Statements: `spend.sql`. All functions raise as `Analytics.query` does.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import pairwise
@@ -24,8 +24,9 @@ from breakwater.kernel.clickhouse.client import Analytics, statements
 from breakwater.kernel.time_window import TimeWindow
 from breakwater.kernel.types import ms_from_time, time_from_ms
 from breakwater.limits.contract import BudgetEvent, CostsBy
-from breakwater.limits.rules.budget import CallNames, Period, period, recent_from, scope_keys
-from breakwater.limits.rules.ledger import AttemptSums, BudgetPlace
+from breakwater.limits.rules.budget import Period, period, recent_from
+from breakwater.limits.rules.ledger import FIGURES, AttemptSums, BudgetPlace
+from breakwater.limits.rules.scopes import BASE, ONLY_BASE, CallNames, Dimension, Dimensions, parts_of
 from breakwater.records.rows import budget_of
 from breakwater.records.rules.costs import CostSums
 from breakwater.records.schema import ATTEMPTS, BUDGET_EVENTS
@@ -42,13 +43,19 @@ _DRAWN_MARGIN_MS = HOUR_MS
 
 
 async def spend(
-    analytics: Analytics, periods: Sequence[Period], *, log_created: datetime, upto: int
+    analytics: Analytics,
+    periods: Sequence[Period],
+    *,
+    log_created: datetime,
+    upto: int,
+    dimensions: Dimensions = ONLY_BASE,
 ) -> dict[BudgetPlace, AttemptSums]:
     """The sums of the stored calls for each budget in some periods: `limits.rules.ledger.ledger` of them.
 
     Args:
         analytics: the database.
         periods: one query each; a call counts in all that hold the moment it is charged at.
+        dimensions: those that are counted.
         log_created: when EVENTS as it is now was made, by the NATS server's clock.
         upto: rows of that log with a higher sequence are left out, as those are read from the log itself.
 
@@ -58,17 +65,67 @@ async def spend(
     sums: dict[BudgetPlace, AttemptSums] = defaultdict(AttemptSums)
     await analytics.catch_up(ATTEMPTS)
     for budget_period in periods:
+        counted = [dimension for dimension in dimensions.all if dimension.window == budget_period.window]
+        grouping = _Grouping.by(counted)
         parameters = {
             **_within(budget_period.start_ms, budget_period.end_ms, _MARGIN_MS),
+            **grouping.parameters,
             "log_created": log_created,
             "upto": upto,
         }
-        for row in await analytics.read(dict[str, Any], SQL["spend"], parameters):
-            keys = scope_keys(CallNames(row.pop("agent"), row.pop("tenant")))
-            figures = AttemptSums(**{name: value or 0 for name, value in row.items()})
-            for key in keys:
-                sums[budget_period.name, key] += figures
+        for row in await analytics.read(dict[str, Any], SQL["spend"] % grouping.columns, parameters):
+            names = grouping.names(row)
+            figures = AttemptSums(**{figure: row[figure] or 0 for figure in FIGURES})
+            for dimension in counted:
+                if (key := dimension.key(names)) is not None:
+                    sums[budget_period.name, key] += figures
     return dict(sums)
+
+
+@dataclass(frozen=True, slots=True)
+class _Grouping:
+    """The columns that calls are grouped by, so that each row says in which scopes they count."""
+
+    kinds: tuple[str, ...]
+
+    @classmethod
+    def by(cls, dimensions: Iterable[Dimension]) -> _Grouping:
+        """The names that some dimensions need."""
+        kinds = {kind for dimension in dimensions for kind in dimension.kinds}
+        return cls(tuple(sorted(kinds - {"global"})))
+
+    @property
+    def _expressions(self) -> list[str]:
+        return [
+            _NAMES["tag" if kind.startswith(_TAG) else kind].replace("{tag:", f"{{tag{number}:")
+            for number, kind in enumerate(self.kinds)
+        ]
+
+    @property
+    def columns(self) -> str:
+        """The columns of a SELECT, `name0` and so on."""
+        columns = (f"{expression} AS name{number}" for number, expression in enumerate(self._expressions))
+        return ", ".join(("0 AS no_name", *columns))
+
+    @property
+    def condition(self) -> str:
+        """The condition that each column has its value, the parameters `value0` and so on."""
+        parts = (f"AND {expression} = {{value{number}:String}}" for number, expression in enumerate(self._expressions))
+        return " ".join(parts)
+
+    @property
+    def parameters(self) -> dict[str, object]:
+        """The parameters of the columns."""
+        return {
+            f"tag{number}": kind.removeprefix(_TAG) for number, kind in enumerate(self.kinds) if kind.startswith(_TAG)
+        }
+
+    def names(self, row: Mapping[str, Any]) -> CallNames:
+        """The names that the calls of a row count under."""
+        names = {kind: row[f"name{number}"] for number, kind in enumerate(self.kinds)}
+        tags = {kind.removeprefix(_TAG): names.pop(kind) for kind in self.kinds if kind.startswith(_TAG)}
+        known_tags = tuple((tag, value) for tag, value in tags.items() if value is not None)
+        return CallNames(**{"agent": "", **names}, tags=known_tags)
 
 
 async def stored_upto(analytics: Analytics, *, log_created: datetime) -> int:
@@ -119,20 +176,22 @@ async def burn(analytics: Analytics, budget_period: Period, key: str, zone: Zone
     Args:
         analytics: the database.
         budget_period: the day or the month.
-        key: the budget's scope: `global`, `agent:<name>` or `tenant:<name>`.
+        key: the budget's scope: `global`, `agent:<name>`, …
         zone: the budgets' time zone, which decides when the days of a month begin.
         now: time of the last point, unless the period is over.
     """
     marks = _marks(budget_period, zone)
-    scope, _, name = key.partition(":")
+    parts = [part for part in parts_of(key) if part.name]
+    grouping = _Grouping(tuple(part.kind for part in parts))
     end_ms = min(max(ms_from_time(now), budget_period.start_ms), budget_period.end_ms)
     parameters = {
         **_within(budget_period.start_ms, budget_period.end_ms, _DRAWN_MARGIN_MS),
-        "agent": "",
-        "tenant": "",
+        **grouping.parameters,
+        **{f"value{number}": part.name for number, part in enumerate(parts)},
         "steps": marks[:-1],
     }
-    rows = {row["step"]: row for row in await analytics.read(dict[str, Any], SQL["burn"], {**parameters, scope: name})}
+    steps = await analytics.read(dict[str, Any], SQL["burn"] % grouping.condition, parameters)
+    rows = {row["step"]: row for row in steps}
     points = [(time_from_ms(budget_period.start_ms), 0)]
     spent = 0
     for start, end in pairwise(marks):
@@ -143,13 +202,19 @@ async def burn(analytics: Analytics, budget_period: Period, key: str, zone: Zone
     return Burn(tuple(points), sum(row["unknown_costs"] for row in rows.values()))
 
 
-async def spent_since(analytics: Analytics, since: datetime, until: datetime) -> dict[str, int]:
+async def spent_since(
+    analytics: Analytics, since: datetime, until: datetime, dimensions: Iterable[Dimension] = BASE
+) -> dict[str, int]:
     """The spend from a moment to just before another, in nano-dollars by the keys of scopes that spent anything."""
-    parameters = _within(ms_from_time(since), ms_from_time(until), _DRAWN_MARGIN_MS)
+    counted = {dimension.kinds: dimension for dimension in dimensions}.values()
+    grouping = _Grouping.by(counted)
+    parameters = {**_within(ms_from_time(since), ms_from_time(until), _DRAWN_MARGIN_MS), **grouping.parameters}
     sums: dict[str, int] = defaultdict(int)
-    for row in await analytics.read(dict[str, Any], SQL["spent_since"], parameters):
-        for key in scope_keys(CallNames(row["agent"], row["tenant"])):
-            sums[key] += row["spend"] or 0
+    for row in await analytics.read(dict[str, Any], SQL["spent_since"] % grouping.columns, parameters):
+        names = grouping.names(row)
+        for dimension in counted:
+            if (key := dimension.key(names)) is not None:
+                sums[key] += row["spend"] or 0
     return dict(sums)
 
 
@@ -196,6 +261,7 @@ async def spend_history(
     return SpendHistory(window, highest_first, others, all_names - len(spent))
 
 
+_TAG = "tag:"
 _NAMES = {
     "agent": "agent",
     "tenant": "tenant",

@@ -10,8 +10,9 @@ from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.types import NANO_PER_USD
 from breakwater.limits.api.budgets import current, known_keys, statuses
 from breakwater.limits.contract import BudgetStatus, CapRaise, EstimateAccuracy
-from breakwater.limits.rules.budget import CallNames, CapTable, periods_at
+from breakwater.limits.rules.budget import CapTable, periods_at
 from breakwater.limits.rules.ledger import AttemptSums, Ledger
+from breakwater.limits.rules.scopes import CallNames
 from breakwater.limits.store.budget_counters import BudgetCounters, Notes
 from breakwater.limits.store.budgets import Budgets
 
@@ -30,7 +31,7 @@ ZONE = ZoneInfo("Europe/Berlin")
 
 
 async def statuses_of(caps: CapTable, counters: BudgetCounters, now: datetime) -> tuple[BudgetStatus, ...]:
-    snapshot = await counters.snapshot(current(counters, now))
+    snapshot = await counters.snapshot(current(caps, counters, now))
     return statuses(caps, snapshot, known_keys(caps, snapshot))
 
 

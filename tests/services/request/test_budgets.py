@@ -22,6 +22,7 @@ from breakwater.limits.api.budgets import BudgetRoutes
 from breakwater.limits.contract import BudgetEvent, BudgetReconciliation, CapRaise, Reconciliation
 from breakwater.limits.rules.budget import Periods, periods_at
 from breakwater.limits.rules.ledger import AttemptSums, Ledger
+from breakwater.limits.rules.scopes import Dimensions
 from breakwater.limits.store.budget_counters import BudgetCounters
 from breakwater.limits.store.budgets import FILLED, NotFilledError
 from tests.services.request.conftest import HttpApi, StartApi
@@ -35,6 +36,9 @@ budgets:
   timezone: Europe/Berlin
   global: {daily_usd: 100, enforcement: hard}
   tenants: {acme: {monthly_usd: 20}, "*": {daily_usd: 1, enforcement: hard}}
+  limits:
+    - {scope: "key:*", usd: 2, per: week}
+    - {scope: "user:* within team:research", usd: 3, per: quarter}
 agents:
   writer: {budget: {daily_usd: 10, enforcement: hard}}
   reader: {}
@@ -57,7 +61,12 @@ def periods() -> Periods:
 
 async def fill(redis: Redis, figures: Ledger | None = None, log: str = "log") -> None:
     counters = BudgetCounters(redis, BERLIN)
-    assert await counters.fill(await counters.source(), log, 0, counters.periods(datetime.now(UTC)), figures or {}, {})
+    dimensions = Dimensions(CAPS.dimensions)
+    filled = counters.fill(
+        *(await counters.source(), log, 0, counters.periods(datetime.now(UTC), dimensions), figures or {}, {}),
+        dimensions=dimensions,
+    )
+    assert await filled
 
 
 async def standing(api: HttpApi, budget: str = "agent:writer/daily") -> dict[str, Any]:
@@ -112,6 +121,26 @@ async def test_what_a_call_is_held_against_can_be_asked_for(capped: HttpApi, red
         if one["budget"] == "tenant:new/daily"
     ]
     assert (new["tenant"], new["limit"], new["remaining"]) == ("new", "1.000000000", "1.000000000")
+
+
+async def test_the_cap_of_any_key_and_of_a_user_in_a_team_is_listed_once_used_and_raised(
+    capped: HttpApi, redis: Redis
+) -> None:
+    week, quarter = periods().of("weekly").name, periods().of("quarterly").name
+    await fill(redis, {(week, "key:bot"): AttemptSums(spent=NANO_PER_USD, calls=3)})
+    bot = await standing(capped, "key:bot/weekly")
+    assert (bot["scope"], bot["name"], bot["within"], bot["period"]) == ("key", "bot", None, week)
+    assert (bot["limit"], bot["remaining"]) == ("2.000000000", "1.000000000")
+    for budget, period in (("key:new/weekly", week), ("user:ann within team:research/quarterly", quarter)):
+        answer = await capped.act("budgets/raise", budget=budget, limit_usd="5", reason="a demo")
+        assert (answer.status, answer.json["kind"], answer.json["period"]) == (200, "raised", period)
+    assert (answer.json["scope"], answer.json["name"], answer.json["within"]) == ("user", "ann", "team:research")
+    for budget, code in (
+        ("key:bot/daily", "unknown_budget"),
+        ("user:ann within team:sales/quarterly", "unknown_budget"),
+    ):
+        answer = await capped.act("budgets/raise", budget=budget, limit_usd="5", reason="a demo")
+        assert (answer.status, answer.code) == (404, code)
 
 
 async def test_a_name_that_nobody_has_is_no_filter(capped: HttpApi) -> None:

@@ -10,8 +10,9 @@ from zoneinfo import ZoneInfo
 
 from breakwater.kernel.redis.connection import Redis
 from breakwater.limits.gate.budget import LiveReservations
-from breakwater.limits.rules.budget import CallNames, CapTable
+from breakwater.limits.rules.budget import CapTable
 from breakwater.limits.rules.ledger import AttemptSums
+from breakwater.limits.rules.scopes import CallNames
 from breakwater.limits.settings import Caps
 from breakwater.limits.store.budget_counters import BudgetCounters
 from breakwater.limits.store.budgets import RESERVATIONS, Budgets, LiveReservation, Reservation, Reserved, Settlement

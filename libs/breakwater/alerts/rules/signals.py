@@ -33,6 +33,7 @@ from breakwater.limits.contract import BudgetEvent, Enforcement, GuardEvent
 from breakwater.limits.rules.budget import NEVER_FITS, scope_key
 from breakwater.limits.rules.rate_limit import HELD
 from breakwater.limits.rules.refusals import raise_command, task_near_cap, task_stopped
+from breakwater.limits.rules.scopes import scope_text
 
 UNTRIED = timedelta(hours=1)
 """The time after which the incident of a breaker ends that waits for a call."""
@@ -256,10 +257,12 @@ def _stop_text(event: GuardEvent) -> str:
 
 
 def _of_budget(event: BudgetEvent) -> tuple[Signal, ...]:
-    name = {"global": None, "agent": event.agent, "tenant": event.tenant}[event.scope]
+    scope = scope_text(scope_key(event))
+    name = scope.partition(":")[2] or None
     place = (event.scope, name, event.window, event.period)
-    owner = {"global": "all agents", "agent": str(event.agent), "tenant": f"tenant {event.tenant}"}[event.scope]
+    owner = "all agents" if name is None else name if event.scope == "agent" else f"{event.scope} {name}"
     fields = ("scope", "limit", "total", "reserved", "window", "agent", "tenant", "period", "enforcement", "resets_at")
+    fields += () if event.name is None else ("name", "within")
     figures = _figures(event, *fields, "threshold_percent", timestamp="at")
     origin = (event.event_id, event.at, figures)
     if event.kind == "raised" and event.limit:
@@ -284,8 +287,8 @@ def _of_budget(event: BudgetEvent) -> tuple[Signal, ...]:
     text = _spend_text(event, kind, owner, event.limit)
     agent = event.agent if event.scope == "agent" else None
     owners: dict[str, Any] = {"agent": agent, "tenant": event.tenant}
-    # As for a breaker: what stops one tenant stops nobody else.
-    severity: Severity | None = "warning" if event.scope == "tenant" else None
+    # As for a breaker: what stops one tenant, key or user stops nobody else.
+    severity: Severity | None = None if event.scope in ("global", "agent") else "warning"
     return (Firing(key, kind, title, text, *origin, **owners, ends_at=event.resets_at, severity=severity),)
 
 
@@ -295,7 +298,8 @@ def _spend_text(event: BudgetEvent, kind: AlertEvent, owner: str, limit: int) ->
     consequence = _CONSEQUENCE.get((kind, event.enforcement), _NOT_ENFORCED)
     advice = "check whether this is expected"
     if kind == "budget_hard_cap":
-        advice = f"find what spends, or raise the cap: `{raise_command(f'{scope_key(event)}/{event.window}')}`"
+        budget = f"{scope_text(scope_key(event))}/{event.window}"
+        advice = f"find what spends, or raise the cap: `{raise_command(budget)}`"
     reservations = ""
     if event.reserved is not None:
         free = money(max(0, limit - event.total - event.reserved))

@@ -20,6 +20,7 @@ from breakwater.kernel.pages import words
 from breakwater.kernel.pages.words import segment
 from breakwater.kernel.types import format_time
 from breakwater.limits.contract import BudgetList, BudgetStatus
+from breakwater.limits.views import owner_of
 from breakwater.records.figures import WindowTotals
 
 Tone = Literal["", "good", "warn", "bad"]
@@ -302,11 +303,11 @@ def _of_breaker(breaker: BreakerStatus) -> Problem:
 def _of_budget(budget: BudgetStatus) -> Problem:
     is_hard = budget.enforcement == "hard"
     effect = "calls that might exceed it are refused" if is_hard else "calls continue, as it is a soft cap"
-    owner = {"agent": budget.agent, "tenant": f"tenant {budget.tenant}"}.get(budget.scope)
+    owner = owner_of(budget)
     name = f"global {budget.window} budget" if owner is None else f"{budget.window} budget of {owner}"
     return Problem(
         "budget",
-        "critical" if is_hard and budget.scope != "tenant" else "warning",
+        "critical" if is_hard and budget.scope in ("global", "agent") else "warning",
         f"The {name} is exhausted",
         f"/budgets/{segment(budget.budget)}",
         "/budgets",

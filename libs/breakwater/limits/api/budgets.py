@@ -29,9 +29,11 @@ from breakwater.limits.contract import (
     RaiseCapRequest,
     Reconciliation,
     UnchangedBudget,
+    Window,
 )
 from breakwater.limits.rules.budget import WINDOWS, CapTable, Counter, Period, periods_at, threshold
 from breakwater.limits.rules.ledger import AttemptSums, is_reached
+from breakwater.limits.rules.scopes import BASE, dimension_of, key_from_text, parts_of
 from breakwater.limits.settings import OTHERS
 from breakwater.limits.store.budget_counters import BudgetCounters, PeriodCounters, Snapshot
 from breakwater.limits.store.budgets import NotFilledError
@@ -82,7 +84,7 @@ class BudgetRoutes:
         agent = request.input.agent
         tenant = request.input.tenant
         caps = self._caps()
-        snapshot = await self._counters.snapshot(current(self._counters, self._now()))
+        snapshot = await self._counters.snapshot(current(caps, self._counters, self._now()))
         keys = known_keys(caps, snapshot)
         if agent is not None and f"agent:{agent}" not in keys:
             message = f"no agent {agent!r} is known{suggestion(agent, caps.agents)}"
@@ -147,15 +149,16 @@ class BudgetRoutes:
         now = self._now()
         caps = self._caps()
         limit = request.input.limit_usd
-        snapshot = await self._counters.snapshot(current(self._counters, now))
+        snapshot = await self._counters.snapshot(current(caps, self._counters, now))
         counter = _counter(request.input.budget, caps, snapshot)
         configured = counter.limit
         if configured is None:
-            where = "budgets.global" if counter.scope_name is None else f"budgets.tenants.{counter.scope_name}"
-            if counter.scope == "agent":
-                where = f"agents.{counter.scope_name}.budget"
+            where = counter.setting or {
+                "agent": f"agents.{counter.scope_name}.budget.{counter.window}_usd",
+                "tenant": f"budgets.tenants.{counter.scope_name}.{counter.window}_usd",
+            }.get(counter.scope, "budgets.limits")
             message = f"the budget {counter.name} has no cap to raise"
-            detail = FieldError(path="budget", message=f"the config sets one with {where}.{counter.window}_usd")
+            detail = FieldError(path="budget", message=f"the config sets one with {where}")
             raise RequestError(409, "no_cap", message, [detail])
         if limit < configured:
             detail = FieldError(path="limit_usd", message="use a higher one, or exactly the config's to revoke a raise")
@@ -163,7 +166,7 @@ class BudgetRoutes:
             raise RequestError(422, "below_cap", message, [detail])
         if snapshot.filled is None:
             raise NotFilledError
-        period_counters = snapshot.periods[WINDOWS.index(counter.window)]
+        period_counters = next(one for one in snapshot.periods if one.period.window == counter.window)
         before = budget_status(counter, period_counters)
         if limit == before.limit:
             return UnchangedBudget.model_validate(before.model_dump())
@@ -175,6 +178,8 @@ class BudgetRoutes:
             scope=counter.scope,
             agent=counter.agent,
             tenant=counter.tenant,
+            name=counter.other_name,
+            within=counter.within,
             window=counter.window,
             period=period_counters.period.name,
             limit=limit,
@@ -202,21 +207,21 @@ class BudgetRoutes:
 
 def _counter(budget: str, caps: CapTable, snapshot: Snapshot) -> Counter:
     """Returns the counter of a budget by its name. Raises RequestError: there is no such budget."""
-    key, _, window = budget.rpartition("/")
-    scope, _, name = key.partition(":")
-    any_tenant = scope == "tenant" and OTHERS in caps.tenants and name != OTHERS and is_identifier(name)
-    is_known = any_tenant or key in known_keys(caps, snapshot)
+    text, _, window = budget.rpartition("/")
+    key = key_from_text(text)
+    names = [part.name for part in parts_of(key)]
+    has_cap = any(caps.counter(key, known_window).limit is not None for known_window in _windows(caps, key))
+    is_known = (has_cap and OTHERS not in names and all(map(is_identifier, names))) or key in known_keys(caps, snapshot)
     if is_known:
-        for known_window in WINDOWS:
+        for known_window in _windows(caps, key):
             if known_window == window:
                 return caps.counter(key, known_window)
     if key == f"tenant:{OTHERS}":
         hint = "each tenant that the config does not list has its own cap: name a tenant"
     else:
         keys = (key,) if is_known else caps.keys()
-        hint = suggestion(budget, [f"{known_key}/{window}" for known_key in keys for window in WINDOWS]).removeprefix(
-            "; "
-        )
+        known = [caps.counter(known_key, window).name for known_key in keys for window in _windows(caps, known_key)]
+        hint = suggestion(budget, known).removeprefix("; ")
     raise unknown("budget", f"there is no budget {budget!r}", "budget", hint)
 
 
@@ -225,10 +230,16 @@ def _not_filled() -> RequestError:
     return unavailable("not_filled", message)
 
 
-def current(counters: BudgetCounters, now: datetime) -> tuple[Period, Period]:
-    """Returns the current day and month, whose counters the caps limit."""
-    periods = periods_at(now, counters.zone)
-    return periods.day, periods.month
+def _windows(caps: CapTable, key: str) -> list[Window]:
+    """Returns the windows in which a scope is counted."""
+    counted = caps.dimensions.union(BASE)
+    return [window for window in WINDOWS if dimension_of(key, window) in counted]
+
+
+def current(caps: CapTable, counters: BudgetCounters, now: datetime) -> tuple[Period, ...]:
+    """Returns the current periods of the windows that are counted: the day, the month, and others that caps need."""
+    windows = {dimension.window for dimension in caps.dimensions.union(BASE)}
+    return tuple(period for period in periods_at(now, counters.zone).all if period.window in windows)
 
 
 def known_keys(caps: CapTable, snapshot: Snapshot) -> tuple[str, ...]:
@@ -239,7 +250,7 @@ def known_keys(caps: CapTable, snapshot: Snapshot) -> tuple[str, ...]:
         for key in (*period_counters.figures, *period_counters.reserved, *period_counters.notes.raises)
     }
     # The sort is stable, so the scopes of the config come first, in its order.
-    return tuple(sorted(caps.keys(counted), key=lambda key: _SCOPES.index(caps.counters_of(key)[0].scope)))
+    return tuple(sorted(caps.keys(counted), key=lambda key: _SCOPES.index(caps.counter(key, "monthly").scope)))
 
 
 def statuses(caps: CapTable, snapshot: Snapshot, keys: Iterable[str]) -> tuple[BudgetStatus, ...]:
@@ -248,6 +259,7 @@ def statuses(caps: CapTable, snapshot: Snapshot, keys: Iterable[str]) -> tuple[B
         budget_status(caps.counter(key, period_counters.period.window), period_counters)
         for key in keys
         for period_counters in snapshot.periods
+        if period_counters.period.window in _windows(caps, key)
     )
 
 
@@ -274,6 +286,8 @@ def budget_status(counter: Counter, period_counters: PeriodCounters) -> BudgetSt
         scope=counter.scope,
         agent=counter.agent,
         tenant=counter.tenant,
+        name=counter.other_name,
+        within=counter.within,
         window=counter.window,
         period=period_counters.period.name,
         enforcement=enforcement,

@@ -21,9 +21,8 @@ from breakwater.kernel.process.outage import Outage
 from breakwater.kernel.redis.connection import Redis, ScriptCommand, StateUnavailableError
 from breakwater.limits.rules import refusals
 from breakwater.limits.rules.budget import (
-    MAX_TENANTS,
+    MAX_NAMES,
     OWN_CAP,
-    CallNames,
     CapTable,
     Counter,
     OverBudget,
@@ -31,13 +30,15 @@ from breakwater.limits.rules.budget import (
     spent_by,
 )
 from breakwater.limits.rules.ledger import figures_of
+from breakwater.limits.rules.scopes import CallNames
 from breakwater.limits.store.budgets import (
     Budgets,
     CountersLost,
+    DimensionsChanged,
     LiveReservation,
     PeriodChanged,
     Reserved,
-    TooManyTenants,
+    TooManyNames,
 )
 
 CHECK_EVERY_S = 1.0
@@ -78,7 +79,8 @@ class BudgetGate(Gate):
         worst_case = admission.flight.reserved
         names = _names_of(admission)
         caps = self.caps()
-        self._counters = caps.counters(names)
+        dimensions = self.budgets.dimensions
+        self._counters = caps.counters(names, dimensions)
         self._asked_at = self.now()
         if worst_case is None and any(counter.hard_limit is not None for counter in self._counters):
             return self._refuse_unpriced("a hard budget")
@@ -90,7 +92,8 @@ class BudgetGate(Gate):
             now=self._asked_at,
             lease_ms=admission.lease_ms,
             caller=admission.job.caller,
-            most_names=None if names.tenant is None or names.tenant in caps.tenants else MAX_TENANTS,
+            most_names=MAX_NAMES if any("n" in counter.flags for counter in self._counters) else None,
+            is_incomplete=caps.is_incomplete(names, dimensions),
         )
 
     def read(self, answer: Any) -> Refused | WaitForCapacity | AskAgain | None:
@@ -113,12 +116,12 @@ class BudgetGate(Gate):
                 return WaitForCapacity(delay_s * (1 + self.jitter()), refused)
             case OverBudget() as over:
                 return self._over_budget(over)
-            case TooManyTenants():
-                return Refused("budget_exceeded", refusals.TOO_MANY_TENANTS, ends_chain=True)
+            case TooManyNames():
+                return Refused("budget_exceeded", refusals.TOO_MANY_NAMES, ends_chain=True)
             case CountersLost():
                 return WaitForCapacity(REBUILDING_POLL_S * (1 + self.jitter()), REBUILDING)
-            case PeriodChanged():
-                return AskAgain()  # midnight: the new day is known now
+            case PeriodChanged() | DimensionsChanged():
+                return AskAgain()  # they are known now
 
     def release(self) -> ScriptCommand | None:
         """Releases the reservation."""
@@ -132,7 +135,7 @@ class BudgetGate(Gate):
         Does nothing without a hard cap: then no call waits for the rest of a budget.
         """
         at = attempt.reserved_at
-        counters = self.caps().counters(CallNames.of(attempt))
+        counters = self.caps().counters(CallNames.of(attempt), self.budgets.dimensions)
         if at is None or all(counter.hard_limit is None for counter in counters):
             return None
         return self.budgets.release_command(attempt.attempt_id, at, figures_of(attempt).spent)
@@ -183,7 +186,17 @@ class BudgetGate(Gate):
 
 
 def _names_of(admission: Admission) -> CallNames:
-    return CallNames(admission.job.agent_name, admission.job.job.tenant)
+    job = admission.job
+    return CallNames(
+        agent=job.agent_name,
+        tenant=job.job.tenant,
+        model=admission.flight.model,
+        provider=admission.flight.provider,
+        key=job.submitted_by,
+        user=job.attribution.user,
+        team=job.attribution.team,
+        tags=tuple(job.cost_tags.items()),
+    )
 
 
 class LiveReservations:
@@ -249,7 +262,7 @@ class LiveReservations:
             live.attempt_id,
             live.names,
             live.amount,
-            self._caps().counters(live.names),
+            self._caps().counters(live.names, self._budgets.dimensions),
             now=now,
             lease_ms=round(lease.total_seconds() * 1000),
             at=live.at,

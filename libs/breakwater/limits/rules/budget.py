@@ -7,42 +7,45 @@ scripts in Redis apply the same rule.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+from itertools import product
+from typing import TYPE_CHECKING, get_args
 from zoneinfo import ZoneInfo
 
+from breakwater.kernel.formats import hint
 from breakwater.kernel.types import ms_from_time, time_from_ms
-from breakwater.limits.contract import BudgetEvent, BudgetScope, Window
-from breakwater.limits.settings import OTHERS, Caps
+from breakwater.limits.contract import BudgetEvent, BudgetScope, Enforcement, Window
+from breakwater.limits.rules.scopes import (
+    BASE,
+    EACH,
+    ONLY_BASE,
+    CallNames,
+    Dimension,
+    Dimensions,
+    ScopePart,
+    key_of,
+    parse_scope,
+    parts_of,
+    scope_text,
+)
+from breakwater.limits.settings import OTHERS, Caps, LimitSettings, OnExceeded
 
 if TYPE_CHECKING:
     from breakwater.jobs.contract.execution import Attempt
 
-WINDOWS: tuple[Window, Window] = ("daily", "monthly")
-
-
-@dataclass(frozen=True, slots=True)
-class CallNames:
-    """The names that a call counts under."""
-
-    agent: str
-    tenant: str | None = None
-
-    @classmethod
-    def of(cls, attempt: Attempt) -> CallNames:
-        """Returns the names of a recorded call."""
-        return cls(attempt.agent, attempt.tenant)
+WINDOWS: tuple[Window, ...] = get_args(Window)
+"""The windows, the shortest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """A calendar day or month.
+    """A calendar day, week, month or quarter.
 
     Attributes:
-        window: `daily` or `monthly`.
-        name: `2026-11-21` or `2026-11`.
+        window: its kind.
+        name: `2026-11-21`, `2026-W47`, `2026-11` or `2026-Q4`.
         start_ms: its first moment, in milliseconds since the epoch.
         end_ms: the first moment after it, in milliseconds since the epoch.
     """
@@ -61,50 +64,78 @@ class Period:
 class Periods:
     """The periods of one moment, one for each window."""
 
-    day: Period
-    month: Period
+    all: tuple[Period, ...]
+    """In the order of `WINDOWS`."""
 
     def of(self, window: Window) -> Period:
-        """Returns the day or the month, by its window."""
-        return self.day if window == "daily" else self.month
+        """Returns a period by its window."""
+        return self.all[WINDOWS.index(window)]
 
     @property
-    def all(self) -> tuple[Period, ...]:
-        """All of them, the shortest first."""
-        return self.day, self.month
+    def day(self) -> Period:
+        """The day, in which all others change."""
+        return self.all[0]
+
+    @property
+    def month(self) -> Period:
+        """The month."""
+        return self.of("monthly")
 
 
 def period(window: Window, moment: datetime, zone: ZoneInfo) -> Period:
     """Returns a time zone's calendar period that a moment lies in. Days may have 23 or 25 hours."""
     # Wall-clock arithmetic: a period begins and ends at local midnight, whatever the UTC offset is by then.
     midnight = moment.astimezone(zone).replace(hour=0, minute=0, second=0, microsecond=0, fold=0)
-    if window == "daily":
-        name = f"{midnight:%Y-%m-%d}"
-        start = midnight
-        end = midnight + timedelta(days=1)
-    else:
-        start = midnight.replace(day=1)
-        name = f"{start:%Y-%m}"
-        end = (start + timedelta(days=32)).replace(day=1)
+    match window:
+        case "daily":
+            name = f"{midnight:%Y-%m-%d}"
+            start = midnight
+            end = start + timedelta(days=1)
+        case "weekly":
+            name = f"{midnight:%G-W%V}"
+            start = midnight - timedelta(days=midnight.weekday())
+            end = start + timedelta(days=7)
+        case "monthly":
+            name = f"{midnight:%Y-%m}"
+            start = midnight.replace(day=1)
+            end = (start + timedelta(days=32)).replace(day=1)
+        case "quarterly":
+            quarter = (midnight.month - 1) // 3
+            name = f"{midnight:%Y}-Q{quarter + 1}"
+            start = midnight.replace(month=3 * quarter + 1, day=1)
+            end = (start + timedelta(days=95)).replace(day=1)
     return Period(window, name, ms_from_time(start), ms_from_time(end))
 
 
 def periods_at(moment: datetime, zone: ZoneInfo) -> Periods:
-    """Returns the day and the month of a moment."""
-    return Periods(period("daily", moment, zone), period("monthly", moment, zone))
+    """Returns the periods of a moment."""
+    return Periods(tuple(period(window, moment, zone) for window in WINDOWS))
 
 
 def period_named(name: str, zone: ZoneInfo) -> Period:
     """Returns the period with a name."""
-    is_month = len(name) == len("2026-11")
-    noon = datetime.fromisoformat(f"{name}-15T12:00" if is_month else f"{name}T12:00").replace(tzinfo=zone)
-    return period("monthly" if is_month else "daily", noon, zone)
+    year, _, rest = name.partition("-")
+    window: Window = "daily"
+    noon = datetime(int(year), 1, 1, 12, tzinfo=zone)
+    if rest.startswith("W"):
+        window = "weekly"
+        noon = datetime.fromisocalendar(int(year), int(rest[1:]), 4).replace(hour=12, tzinfo=zone)
+    elif rest.startswith("Q"):
+        window = "quarterly"
+        noon = noon.replace(month=3 * int(rest[1:]) - 1)
+    else:
+        month, dash, day = rest.partition("-")
+        window = "daily" if dash else "monthly"
+        noon = noon.replace(month=int(month), day=int(day or 15))
+    return period(window, noon, zone)
 
 
-def periods_since(earliest: datetime, now: datetime, zone: ZoneInfo) -> tuple[Period, ...]:
-    """Returns the days from that of `earliest` to that of `now`, then the months, in chronological order."""
+def periods_since(
+    earliest: datetime, now: datetime, zone: ZoneInfo, windows: Iterable[Window] = ("daily", "monthly")
+) -> tuple[Period, ...]:
+    """Returns the days from that of `earliest` to that of `now`, then the longer periods, in chronological order."""
     periods: list[Period] = []
-    for window in WINDOWS:
+    for window in windows:
         current = period(window, earliest, zone)
         last = period(window, now, zone)
         while current.start_ms < last.start_ms:
@@ -115,29 +146,69 @@ def periods_since(earliest: datetime, now: datetime, zone: ZoneInfo) -> tuple[Pe
 
 
 @dataclass(frozen=True, slots=True)
+class ScopeCap:
+    """The cap of one scope in one window.
+
+    Attributes:
+        limit: nano-dollars; None if there is none.
+        enforcement: `none`, `soft` or `hard`.
+        thresholds: the percentages that raise an alert.
+        on_exceeded: what happens to a call that a hard cap has no room for.
+        setting: the path of the cap in the config.
+        is_named: True if the config names the scope.
+    """
+
+    limit: int | None = None
+    enforcement: Enforcement = "none"
+    thresholds: frozenset[int] = frozenset()
+    on_exceeded: OnExceeded = "cheaper_model"
+    setting: str = ""
+    is_named: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Counter:
     """One budget that calls count towards.
 
     Attributes:
-        scope: `global`, `agent` or `tenant`.
-        scope_name: the agent or the tenant; None for scope `global`.
-        window: `daily` or `monthly`.
-        caps: the scope's caps.
-        key: the scope's key among the counters of a period: `global`, `agent:<name>` or `tenant:<name>`.
+        window: of its periods.
+        key: the scope's key among the counters of a period: `global`, `agent:<name>`, …
+        caps: its cap.
         hard_limit: the cap in nano-dollars if it refuses calls, else None.
+        flags: the flags of its place in the script that reserves.
     """
 
-    scope: BudgetScope
-    scope_name: str | None
     window: Window
-    caps: Caps
-    key: str = field(init=False)
+    key: str
+    caps: ScopeCap
     hard_limit: int | None = field(init=False)
+    flags: str = field(init=False)
 
     def __post_init__(self) -> None:
-        key = self.scope if self.scope_name is None else f"{self.scope}:{self.scope_name}"
-        object.__setattr__(self, "key", key)
-        object.__setattr__(self, "hard_limit", self.limit if self.caps.enforcement == "hard" else None)
+        object.__setattr__(self, "hard_limit", self.caps.limit if self.caps.enforcement == "hard" else None)
+        kinds = {part.kind for part in parts_of(self.key)}
+        is_made_up = not self.caps.is_named and any(kind in _MADE_UP or kind.startswith("tag:") for kind in kinds)
+        flags = "n" if is_made_up and self.window != "daily" else ""
+        if self.hard_limit is not None and not kinds & {"key", "user"}:
+            # Of a tenant's own budget, all of its callers together have no share; a key and a user are one caller.
+            flags += "y" if "tenant" in kinds else "xy"
+        object.__setattr__(self, "flags", flags)
+
+    @property
+    def parts(self) -> tuple[ScopePart, ...]:
+        """The parts of its scope."""
+        return parts_of(self.key)
+
+    @property
+    def scope(self) -> BudgetScope:
+        """The kind of its scope."""
+        kind = self.parts[0].kind.partition(":")[0]
+        return next(scope for scope in SCOPES if scope == kind)
+
+    @property
+    def scope_name(self) -> str | None:
+        """The name in its scope: the agent, the tenant, …; None for scope `global`."""
+        return self.parts[0].name or None
 
     @property
     def hard_limits(self) -> tuple[int | None, int | None, int | None]:
@@ -145,28 +216,19 @@ class Counter:
         return self.hard_limit, None, None
 
     @property
-    def flags(self) -> str:
-        """The flags of its place in the script that reserves."""
-        made_up = "n" if self.scope == "tenant" and self.window == "monthly" else ""
-        # Of a tenant's own budget, all of its callers together have no share.
-        shares = "y" if self.scope == "tenant" else "xy"
-        return made_up if self.hard_limit is None else made_up + shares
-
-    @property
     def name(self) -> str:
-        """The budget's name: its scope's key and its window, such as `agent:writer/daily`."""
-        return f"{self.key}/{self.window}"
+        """The budget's name: its scope and its window, such as `agent:writer/daily`."""
+        return f"{scope_text(self.key)}/{self.window}"
 
     @property
     def setting(self) -> str:
         """The path of its cap in the config: `agents.writer.budget.daily_usd`."""
-        scope = {"agent": f"agents.{self.scope_name}.budget", "tenant": f"budgets.tenants.{self.scope_name}"}
-        return f"{scope.get(self.scope, 'budgets.global')}.{self.window}_usd"
+        return self.caps.setting
 
     @property
     def limit(self) -> int | None:
         """The cap in nano-dollars; None if there is none."""
-        return self.caps.limit(self.window)
+        return self.caps.limit
 
     @property
     def agent(self) -> str | None:
@@ -178,8 +240,23 @@ class Counter:
         """The tenant, for scope `tenant`."""
         return self.scope_name if self.scope == "tenant" else None
 
+    @property
+    def other_name(self) -> str | None:
+        """The name in any other scope; of a tag with its value, `project=web`."""
+        if self.scope in ("global", "agent", "tenant"):
+            return None
+        return str(self.parts[0]).partition(":")[2]
 
-_UNCAPPED = Caps(enforcement="none")
+    @property
+    def within(self) -> str | None:
+        """The second part of the scope, as people write it."""
+        return str(self.parts[1]) if len(self.parts) > 1 else None
+
+
+SCOPES: tuple[BudgetScope, ...] = get_args(BudgetScope)
+
+_MADE_UP = frozenset({"tenant", "user", "team"})
+"""The kinds of names that callers may make up."""
 
 
 @dataclass(frozen=True)
@@ -189,69 +266,168 @@ class CapTable:
     total: Caps
     agents: Mapping[str, Caps]
     tenants: Mapping[str, Caps]
-    _cached: dict[CallNames, tuple[Counter, ...]] = field(
-        default_factory=dict[CallNames, "tuple[Counter, ...]"], compare=False, repr=False
+    limits: Mapping[Dimension, Mapping[str, ScopeCap]] = field(
+        default_factory=dict[Dimension, "Mapping[str, ScopeCap]"]
+    )
+    """Further ones, by the keys of their scopes, in which `*` stands for each name that has none itself."""
+    _cached: dict[tuple[CallNames, Dimensions], tuple[Counter, ...]] = field(
+        default_factory=dict[tuple[CallNames, Dimensions], "tuple[Counter, ...]"], compare=False, repr=False
     )
 
-    def counters(self, names: CallNames) -> tuple[Counter, ...]:
-        """Returns the budgets that a call counts towards, daily and monthly: global, of its agent and of its tenant."""
-        counters = self._cached.get(names)
+    def counters(self, names: CallNames, dimensions: Dimensions = ONLY_BASE) -> tuple[Counter, ...]:
+        """Returns the budgets that a call counts towards, in the dimensions that are counted."""
+        counters = self._cached.get((names, dimensions))
         if counters is None:
-            counters = tuple(counter for key in scope_keys(names) for counter in self.counters_of(key))
+            counters = tuple(self.counter(key, window) for window, key in dimensions.keys(names))
             if len(self._cached) < MAX_CACHED:  # programs choose the names of tenants
-                self._cached[names] = counters
+                self._cached[names, dimensions] = counters
         return counters
 
     def counters_of(self, key: str) -> tuple[Counter, Counter]:
         """Returns the daily and the monthly budget of a scope, by its key. A scope not in the config has no caps."""
-        scope, _, name = key.partition(":")
-        if scope == "agent":
-            caps = self.agents.get(name, _UNCAPPED)
-        elif scope == "tenant":
-            caps = self.tenants.get(name) or self.tenants.get(OTHERS, _UNCAPPED)
-        else:
-            scope = "global"
-            caps = self.total
-        daily, monthly = (Counter(scope, name or None, window, caps) for window in WINDOWS)
-        return daily, monthly
+        return self.counter(key, "daily"), self.counter(key, "monthly")
 
     def counter(self, key: str, window: Window) -> Counter:
         """Returns one budget, by its scope's key and its window."""
-        daily, monthly = self.counters_of(key)
-        return daily if window == "daily" else monthly
+        return Counter(window, key, self._cap(parts_of(key), window))
+
+    def _cap(self, parts: tuple[ScopePart, ...], window: Window) -> ScopeCap:
+        kind, name = parts[0]
+        if len(parts) == 1 and window in ("daily", "monthly"):
+            if kind == "agent" and name in self.agents:
+                return _cap_of(self.agents[name], window, f"agents.{name}.budget", is_named=True)
+            if kind == "tenant":
+                setting = f"budgets.tenants.{name}"
+                if name in self.tenants:
+                    return _cap_of(self.tenants[name], window, setting, is_named=True)
+                if OTHERS in self.tenants:
+                    return _cap_of(self.tenants[OTHERS], window, setting, is_named=False)
+            if kind == "global":
+                return _cap_of(self.total, window, "budgets.global", is_named=True)
+        by_key = self.limits.get(Dimension(tuple(part.kind for part in parts), window))
+        if by_key is not None:
+            for named in _patterns(parts):
+                cap = by_key.get(key_of(named))
+                if cap is not None:
+                    return cap
+        return ScopeCap()
+
+    def is_incomplete(self, names: CallNames, dimensions: Dimensions) -> bool:
+        """Returns True if a hard cap applies to a call in a dimension that is not counted, or lacks the past."""
+        uncounted = (dimension for dimension in self.dimensions if dimension not in dimensions.complete)
+        keys = ((dimension, dimension.key(names)) for dimension in uncounted)
+        return any(
+            key is not None and self.counter(key, dimension.window).hard_limit is not None for dimension, key in keys
+        )
 
     def keys(self, more: Iterable[str] = ()) -> tuple[str, ...]:
         """Returns the keys of all scopes in the config, global first, and then those in `more`, each once."""
         agents = (f"agent:{name}" for name in self.agents)
         tenants = (f"tenant:{name}" for name in self.tenants if name != OTHERS)
-        return tuple(dict.fromkeys(("global", *agents, *tenants, *sorted(more))))
+        limited = (key for by_key in self.limits.values() for key, cap in by_key.items() if cap.is_named)
+        return tuple(dict.fromkeys(("global", *agents, *tenants, *limited, *sorted(more))))
+
+    @property
+    def dimensions(self) -> frozenset[Dimension]:
+        """The dimensions of the further caps."""
+        return frozenset(self.limits).difference(BASE)
 
     @property
     def any_hard(self) -> bool:
         """Returns True if any cap refuses calls."""
-        return any(caps.is_hard for caps in (self.total, *self.agents.values(), *self.tenants.values()))
+        hard = any(cap.enforcement == "hard" for by_key in self.limits.values() for cap in by_key.values())
+        return hard or any(caps.is_hard for caps in (self.total, *self.agents.values(), *self.tenants.values()))
+
+
+MAX_DIMENSIONS = 20
+"""The most combinations of kinds of names and windows that limits may be on: a call counts in each of them."""
+
+_WINDOW_OF: Mapping[str, Window] = {"day": "daily", "week": "weekly", "month": "monthly", "quarter": "quarterly"}
+
+
+def place_of(limit: LimitSettings) -> tuple[Dimension, str]:
+    """Returns the dimension and the key of a limit's scope. Raises ValueError: the scope is none."""
+    parts = parse_scope(limit.scope)
+    return Dimension(tuple(part.kind for part in parts), _WINDOW_OF[limit.per]), key_of(parts)
+
+
+def caps_of_limits(limits: Sequence[LimitSettings]) -> dict[Dimension, dict[str, ScopeCap]]:
+    """Returns the caps of limits, by dimension and key."""
+    caps: dict[Dimension, dict[str, ScopeCap]] = {}
+    for number, limit in enumerate(limits):
+        dimension, key = place_of(limit)
+        enforcement: Enforcement = "none" if limit.action == "count" else "soft" if limit.action == "alert" else "hard"
+        caps.setdefault(dimension, {})[key] = ScopeCap(
+            limit.usd,
+            enforcement,
+            frozenset(limit.alerts_at),
+            "fail" if limit.action == "refuse" else "cheaper_model",
+            f"budgets.limits.{number}.usd",
+            is_named=all(part.name != EACH for part in parts_of(key)),
+        )
+    return caps
+
+
+def limit_problems(limits: Sequence[LimitSettings], tags: Collection[str], base: CapTable) -> Iterator[str]:
+    """Yields what is wrong with the limits of a config, each with its path.
+
+    Args:
+        limits: the limits.
+        tags: the config's cost tags.
+        base: the caps that the config writes elsewhere.
+    """
+    first: dict[tuple[Dimension, str], int] = {}
+    for number, limit in enumerate(limits):
+        path = f"budgets.limits.{number}"
+        try:
+            place = dimension, key = place_of(limit)
+        except ValueError as error:
+            yield f"{path}.scope: {error}"
+            continue
+        for kind in dimension.kinds:
+            tag = kind.removeprefix("tag:")
+            if tag != kind and tag not in tags:
+                yield f"{path}.scope: {tag!r} is none of cost_tags{hint(tag, tags)}"
+        earlier = base.counter(key, dimension.window)
+        if place in first:
+            yield f"{path}: budgets.limits.{first[place]} limits the same scope in the same window; keep one of them"
+        elif earlier.limit is not None:
+            yield f"{path}: {earlier.setting} limits the same scope in the same window; keep one of them"
+        first.setdefault(place, number)
+    dimensions = {dimension for dimension, _ in first}
+    if len(dimensions) > MAX_DIMENSIONS:
+        yield (
+            f"budgets.limits: are of {len(dimensions)} combinations of kinds of scopes and windows; a call would count "
+            f"in each of them, so at most {MAX_DIMENSIONS} are allowed"
+        )
+
+
+def _cap_of(caps: Caps, window: Window, setting: str, *, is_named: bool) -> ScopeCap:
+    limit = caps.daily_usd if window == "daily" else caps.monthly_usd
+    return ScopeCap(limit, caps.enforcement, caps.thresholds, caps.on_exceeded, f"{setting}.{window}_usd", is_named)
+
+
+def _patterns(parts: tuple[ScopePart, ...]) -> Iterable[tuple[ScopePart, ...]]:
+    """Returns the scopes whose cap may be that of a scope, the most particular first."""
+    choices = [(part, ScopePart(part.kind, EACH)) if part.name else (part,) for part in parts]
+    return product(*choices)
 
 
 MAX_CACHED = 10_000
 
-MAX_TENANTS = 20_000
-"""The number of tenants unknown to the config that one caller may use in a month. The budgets of further ones are not
-counted."""
+MAX_NAMES = 20_000
+"""The number of tenants, users, teams and values of tags that the config does not name and that one caller may use in a
+month. Calls under further ones are refused."""
 
 NEVER_FITS = frozenset({"CallOverCapError", "UnpricedModelError"})
 """The error classes of refusals that waiting does not end: the cap has no room for the call, whatever was spent."""
 
 
-def scope_keys(names: CallNames) -> tuple[str, ...]:
-    """Returns the keys of the scopes whose budgets a call counts towards."""
-    keys = ("global", f"agent:{names.agent}")
-    return keys if names.tenant is None else (*keys, f"tenant:{names.tenant}")
-
-
 def scope_key(event: BudgetEvent) -> str:
-    """Returns the key of an event's scope: `global`, `agent:<name>` or `tenant:<name>`."""
-    name = {"global": None, "agent": event.agent, "tenant": event.tenant}[event.scope]
-    return event.scope if name is None else f"{event.scope}:{name}"
+    """Returns the key of an event's scope, such as `global` or `agent:<name>`."""
+    name = event.agent if event.scope == "agent" else event.tenant if event.scope == "tenant" else event.name
+    key = event.scope if event.scope == "global" else f"{event.scope}:{name}"
+    return key if event.within is None else key_of((*parts_of(key), *parts_of(event.within)))
 
 
 def effective_limit(limit: int | None, raised: tuple[int, int] | None) -> int | None:

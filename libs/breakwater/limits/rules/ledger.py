@@ -12,7 +12,8 @@ from zoneinfo import ZoneInfo
 from pydantic import JsonValue
 
 from breakwater.jobs.contract.execution import Attempt
-from breakwater.limits.rules.budget import CallNames, periods_at, scope_keys
+from breakwater.limits.rules.budget import periods_at
+from breakwater.limits.rules.scopes import ONLY_BASE, CallNames, Dimensions
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,19 +101,20 @@ def charged_at(attempt: Attempt) -> datetime:
     return attempt.reserved_at or attempt.started_at
 
 
-def places_of(attempt: Attempt, zone: ZoneInfo) -> tuple[BudgetPlace, ...]:
-    """Returns the budgets that an attempt counts in, those of the day before those of the month."""
+def places_of(attempt: Attempt, zone: ZoneInfo, dimensions: Dimensions = ONLY_BASE) -> tuple[BudgetPlace, ...]:
+    """Returns the budgets that an attempt counts in, in the dimensions that are counted."""
     periods = periods_at(charged_at(attempt), zone)
-    keys = scope_keys(CallNames.of(attempt))
-    return tuple((period.name, key) for period in (periods.day, periods.month) for key in keys)
+    return tuple((periods.of(window).name, key) for window, key in dimensions.keys(CallNames.of(attempt)))
 
 
-def ledger(attempts: Iterable[Attempt], zone: ZoneInfo) -> dict[BudgetPlace, AttemptSums]:
+def ledger(
+    attempts: Iterable[Attempt], zone: ZoneInfo, dimensions: Dimensions = ONLY_BASE
+) -> dict[BudgetPlace, AttemptSums]:
     """Returns the sums over attempts by period and scope."""
     sums: dict[BudgetPlace, AttemptSums] = defaultdict(AttemptSums)
     for attempt in attempts:
         if not attempt.short_circuited:
-            for place in places_of(attempt, zone):
+            for place in places_of(attempt, zone, dimensions):
                 sums[place] += figures_of(attempt)
     return dict(sums)
 

@@ -6,40 +6,20 @@ where they belong, such as `agents.writer.budget.daily_usd`; this module reads t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from breakwater.limits.contract import Enforcement
 from breakwater.limits.rules.guard import SOFT_PERCENT
-from breakwater.limits.settings import Caps, GuardRules, RateLimit
+from breakwater.limits.settings import Caps, GuardRules, LimitSettings, RateLimit
 
-ScopeKind = Literal["plane", "agent", "model", "tenant", "task", "job"]
 LimitUnit = Literal["usd", "tokens", "requests", "concurrent"]
-LimitWindow = Literal["minute", "hour", "rolling day", "day", "month", "total"]
-"""The windows of minutes and hours slide, and so does a `rolling day`; days and months are those of a calendar."""
+LimitWindow = Literal["minute", "hour", "rolling day", "day", "week", "month", "quarter", "total"]
+"""The windows of minutes and hours slide, and so does a `rolling day`; the longer ones are those of a calendar."""
 
 LimitAction = Literal["count", "alert", "refuse", "wait", "cheaper_model"]
 """The effect on a call beyond the amount: none, people are told, the job ends, it waits, or its next model is tried."""
-
-
-@dataclass(frozen=True, slots=True)
-class Scope:
-    """The calls that a limit counts.
-
-    Attributes:
-        kind: what the name is the name of.
-        name: the name; `*` counts the calls of each name by themselves; None for the plane.
-        within: a further condition, such as the agent of a task.
-    """
-
-    kind: ScopeKind
-    name: str | None = None
-    within: Scope | None = None
-
-    def __str__(self) -> str:
-        text = self.kind if self.name is None else f"{self.kind}:{self.name}"
-        return text if self.within is None else f"{text} within {self.within}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +28,7 @@ class Limit:
 
     Attributes:
         id: the setting that it is written in: `agents.writer.budget.daily_usd`.
-        scope: whose calls it counts.
+        scope: whose calls it counts: `plane`, `agent:writer`, `user:* within team:research`; `*` is each by itself.
         unit: what it counts. The requests of a task are its jobs; elsewhere they are calls.
         window: the time in which it counts; None for calls at the same time.
         amount: nano-dollars, tokens, requests, or calls at the same time.
@@ -57,7 +37,7 @@ class Limit:
     """
 
     id: str
-    scope: Scope
+    scope: str
     unit: LimitUnit
     window: LimitWindow | None
     amount: int
@@ -83,6 +63,7 @@ def limits_of(
     tenants: Mapping[str, Caps],
     agents: Mapping[str, LimitedAgent],
     models: Mapping[str, RateLimit | None],
+    further: Sequence[LimitSettings],
 ) -> tuple[Limit, ...]:
     """Returns all limits of a config, in the order of its sections.
 
@@ -91,26 +72,30 @@ def limits_of(
         tenants: the caps of tenants, by their names.
         agents: the agents, by their names.
         models: the rate limits of models, by their ids.
+        further: the limits that the config writes as such.
     """
     limits: list[Limit] = []
     for model, rate_limit in models.items():
-        limits += _of_rate_limit(f"models.{model}.rate_limit", Scope("model", model), rate_limit)
+        limits += _of_rate_limit(f"models.{model}.rate_limit", f"model:{model}", rate_limit)
     for name, agent in agents.items():
-        scope = Scope("agent", name)
+        scope = f"agent:{name}"
         limits += _of_caps(f"agents.{name}.budget", scope, agent.budget)
         limits += _of_rate_limit(f"agents.{name}.rate_limit", scope, agent.rate_limit)
         if agent.guard is not None:
-            limits += _of_guard(f"agents.{name}.guard", Scope("task", "*", scope), agent.guard)
+            limits += _of_guard(f"agents.{name}.guard", f"task:* within {scope}", agent.guard)
         if agent.max_cost_usd is not None:
             setting = f"agents.{name}.max_cost_usd"
-            limits.append(Limit(setting, Scope("job", "*", scope), "usd", "total", agent.max_cost_usd, "cheaper_model"))
-    limits += _of_caps("budgets.global", Scope("plane"), total)
+            limits.append(Limit(setting, f"job:* within {scope}", "usd", "total", agent.max_cost_usd, "cheaper_model"))
+    limits += _of_caps("budgets.global", "plane", total)
     for name, caps in tenants.items():
-        limits += _of_caps(f"budgets.tenants.{name}", Scope("tenant", name), caps)
+        limits += _of_caps(f"budgets.tenants.{name}", f"tenant:{name}", caps)
+    for number, limit in enumerate(further):
+        place = (f"budgets.limits.{number}.usd", limit.scope)
+        limits.append(Limit(*place, "usd", limit.per, limit.usd, limit.action, limit.alerts_at))
     return tuple(limits)
 
 
-def _of_caps(setting: str, scope: Scope, caps: Caps) -> Iterator[Limit]:
+def _of_caps(setting: str, scope: str, caps: Caps) -> Iterator[Limit]:
     beyond_hard: LimitAction = "cheaper_model" if caps.on_exceeded == "cheaper_model" else "refuse"
     actions: Mapping[Enforcement, LimitAction] = {"none": "count", "soft": "alert", "hard": beyond_hard}
     action = actions[caps.enforcement]
@@ -121,7 +106,7 @@ def _of_caps(setting: str, scope: Scope, caps: Caps) -> Iterator[Limit]:
         yield Limit(f"{setting}.monthly_usd", scope, "usd", "month", caps.monthly_usd, action, thresholds)
 
 
-def _of_rate_limit(setting: str, scope: Scope, rate_limit: RateLimit | None) -> Iterator[Limit]:
+def _of_rate_limit(setting: str, scope: str, rate_limit: RateLimit | None) -> Iterator[Limit]:
     if rate_limit is None:
         return
     action: LimitAction = "wait" if rate_limit.on_exceeded == "wait" else "cheaper_model"
@@ -138,7 +123,7 @@ def _of_rate_limit(setting: str, scope: Scope, rate_limit: RateLimit | None) -> 
             yield Limit(f"{setting}.{name}", scope, unit, window, amount, action)
 
 
-def _of_guard(setting: str, scope: Scope, guard: GuardRules) -> Iterator[Limit]:
+def _of_guard(setting: str, scope: str, guard: GuardRules) -> Iterator[Limit]:
     caps: Iterable[tuple[str, LimitUnit, int | None]] = (
         ("max_iterations", "requests", guard.max_iterations),
         ("max_tokens", "tokens", guard.max_tokens),

@@ -11,7 +11,7 @@ from breakwater.jobs.contract.execution import ErrorInfo
 from breakwater.kernel.formats import beyond, moment, moneys
 from breakwater.kernel.types import time_from_ms
 from breakwater.limits.contract import GuardRule
-from breakwater.limits.rules.budget import MAX_TENANTS, Counter, OverBudget, fits
+from breakwater.limits.rules.budget import MAX_NAMES, Counter, OverBudget, fits
 from breakwater.limits.rules.guard import SOFT_PERCENT
 from breakwater.limits.rules.rate_limit import HELD
 from breakwater.limits.settings import RateLimit
@@ -32,11 +32,11 @@ REBUILDING = refusal(
     user_message="This agent's budget cannot be checked right now. Please try again in a minute.",
 )
 
-TOO_MANY_TENANTS = refusal(
+TOO_MANY_NAMES = refusal(
     "budget_exceeded",
     "TooManyTenantsError",
     "the sender of this job has named too many tenants this month, and this one is new",
-    figures=f"budgets are kept for {MAX_TENANTS:,} tenants of each sender, and for all in budgets.tenants",
+    figures=f"budgets are kept for {MAX_NAMES:,} tenants of each sender, and for all in budgets.tenants",
     to_do="list the sender's tenants in budgets.tenants, or fix the program that makes up their names",
     user_message="This agent does not accept requests for more customers at present. Please contact its owner.",
 )
@@ -62,8 +62,8 @@ def over_budget(over: OverBudget, model: str, wait_s: float) -> ErrorInfo:
     if over.amount > over.limit:
         return refusal(
             "budget_exceeded",
-            # The tenant's cap may suffice for other agents, so it does not make this agent unhealthy.
-            "BudgetExceededError" if counter.scope == "tenant" else "CallOverCapError",
+            # The cap of a tenant, a key or a user does not make this agent unhealthy.
+            "CallOverCapError" if counter.scope in ("global", "agent") else "BudgetExceededError",
             f"a call to {model} may cost more than the whole of {budget}; no such call ever fits",
             figures=f"{worst}, and the cap is {cap}",
             to_do=f"lower `max_tokens`, or raise {counter.setting}",
@@ -130,7 +130,7 @@ def unpriced_model(model: str, cap: str, setting: str) -> ErrorInfo:
 
 def raise_cap(counter: Counter) -> str:
     """Returns the setting and the command that raise a cap, in words."""
-    until = "day" if counter.window == "daily" else "month"
+    until = {"daily": "day", "weekly": "week", "monthly": "month", "quarterly": "quarter"}[counter.window]
     return f"{counter.setting}, or for this {until} `{raise_command(counter.name)}`"
 
 
@@ -140,8 +140,10 @@ def raise_command(budget: str) -> str:
 
 
 def _budget(counter: Counter) -> str:
-    owner = "all agents" if counter.scope_name is None else f"{counter.scope} {counter.scope_name}"
-    return f"the {counter.window} budget of {owner}"
+    name = counter.other_name or counter.scope_name
+    owner = "all agents" if name is None else f"{counter.scope} {name}"
+    within = "" if counter.within is None else f" within {counter.within}"
+    return f"the {counter.window} budget of {owner}{within}"
 
 
 # Tasks

@@ -17,8 +17,9 @@ from redis.exceptions import ResponseError
 
 from breakwater.kernel.redis.connection import Argument, Redis, ScriptCommand, StateUnavailableError, read_hashes
 from breakwater.limits.contract import CapRaise
-from breakwater.limits.rules.budget import Counter, Period, effective_limit, periods_since
+from breakwater.limits.rules.budget import WINDOWS, Counter, Period, effective_limit, periods_since
 from breakwater.limits.rules.ledger import FIGURES, AttemptSums, BudgetPlace, Ledger
+from breakwater.limits.rules.scopes import ONLY_BASE, Dimensions
 from breakwater.limits.store.budgets import (
     BLOCK,
     FILLED,
@@ -35,7 +36,7 @@ from breakwater.limits.store.budgets import (
 
 KEEP = timedelta(milliseconds=KEEP_MS)
 KEEP_COPIES_MS = 600_000
-_FILLED = ("log", "zone", "upto", "alone", "repairs")
+_FILLED = ("log", "zone", "upto", "alone", "repairs", "dimensions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,8 @@ class CounterSource:
     alone: bool
     """True if the counters contain nothing but events of this log."""
     repairs: str
+    dimensions: Dimensions = ONLY_BASE
+    """The dimensions that are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +148,10 @@ class BudgetCounters:
         """The time zone of the days and months."""
         return self._zone
 
-    def periods(self, now: datetime) -> tuple[Period, ...]:
-        """The current day and month, and the earlier ones whose calls may still be settled."""
-        return periods_since(now - KEEP, now, self._zone)
+    def periods(self, now: datetime, dimensions: Dimensions = ONLY_BASE) -> tuple[Period, ...]:
+        """The current periods of all windows, and the earlier ones whose calls may still be settled."""
+        counted = {dimension.window for dimension in dimensions.all}
+        return periods_since(now - KEEP, now, self._zone, [window for window in WINDOWS if window in counted])
 
     async def run_id(self) -> str:
         """The id of this run of Redis, which changes with a restart; constant if Redis does not allow reading it."""
@@ -198,6 +202,7 @@ class BudgetCounters:
         notes: Mapping[str, Notes],
         *,
         alone: bool = True,
+        dimensions: Dimensions = ONLY_BASE,
     ) -> bool:
         """Sets the counters to the figures of the record. Reservations of calls under way stay.
 
@@ -209,12 +214,13 @@ class BudgetCounters:
             figures: the sums by period and scope.
             notes: the raised caps and announced thresholds, by the period's name.
             alone: nothing of `figures` is from elsewhere than this log.
+            dimensions: those that `figures` are of.
 
         Returns:
             True if it was done; another process may have filled them since `source` was read.
         """
         before = ("", "") if source is None else (source.log, source.zone)
-        arguments: list[Argument] = [log, self._zone.key, upto, int(alone), *before]
+        arguments: list[Argument] = [log, self._zone.key, upto, int(alone), *before, dimensions.text]
         for period in periods:
             fields: list[Argument] = []
             for (name, key), sums in figures.items():
@@ -239,6 +245,12 @@ class BudgetCounters:
         keys = [FILLED, *(period_key(period.window, period.name) for period in periods)]
         [was_repaired] = await self._redis.run([ScriptCommand(LUA["repair"], keys, arguments)])
         return bool(was_repaired)
+
+    async def count(self, source: CounterSource, dimensions: Dimensions) -> bool:
+        """Counts calls in other dimensions from now on. Returns False if they have changed since `source` was read."""
+        arguments = [source.log, source.dimensions.text, dimensions.text]
+        [was_set] = await self._redis.run([ScriptCommand(LUA["count"], [FILLED], arguments)])
+        return bool(was_set)
 
     async def note_raise(self, period: Period, key: str, raised: CapRaise | None) -> None:
         """Records that an operator raised a cap until the period's end; None revokes the raise."""
@@ -274,10 +286,11 @@ class BudgetCounters:
 
 
 def _read_source(fields: Mapping[str, str | None]) -> CounterSource | None:
-    log, zone, upto, alone, repairs = (fields.get(name) for name in _FILLED)
+    log, zone, upto, alone, repairs, dimensions = (fields.get(name) for name in _FILLED)
     if log is None:
         return None
-    return CounterSource(log, cast(str, zone), int(cast(str, upto)), alone == "1", cast(str, repairs))
+    counted = Dimensions.parse(dimensions or "")
+    return CounterSource(log, cast(str, zone), int(cast(str, upto)), alone == "1", cast(str, repairs), counted)
 
 
 def _period_counters(period: Period, fields: Mapping[str, str]) -> PeriodCounters:

@@ -83,9 +83,6 @@ local function charge(held, keys, held_key, amount, tokens)
   end
   share(held_key, held, -held.amount)
 end
-local function unflagged(held)
-  return (string.gsub(held.lines, '(\n[^\t]*\t[^\t]*)\t%a*', '%1'))
-end
 local function has_all(held, keys)
   for _, place in ipairs(held.places) do
     if not keys[place.period] then
@@ -100,18 +97,20 @@ end
 -- lease. While others hold some of a hard cap or wait for it, a caller, and so a tenant, holds at most half of the unspent
 -- rest.
 -- KEYS: reservations, leases, filled, held, periods...
--- ARGV from the 12th, for each period: name, first ms, first ms after it, keep until (ms);
+-- ARGV from the 14th, for each period: name, first ms, first ms after it, keep until (ms);
 -- then for each place: number of its period, scope, flags, hard limit in nano-dollars, tokens and calls ('' = none).
 -- Flags beyond those above: 'n': the caller made its name up, perhaps; 'x' and 'y': tenants and callers have shares.
 -- Returns {1, when it was reserved} or {0, number of the refusing place, unit, limit, spent, reserved, 1 where it is the
 -- share that has no room}, {2, now} where that is in another period, {3} where the counters are lost and a cap could not be
--- held, {4} where the sender has made up too many names in the period.
+-- held, {4} where the sender has made up too many names in the period, {5, dimensions} where others are counted.
 local attempt_id, worst_case, tokens, asked_at = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[5] -- asked_at '': now
 local lease_ms = tonumber(ARGV[4]) -- '': only looks, and reserves nothing
 local agent, tenant, caller = ARGV[6], ARGV[7], ARGV[8]
 local most_names, sender = ARGV[9], ARGV[10]
 local waits_ms = tonumber(ARGV[11]) -- a call that is kept out asks again before that, or waits no more
-local reservations, leases, filled_key, held_key, first_period, first_argument = KEYS[1], KEYS[2], KEYS[3], KEYS[4], 5, 12
+local dimensions = ARGV[12] -- those that the places are of
+local is_incomplete = ARGV[13] == '1' -- a hard cap applies in a dimension that is not counted yet, or not wholly
+local reservations, leases, filled_key, held_key, first_period, first_argument = KEYS[1], KEYS[2], KEYS[3], KEYS[4], 5, 14
 local now = now_ms()
 local periods, keys = {}, {}
 local at_argument = first_argument
@@ -126,7 +125,7 @@ for k = first_period, #KEYS do
 end
 local before = parse(redis.call('HGET', reservations, attempt_id))
 local call = {agent = agent, tenant = tenant, caller = caller, places = {}}
-local places, lines = {}, {}
+local places, lines, is_asked = {}, {}, {}
 for i = at_argument, #ARGV, 6 do
   local period = periods[tonumber(ARGV[i])]
   local scope, flags = ARGV[i + 1], ARGV[i + 2]
@@ -138,16 +137,29 @@ for i = at_argument, #ARGV, 6 do
   places[#places + 1] = place
   lines[#lines + 1] = '\n' .. period.name .. '\t' .. scope .. '\t' .. place.stored
   call.places[#call.places + 1] = {period = period.name, scope = scope, flags = place.stored}
+  is_asked[period.name .. '\t' .. scope] = true
 end
 call.lines = table.concat(lines)
 if before then
-  local is_same = before.amount == worst_case and before.tokens == tokens and unflagged(before) == unflagged(call)
+  -- It may lack a place in a dimension that is counted since.
+  local is_same = before.amount == worst_case and before.tokens == tokens
+  for _, place in ipairs(before.places) do
+    is_same = is_same and is_asked[place.period .. '\t' .. place.scope]
+  end
   if before.state ~= 'r' or is_same or not has_all(before, keys) then
     if before.state == 'r' and lease_ms then
       redis.call('ZADD', leases, 'GT', now + lease_ms, attempt_id)
     end
     return {1, before.ms}
   end
+end
+local source = redis.call('HMGET', filled_key, 'log', 'dimensions')
+-- A reservation that Redis had lost is of the dimensions that were counted then.
+if source[1] and asked_at == '' and (source[2] or '') ~= dimensions then
+  return {5, source[2] or ''}
+end
+if is_incomplete then
+  return {3}
 end
 local at = tonumber(before and before.ms or asked_at) or now
 for _, period in ipairs(periods) do
@@ -182,12 +194,11 @@ local UNITS = {
 local function more(place, unit)
   return unit.asked - (holds[place.period.key .. '\n' .. unit.reserved .. place.scope] or 0)
 end
-local filled, kept_out = false, nil
+local kept_out
 for _, place in ipairs(places) do
   for u, unit in ipairs(UNITS) do
     if place.limits[u] ~= '' then
-      filled = filled or redis.call('HEXISTS', filled_key, 'log') == 1
-      if not filled then
+      if not source[1] then
         return {3}
       end
       local fields = place.period.fields
@@ -355,21 +366,24 @@ return 1
 -- Replaces reservations by the costs of the calls, each once for each event of the log, which has a bit in a block. Counters
 -- are added to once for all settlements of a batch.
 -- KEYS: reservations, leases, filled, held, applied blocks..., periods...
--- ARGV from the 7th, for each period: name, keep until (ms); for each place: number of its period, scope; then for each
+-- ARGV from the 8th, for each period: name, keep until (ms); for each place: number of its period, scope; then for each
 -- settlement: attempt, sequence, index of the block's key, bit, number of figures, their names and values, number of places,
 -- their numbers.
 -- Returns {for each settlement 1 (counted), 0 (counted before) or the names of further periods that it is reserved in, which
 -- is repeated with them; for each place its spend and its raised cap ('' = none)}; {3} where the counters are not those of
--- this log.
+-- this log, {5, dimensions} where others are counted.
 local log, zone, block_keep_ms, settlements = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local first_period, number_of_places = 5 + tonumber(ARGV[5]), tonumber(ARGV[6])
 local reservations, leases, filled_key, held_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local EXACT = 2 ^ 53
-local filled = redis.call('HMGET', filled_key, 'log', 'zone', 'upto')
+local filled = redis.call('HMGET', filled_key, 'log', 'zone', 'upto', 'dimensions')
 if filled[1] ~= log or filled[2] ~= zone then
   return {3}
 end
-local now, argument = now_ms(), 7
+if (filled[4] or '') ~= ARGV[7] then
+  return {5, filled[4] or ''}
+end
+local now, argument = now_ms(), 8
 local function take()
   argument = argument + 1
   return ARGV[argument - 1]
@@ -516,7 +530,7 @@ local hex = {}
 for byte = 0, 255 do
   hex[string.char(byte)] = string.format('%02x', byte)
 end
-local answer = {redis.call('HMGET', KEYS[1], 'log', 'zone', 'upto', 'alone', 'repairs'), copies}
+local answer = {redis.call('HMGET', KEYS[1], 'log', 'zone', 'upto', 'alone', 'repairs', 'dimensions'), copies}
 for k = 2, 1 + blocks do
   answer[k + 1] = string.gsub(redis.call('GET', KEYS[k]) or '', '.', hex)
 end
@@ -526,11 +540,11 @@ return answer
 -- Sets all counters to the figures of the event log, once: the second caller changes nothing. Reservations of calls under
 -- way are kept.
 -- KEYS: filled, reservations, held, periods...
--- ARGV from the 7th, for each period: name, keep until (ms), number of fields, then fields and values
+-- ARGV from the 8th, for each period: name, keep until (ms), number of fields, then fields and values
 -- Returns 1, or 0 where the counters are not filled as the caller believed.
 local log, zone, upto, alone = ARGV[1], ARGV[2], ARGV[3], ARGV[4] -- alone 1: nothing in it is from another log
 local log_before, zone_before = ARGV[5], ARGV[6] -- what they are filled from now; '': they are not filled
-local filled, reservations_key, held_key, first_period, argument = KEYS[1], KEYS[2], KEYS[3], 4, 7
+local filled, reservations_key, held_key, first_period, argument = KEYS[1], KEYS[2], KEYS[3], 4, 8
 local source = redis.call('HMGET', filled, 'log', 'zone')
 if (source[1] or '') ~= log_before or (source[2] or '') ~= zone_before then
   return 0
@@ -572,7 +586,7 @@ redis.call('DEL', filled)
 -- A new number with each filling: a repair that was computed before it is refused after it.
 local time = redis.call('TIME')
 local number = string.format('%.0f', time[1] * 1000000 + time[2])
-redis.call('HSET', filled, 'log', log, 'zone', zone, 'upto', upto, 'alone', alone, 'repairs', number)
+redis.call('HSET', filled, 'log', log, 'zone', zone, 'upto', upto, 'alone', alone, 'repairs', number, 'dimensions', ARGV[7])
 return 1
 
 --- repair
@@ -596,4 +610,16 @@ if tonumber(upto) > tonumber(known[4]) then
   redis.call('HSET', filled, 'upto', upto)
 end
 redis.call('HINCRBY', filled, 'repairs', 1)
+return 1
+
+--- count
+-- Sets the dimensions that are counted, unless they have changed since they were read. Repairs computed before are refused.
+-- KEYS: filled   ARGV: log, dimensions before, dimensions
+-- Returns 1, or 0 where they have changed.
+local known = redis.call('HMGET', KEYS[1], 'log', 'dimensions')
+if known[1] ~= ARGV[1] or (known[2] or '') ~= ARGV[2] then
+  return 0
+end
+redis.call('HSET', KEYS[1], 'dimensions', ARGV[3])
+redis.call('HINCRBY', KEYS[1], 'repairs', 1)
 return 1

@@ -23,7 +23,6 @@ from breakwater.kernel.redis.connection import Argument, Redis, ScriptCommand, s
 from breakwater.kernel.types import ms_from_time, time_from_ms
 from breakwater.limits.contract import Window
 from breakwater.limits.rules.budget import (
-    CallNames,
     Counter,
     OverBudget,
     Period,
@@ -31,9 +30,9 @@ from breakwater.limits.rules.budget import (
     period,
     period_named,
     periods_at,
-    scope_keys,
 )
 from breakwater.limits.rules.ledger import AttemptSums, BudgetPlace, charged_at, figures_of
+from breakwater.limits.rules.scopes import ONLY_BASE, CallNames, Dimensions
 
 KEEP_MS = 3 * 24 * 3_600_000
 """Counters outlive their period by the longest job and then some, so that late calls still find them."""
@@ -88,12 +87,17 @@ class PeriodChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class DimensionsChanged:
+    """Calls count in other dimensions than the request assumed. Now they are known, so ask again."""
+
+
+@dataclass(frozen=True, slots=True)
 class CountersLost:
     """A hard cap can't be enforced, because the counters are lost until the budget service has rebuilt them."""
 
 
 @dataclass(frozen=True, slots=True)
-class TooManyTenants:
+class TooManyNames:
     """The sender of the job has named more tenants in this month than it may have budgets for."""
 
 
@@ -160,13 +164,15 @@ class Totals:
 
 
 class Budgets:
-    """The budgets of the fleet. Periods are calendar days and months of `zone`."""
+    """The budgets of the fleet. Periods are those of the calendar of `zone`."""
 
     def __init__(self, redis: Redis, zone: ZoneInfo) -> None:
         self._redis = redis
         self._zone = zone
         self._behind = timedelta(0)
         self._known: Periods | None = None
+        self.dimensions = ONLY_BASE
+        """The dimensions that are counted, as far as it is known here; a script that knows others says so."""
 
     def reserve_command(
         self,
@@ -182,6 +188,7 @@ class Budgets:
         caller: str | None = None,
         most_names: int | None = None,
         waits_ms: int = WAITS_MS,
+        is_incomplete: bool = False,
     ) -> ScriptCommand:
         """Holds an attempt's worst case against all its budgets; read its answer with `read_reservation`.
 
@@ -189,7 +196,7 @@ class Budgets:
             attempt_id: whose reservation it is. Asking again holds nothing more.
             names: those that the call counts under.
             amount: nano-dollars.
-            counters: from `CapTable.counters`.
+            counters: from `CapTable.counters`, in the present `dimensions`.
             now: by the caller's clock; Redis' clock decides the periods.
             lease_ms: of the reservation; None only asks, and holds nothing.
             tokens: the most that the call can use.
@@ -198,31 +205,35 @@ class Budgets:
             most_names: counters are kept of so many names in a month that the caller makes up; None: the call has no
                 such name.
             waits_ms: a call that is kept out counts as waiting for so long, unless it asks again.
+            is_incomplete: a hard cap applies in a dimension that is not counted yet, or not wholly.
         """
-        periods = self._current(now) if at is None else periods_at(at, self._zone)
-        numbers = {budget_period.window: number for number, budget_period in enumerate(periods.all, 1)}
+        current = self._current(now) if at is None else periods_at(at, self._zone)
+        windows = {counter.window for counter in counters}
+        periods = [budget_period for budget_period in current.all if budget_period.window in windows]
+        numbers = {budget_period.window: number for number, budget_period in enumerate(periods, 1)}
         arguments: list[Argument] = [
             *(attempt_id, amount, tokens, "" if lease_ms is None else lease_ms, "" if at is None else ms_from_time(at)),
             *(names.agent, names.tenant or "", caller or ""),
             *("" if most_names is None else most_names, caller or "", waits_ms),
+            *(self.dimensions.text, int(is_incomplete and at is None)),
         ]
-        for budget_period in periods.all:
+        for budget_period in periods:
             ends_ms = budget_period.end_ms
             arguments += [budget_period.name, budget_period.start_ms, ends_ms, ends_ms + KEEP_MS]
         shared: set[str] = set()
         for counter in counters:
             flags = counter.flags
-            if counter.hard_limit is not None and counter.key not in shared:
+            if "y" in flags and counter.key not in shared:
                 shared.add(counter.key)
                 flags += "h"
             arguments += [numbers[counter.window], counter.key, flags]
             arguments += ["" if cap is None or at is not None else cap for cap in counter.hard_limits]
-        keys = [RESERVATIONS, LEASES, FILLED, HELD, *map(key_of, periods.all)]
+        keys = [RESERVATIONS, LEASES, FILLED, HELD, *map(key_of, periods)]
         return ScriptCommand(LUA["reserve"], keys, arguments)
 
     def read_reservation(
         self, answer: Sequence[Any], counters: Sequence[Counter], amount: int, *, now: datetime
-    ) -> Reserved | OverBudget | PeriodChanged | CountersLost | TooManyTenants:
+    ) -> Reserved | OverBudget | PeriodChanged | DimensionsChanged | CountersLost | TooManyNames:
         """Reads the answer to `reserve_command`, asked with the same arguments."""
         match answer[0]:
             case 1:
@@ -233,7 +244,10 @@ class Budgets:
             case 3:
                 return CountersLost()
             case 4:
-                return TooManyTenants()
+                return TooManyNames()
+            case 5:
+                self.dimensions = Dimensions.parse(answer[1])
+                return DimensionsChanged()
             case _:
                 _, number, _, limit, spent, reserved, by_share = answer
                 counter = counters[int(number) - 1]
@@ -276,10 +290,14 @@ class Budgets:
             for begin in range(0, len(settlements), SETTLED_TOGETHER)
         ]
         while parts:
-            batches = [_SettledBatch.of(part, self._zone, log, more) for part, more in parts]
+            batches = [_SettledBatch.of(part, self._zone, log, self.dimensions, more) for part, more in parts]
             answers = await self._redis.run([batch.command for batch in batches])
             if [3] in answers:
                 raise NotFilledError
+            changed = next((answer[1] for answer in answers if answer[0] == 5), None)
+            if changed is not None:
+                self.dimensions = Dimensions.parse(changed)
+                continue
             again: list[tuple[Sequence[Settlement], frozenset[Period]]] = []
             for batch, (settled, counted) in zip(batches, answers, strict=True):
                 totals |= batch.totals(counted)
@@ -373,7 +391,14 @@ class _SettledBatch:
     """The agent of the last call of each place."""
 
     @classmethod
-    def of(cls, settlements: Sequence[Settlement], zone: ZoneInfo, log: str, more: Collection[Period]) -> _SettledBatch:
+    def of(
+        cls,
+        settlements: Sequence[Settlement],
+        zone: ZoneInfo,
+        log: str,
+        dimensions: Dimensions,
+        more: Collection[Period],
+    ) -> _SettledBatch:
         """A batch. `more` are further periods that its reservations are in."""
         blocks = {settlement.sequence // BLOCK: 0 for settlement in settlements}
         blocks = {block: 5 + index for index, block in enumerate(blocks)}  # Redis counts keys from 1
@@ -384,7 +409,7 @@ class _SettledBatch:
             block, bit = divmod(settlement.sequence, BLOCK)
             figures = [(name, value) for name, value in settlement.figures.items() if value]
             at = periods_at(settlement.charged_at, zone)
-            counted = [(budget_period, key) for budget_period in at.all for key in scope_keys(settlement.names)]
+            counted = [(at.of(window), key) for window, key in dimensions.keys(settlement.names)]
             agents |= dict.fromkeys(counted, settlement.names.agent)
             entries += [
                 *(settlement.attempt_id, settlement.sequence, blocks[block], bit),
@@ -392,7 +417,9 @@ class _SettledBatch:
                 *(len(counted), *(places.setdefault(place, len(places) + 1) for place in counted)),
             ]
         periods = list(dict.fromkeys((*(budget_period for budget_period, _ in places), *more)))
-        arguments: list[Argument] = [log, zone.key, 2 * KEEP_MS, len(settlements), len(blocks), len(places)]
+        arguments: list[Argument] = [
+            *(log, zone.key, 2 * KEEP_MS, len(settlements), len(blocks), len(places), dimensions.text)
+        ]
         for budget_period in periods:
             arguments += [budget_period.name, budget_period.end_ms + KEEP_MS]
         for budget_period, key in places:

@@ -132,7 +132,7 @@ def cap_of(key: str | None, caps: CapTable, raises: Raises) -> Cap:
 
 def scope_of(by: CostsBy, name: str | None) -> str | None:
     """Returns the key of the scope whose budget a line belongs to; None if such lines have no budget."""
-    return f"{by}:{name}" if by in ("agent", "tenant") and name is not None else None
+    return f"{by}:{name}" if by != "tag" and name is not None else None
 
 
 def cost_line(name: str | None, sums: CostSums, cap: Cap, month: Period, following: Period, now_ms: int) -> CostLine:

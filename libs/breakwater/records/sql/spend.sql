@@ -1,11 +1,11 @@
 -- name: spend
+-- `%s` are expressions of ours, from `_Grouping`, here and below.
 -- The figures have other names than the columns they are made of: ClickHouse would take a column for the sum.
 WITH
     ifNull(reserved_at, started_at) AS charged_at,
     outcome = 'success' AND cost_basis = 'billed' AND cost IS NOT NULL AND reserved IS NOT NULL AS comparable
 SELECT
-    agent,
-    tenant,
+    %s,
     sum(cost) AS spent,
     count() AS calls,
     countIf(cost IS NULL) AS unpriced,
@@ -18,7 +18,7 @@ WHERE NOT short_circuited
     AND started_at >= {earliest:DateTime64(3, 'UTC')} AND started_at < {latest:DateTime64(3, 'UTC')}
     AND charged_at >= {start:DateTime64(3, 'UTC')} AND charged_at < {end:DateTime64(3, 'UTC')}
     AND (stored_at < {log_created:DateTime64(3, 'UTC')} OR event_sequence <= {upto:UInt64})
-GROUP BY agent, tenant
+GROUP BY ALL
 
 -- name: stored_upto
 -- Without FINAL: of two rows with one key the later message stays, so the highest sequence is among those that stay.
@@ -44,19 +44,18 @@ SELECT
     countIf(attempts.cost IS NULL) AS unknown_costs
 FROM attempts FINAL
 PREWHERE started_at >= {earliest:DateTime64(3, 'UTC')} AND started_at < {latest:DateTime64(3, 'UTC')}
-    AND ({agent:String} = '' OR agent = {agent:String})
 WHERE NOT short_circuited
     AND charged_at >= {start:DateTime64(3, 'UTC')} AND charged_at < {end:DateTime64(3, 'UTC')}
-    AND ({tenant:String} = '' OR tenant = {tenant:String})
+    %s
 GROUP BY step
 
 -- name: spent_since
 WITH ifNull(reserved_at, started_at) AS charged_at
-SELECT agent, tenant, sum(attempts.cost) AS spend
+SELECT %s, sum(attempts.cost) AS spend
 FROM attempts FINAL
 PREWHERE started_at >= {earliest:DateTime64(3, 'UTC')} AND started_at < {latest:DateTime64(3, 'UTC')}
 WHERE NOT short_circuited AND charged_at >= {start:DateTime64(3, 'UTC')} AND charged_at < {end:DateTime64(3, 'UTC')}
-GROUP BY agent, tenant
+GROUP BY ALL
 
 -- name: first_charged
 -- Without FINAL: a row that is stored twice has one time.

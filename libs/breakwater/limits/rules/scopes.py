@@ -1,0 +1,205 @@
+"""Scopes: the calls that a budget counts, the names that a call counts under, and the combinations that are counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+from breakwater.limits.contract import Window
+
+if TYPE_CHECKING:
+    from breakwater.jobs.contract.execution import Attempt
+
+EACH = "*"
+"""The name that stands for each name by itself."""
+
+WITHIN = " within "
+_NAMED = frozenset({"agent", "model", "provider", "tenant", "key", "user", "team"})
+_JOINT = "\v"
+"""Between the two parts of a key: no name has a control character."""
+
+
+class ScopePart(NamedTuple):
+    """One condition of a scope: `key` and `acme-bot`, or `tag:project` and `web`. The name of `global` is empty."""
+
+    kind: str
+    name: str
+
+    def __str__(self) -> str:
+        tag = self.kind.removeprefix("tag:")
+        return self.kind if not self.name else f"{self.kind}={self.name}" if tag != self.kind else ":".join(self)
+
+
+def parse_scope(text: str) -> tuple[ScopePart, ...]:
+    """Parses a scope as people write it: `key:acme-bot`, `tag:project=web`, `user:* within team:research`, `plane`.
+
+    Raises ValueError, with what a scope looks like.
+    """
+    parts: list[ScopePart] = []
+    for part in text.split(WITHIN):
+        if part == "plane" and not parts:
+            parts.append(ScopePart("global", ""))
+            continue
+        kind, colon, name = part.partition(":")
+        if kind == "tag":
+            tag, colon, name = name.partition("=")
+            kind = f"tag:{tag}"
+        is_known = kind in _NAMED or kind.startswith("tag:")
+        if not (is_known and colon and name and kind != "tag:"):
+            raise ValueError(
+                f"{part!r} is no scope: it is `plane`, or agent, model, provider, tenant, key, user or team with a "
+                "name (`key:acme-bot`, `user:*` for each), or `tag:<name>=<value>`"
+            )
+        parts.append(ScopePart(kind, name))
+    if len(parts) > 2 or len({part.kind for part in parts}) < len(parts):
+        raise ValueError("a scope has at most two different parts: `user:* within team:research`")
+    if len(parts) == 2 and parts[1].kind == "global":
+        raise ValueError("everything is within the plane")
+    return tuple(parts)
+
+
+def key_of(parts: Iterable[ScopePart]) -> str:
+    """Returns the key of a scope among the counters of a period, such as `agent:writer`."""
+    return _JOINT.join(map(str, parts))
+
+
+def parts_of(key: str) -> tuple[ScopePart, ...]:
+    """Returns the parts of a scope, by its key."""
+    return tuple(_part_of(part) for part in key.split(_JOINT))
+
+
+def _part_of(text: str) -> ScopePart:
+    kind, _, name = text.partition(":")
+    if kind != "tag":
+        return ScopePart(kind, name)
+    tag, _, value = name.partition("=")
+    return ScopePart(f"tag:{tag}", value)
+
+
+def scope_text(key: str) -> str:
+    """Returns a scope's key as people write it."""
+    return key.replace(_JOINT, WITHIN)
+
+
+def key_from_text(text: str) -> str:
+    """Returns the key of a scope that is written as `scope_text` writes it."""
+    scope, _, within = text.rpartition(WITHIN)
+    is_part = within.partition(":")[0] in {*_NAMED, "tag"}  # names may have that word, too
+    return f"{scope}{_JOINT}{within}" if scope and is_part else text
+
+
+def dimension_of(key: str, window: Window) -> Dimension:
+    """Returns the dimension that a scope is counted in."""
+    return Dimension(tuple(part.kind for part in parts_of(key)), window)
+
+
+@dataclass(frozen=True, slots=True)
+class CallNames:
+    """The names that a call counts under."""
+
+    agent: str
+    tenant: str | None = None
+    model: str | None = None
+    provider: str | None = None
+    key: str | None = None
+    user: str | None = None
+    team: str | None = None
+    tags: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def of(cls, attempt: Attempt) -> CallNames:
+        """Returns the names of a recorded call."""
+        return cls(
+            attempt.agent,
+            attempt.tenant,
+            attempt.model,
+            attempt.provider,
+            attempt.submitted_by,
+            attempt.user,
+            attempt.team,
+            tuple(attempt.cost_tags.items()),
+        )
+
+    def of_kind(self, kind: str) -> str | None:
+        """Returns the call's name of a kind: empty for `global`, None if it has none."""
+        if kind == "global":
+            return ""
+        if kind.startswith("tag:"):
+            tag = kind.removeprefix("tag:")
+            return next((value for name, value in self.tags if name == tag), None)
+        return getattr(self, kind)
+
+
+class Dimension(NamedTuple):
+    """A combination of kinds of names whose calls are counted by window: `("user", "team")` and `monthly`."""
+
+    kinds: tuple[str, ...]
+    window: Window
+
+    def key(self, names: CallNames) -> str | None:
+        """Returns the scope in which a call counts; None if it lacks a name."""
+        parts: list[ScopePart] = []
+        for kind in self.kinds:
+            name = names.of_kind(kind)
+            if name is None:
+                return None
+            parts.append(ScopePart(kind, name))
+        return key_of(parts)
+
+
+_DAY_AND_MONTH: tuple[Window, Window] = ("daily", "monthly")
+BASE: tuple[Dimension, ...] = tuple(
+    Dimension((kind,), window) for kind in ("global", "agent", "tenant") for window in _DAY_AND_MONTH
+)
+"""The dimensions that are always counted."""
+
+_PENDING = "+"
+
+
+@dataclass(frozen=True)
+class Dimensions:
+    """The dimensions that are counted beside those of `BASE`.
+
+    Attributes:
+        complete: those whose counters have all of the record.
+        pending: those that are counted from now on, and lack the past.
+    """
+
+    complete: frozenset[Dimension] = frozenset()
+    pending: frozenset[Dimension] = frozenset()
+
+    @classmethod
+    def parse(cls, text: str) -> Dimensions:
+        """Parses the text of `text`."""
+        dimensions: dict[bool, set[Dimension]] = {False: set(), True: set()}
+        for line in text.split("\n") if text else ():
+            kinds, _, window = line.removeprefix(_PENDING).partition("\t")
+            dimension = Dimension(tuple(kinds.split(_JOINT)), _WINDOWS[window])
+            dimensions[line.startswith(_PENDING)].add(dimension)
+        return cls(frozenset(dimensions[False]), frozenset(dimensions[True]))
+
+    @cached_property
+    def text(self) -> str:
+        """The dimensions as Redis has them: equal for equal ones."""
+        lines = (
+            f"{mark}{_JOINT.join(dimension.kinds)}\t{dimension.window}"
+            for mark, dimensions in (("", self.complete), (_PENDING, self.pending))
+            for dimension in dimensions
+        )
+        return "\n".join(sorted(lines))
+
+    @cached_property
+    def all(self) -> tuple[Dimension, ...]:
+        """All that are counted, those of `BASE` first."""
+        return (*BASE, *sorted(self.complete | self.pending))
+
+    def keys(self, names: CallNames) -> tuple[tuple[Window, str], ...]:
+        """Returns the scopes in which a call counts, each with its window."""
+        keys = ((dimension, dimension.key(names)) for dimension in self.all)
+        return tuple((dimension.window, key) for dimension, key in keys if key is not None)
+
+
+_WINDOWS: dict[str, Window] = {"daily": "daily", "weekly": "weekly", "monthly": "monthly", "quarterly": "quarterly"}
+ONLY_BASE = Dimensions()

@@ -1,0 +1,160 @@
+"""Scopes of limits as people write them, the caps that apply to a call, and the dimensions that are counted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from breakwater.config import parse_config
+from breakwater.kernel.errors import ConfigError
+from breakwater.limits.rules.budget import MAX_DIMENSIONS, CapTable
+from breakwater.limits.rules.scopes import (
+    ONLY_BASE,
+    CallNames,
+    Dimension,
+    Dimensions,
+    ScopePart,
+    dimension_of,
+    key_from_text,
+    key_of,
+    parse_scope,
+    parts_of,
+    scope_text,
+)
+from tests.tables import each_row
+
+CONFIG = """
+providers: {{local: {{base_url: "http://127.0.0.1:9/v1"}}}}
+defaults: {{model: m}}
+cost_tags: [project]
+agents: {{writer: {{budget: {{daily_usd: 1}}}}}}
+budgets:
+  limits: [{}]
+"""
+KINDS = st.sampled_from(["agent", "model", "provider", "tenant", "key", "user", "team", "tag:project", "tag:a b"])
+NAMES = st.text(st.characters(blacklist_categories=("Cc", "Cs")), min_size=1, max_size=20)
+DIMENSIONS = st.builds(
+    Dimension, st.lists(KINDS, min_size=1, max_size=2, unique=True).map(tuple), st.sampled_from(["daily", "quarterly"])
+)
+
+
+def caps(*limits: str) -> CapTable:
+    return parse_config(CONFIG.format(", ".join(limits))).caps
+
+
+def cap(table: CapTable, dimension: Dimension, names: CallNames) -> int | None:
+    """The hard cap of a call in a dimension, in dollars."""
+    key = dimension.key(names)
+    assert key is not None
+    limit = table.counter(key, dimension.window).hard_limit
+    return None if limit is None else limit // 10**9
+
+
+@given(st.lists(st.builds(ScopePart, KINDS, NAMES), min_size=1, max_size=2))
+def test_the_parts_of_a_scope_come_back_from_its_key(parts: list[ScopePart]) -> None:
+    key = key_of(parts)
+    assert parts_of(key) == tuple(parts)
+    assert dimension_of(key, "weekly").kinds == tuple(part.kind for part in parts)
+
+
+@each_row(
+    ("text", "parts"),
+    [
+        ("plane", [("global", "")]),
+        ("key:acme-bot", [("key", "acme-bot")]),
+        ("model:openai/gpt-4o:free", [("model", "openai/gpt-4o:free")]),
+        ("user:*", [("user", "*")]),
+        ("tag:project=web=2", [("tag:project", "web=2")]),
+        ("key:acme-bot within model:gpt-4o", [("key", "acme-bot"), ("model", "gpt-4o")]),
+    ],
+)
+def test_a_scope_is_read_as_it_is_written(text: str, parts: list[tuple[str, str]]) -> None:
+    read = parse_scope(text)
+    assert read == tuple(ScopePart(*part) for part in parts)
+    if text != "plane":
+        assert scope_text(key_of(read)) == text
+        assert key_from_text(text) == key_of(read)
+
+
+def test_a_name_with_the_word_within_is_a_name() -> None:
+    assert key_from_text("agent:well within reach") == "agent:well within reach"
+
+
+@each_row(
+    ("limits", "problem"),
+    [
+        (['{scope: "keys:x", usd: 1, per: day}'], "budgets.limits.0.scope: 'keys:x' is no scope"),
+        (['{scope: "key:", usd: 1, per: day}'], "'key:' is no scope"),
+        (['{scope: "tag:=x", usd: 1, per: day}'], "'tag:=x' is no scope"),
+        (['{scope: "user:a within user:b", usd: 1, per: day}'], "at most two different parts"),
+        (['{scope: "user:a within team:b within key:c", usd: 1, per: day}'], "at most two different parts"),
+        (['{scope: "user:a within plane", usd: 1, per: day}'], "'plane' is no scope"),
+        (['{scope: "tag:projekt=x", usd: 1, per: day}'], "'projekt' is none of cost_tags; did you mean 'project'?"),
+        (['{scope: "agent:writer", usd: 1, per: day}'], "agents.writer.budget.daily_usd limits the same scope"),
+        (['{scope: "key:a", usd: 1, per: day}', '{scope: "key:a", usd: 2, per: day, action: alert}'],
+         "budgets.limits.1: budgets.limits.0 limits the same scope in the same window; keep one of them"),
+        (['{scope: "key:a", usd: 1, per: year}'], "budgets.limits.0.per"),
+        (['{scope: "key:a", usd: -1, per: day}'], "budgets.limits.0.usd"),
+        (['{scope: "key:a", usd: "123456789012345678901234567890", per: day}'], "budgets.limits.0.usd"),
+        (['{scope: "key:a", usd: 1, per: day, unit: pounds}'], "budgets.limits.0.unit"),
+        (['{scope: "key:a", usd: 1, per: day, thresholds: [0]}'], "budgets.limits.0.thresholds"),
+        ([f'{{scope: "{one}:* within {other}:*", usd: 1, per: day}}'
+          for one in ("key", "user", "team", "model", "agent") for other in ("key", "user", "team", "model", "provider")
+          if one != other], "are of 21 combinations of kinds of scopes and windows; a call would count in each of "
+          f"them, so at most {MAX_DIMENSIONS}"),
+    ],
+)  # fmt: skip
+def test_a_limit_that_can_not_be_is_an_error_with_its_path(limits: list[str], problem: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        caps(*limits)
+    assert problem in str(error.value)
+
+
+def test_the_most_particular_limit_of_a_scope_is_its_cap() -> None:
+    table = caps(
+        '{scope: "user:* within team:*", usd: 1, per: month}',
+        '{scope: "user:* within team:research", usd: 2, per: month}',
+        '{scope: "user:ann within team:*", usd: 3, per: month}',
+        '{scope: "user:ann within team:research", usd: 4, per: month}',
+        '{scope: "key:*", usd: 5, per: week}',
+        '{scope: "plane", usd: 6, per: quarter}',
+    )
+    both = Dimension(("user", "team"), "monthly")
+    named = [("bob", "sales"), ("bob", "research"), ("ann", "sales"), ("ann", "research")]
+    assert [cap(table, both, CallNames("a", user=user, team=team)) for user, team in named] == [1, 2, 3, 4]
+    assert cap(table, Dimension(("key",), "weekly"), CallNames("a", key="k")) == 5
+    assert cap(table, Dimension(("global",), "quarterly"), CallNames("a")) == 6
+    assert table.dimensions == {both, Dimension(("key",), "weekly"), Dimension(("global",), "quarterly")}
+    # A call counts only where it has all names.
+    counted = Dimensions(table.dimensions)
+    names: Any = {"user": "ann", "key": "k"}
+    assert {window for window, _ in counted.keys(CallNames("a", **names))} == {
+        "daily",
+        "weekly",
+        "monthly",
+        "quarterly",
+    }
+    assert len(counted.keys(CallNames("a", **names))) == len(ONLY_BASE.keys(CallNames("a"))) + 2
+
+
+def test_a_hard_limit_is_incomplete_until_its_dimension_has_the_past() -> None:
+    table = caps('{scope: "key:k", usd: 1, per: week}', '{scope: "user:*", usd: 1, per: week, action: alert}')
+    by_key, by_user = Dimension(("key",), "weekly"), Dimension(("user",), "weekly")
+    named = CallNames("a", key="k", user="u")
+    for dimensions, expected in (
+        (ONLY_BASE, True),
+        (Dimensions(pending=frozenset({by_key})), True),
+        (Dimensions(frozenset({by_key})), False),
+        (Dimensions(frozenset({by_user})), True),
+    ):
+        assert table.is_incomplete(named, dimensions) is expected
+    assert not table.is_incomplete(CallNames("a", key="other", user="u"), ONLY_BASE)
+
+
+@given(st.sets(DIMENSIONS, max_size=5), st.sets(DIMENSIONS, max_size=5))
+def test_dimensions_come_back_from_their_text(complete: set[Dimension], pending: set[Dimension]) -> None:
+    dimensions = Dimensions(frozenset(complete), frozenset(pending - complete))
+    assert Dimensions.parse(dimensions.text) == dimensions
