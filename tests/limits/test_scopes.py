@@ -140,6 +140,27 @@ def test_the_most_particular_limit_of_a_scope_is_its_cap() -> None:
     assert len(counted.keys(CallNames("a", **names))) == len(ONLY_BASE.keys(CallNames("a"))) + 2
 
 
+def test_a_limit_holds_where_the_section_of_the_scope_has_no_cap() -> None:
+    table = caps('{scope: "agent:writer", usd: 7, per: month}', '{scope: "plane", usd: 8, per: day}')
+    assert table.dimensions == set()
+    names = CallNames("writer")
+    assert cap(table, Dimension(("agent",), "monthly"), names) == 7
+    assert cap(table, Dimension(("global",), "daily"), names) == 8
+    assert table.counter("agent:writer", "daily").limit == 10**9
+    assert {counter.name: counter.setting for counter in table.counters(names) if counter.hard_limit} == {
+        "agent:writer/monthly": "budgets.limits.0.usd", "global/daily": "budgets.limits.1.usd"
+    }  # fmt: skip
+
+
+def test_names_that_no_limit_counts_take_no_memory() -> None:
+    table = caps('{scope: "key:*", usd: 1, per: week}')
+    for number in range(50):
+        names = CallNames("a", key="k", user=f"u{number}", model=f"m{number}")
+        assert len(table.counters(names, Dimensions(table.dimensions))) == 5
+        assert len(table.counters(names)) == 4
+    assert len(table._cached) == 2  # pyright: ignore[reportPrivateUsage]  # what is bounded
+
+
 def test_a_hard_limit_is_incomplete_until_its_dimension_has_the_past() -> None:
     table = caps('{scope: "key:k", usd: 1, per: week}', '{scope: "user:*", usd: 1, per: week, action: alert}')
     by_key, by_user = Dimension(("key",), "weekly"), Dimension(("user",), "weekly")

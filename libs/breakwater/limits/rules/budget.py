@@ -19,6 +19,7 @@ from breakwater.kernel.types import ms_from_time, time_from_ms
 from breakwater.limits.contract import BudgetEvent, BudgetScope, Enforcement, Window
 from breakwater.limits.rules.scopes import (
     BASE,
+    DAY_AND_MONTH,
     EACH,
     ONLY_BASE,
     CallNames,
@@ -270,17 +271,18 @@ class CapTable:
         default_factory=dict[Dimension, "Mapping[str, ScopeCap]"]
     )
     """Further ones, by the keys of their scopes, in which `*` stands for each name that has none itself."""
-    _cached: dict[tuple[CallNames, Dimensions], tuple[Counter, ...]] = field(
-        default_factory=dict[tuple[CallNames, Dimensions], "tuple[Counter, ...]"], compare=False, repr=False
+    _cached: dict[tuple[object, ...], tuple[Counter, ...]] = field(
+        default_factory=dict[tuple[object, ...], "tuple[Counter, ...]"], compare=False, repr=False
     )
 
     def counters(self, names: CallNames, dimensions: Dimensions = ONLY_BASE) -> tuple[Counter, ...]:
         """Returns the budgets that a call counts towards, in the dimensions that are counted."""
-        counters = self._cached.get((names, dimensions))
+        counted_names = (dimensions, *map(names.of_kind, dimensions.kinds))
+        counters = self._cached.get(counted_names)
         if counters is None:
             counters = tuple(self.counter(key, window) for window, key in dimensions.keys(names))
             if len(self._cached) < MAX_CACHED:  # programs choose the names of tenants
-                self._cached[names, dimensions] = counters
+                self._cached[counted_names] = counters
         return counters
 
     def counters_of(self, key: str) -> tuple[Counter, Counter]:
@@ -292,28 +294,29 @@ class CapTable:
         return Counter(window, key, self._cap(parts_of(key), window))
 
     def _cap(self, parts: tuple[ScopePart, ...], window: Window) -> ScopeCap:
-        kind, name = parts[0]
-        if len(parts) == 1 and window in ("daily", "monthly"):
-            if kind == "agent" and name in self.agents:
-                return _cap_of(self.agents[name], window, f"agents.{name}.budget", is_named=True)
-            if kind == "tenant":
-                setting = f"budgets.tenants.{name}"
-                if name in self.tenants:
-                    return _cap_of(self.tenants[name], window, setting, is_named=True)
-                if OTHERS in self.tenants:
-                    return _cap_of(self.tenants[OTHERS], window, setting, is_named=False)
-            if kind == "global":
-                return _cap_of(self.total, window, "budgets.global", is_named=True)
-        by_key = self.limits.get(Dimension(tuple(part.kind for part in parts), window))
-        if by_key is not None:
-            for named in _patterns(parts):
-                cap = by_key.get(key_of(named))
-                if cap is not None:
-                    return cap
-        return ScopeCap()
+        of_section = self._cap_of_section(parts[0], window) if len(parts) == 1 else None
+        if of_section is not None and of_section.limit is not None:
+            return of_section
+        by_key = self.limits.get(Dimension(tuple(part.kind for part in parts), window), {})
+        limits = (by_key.get(key_of(pattern)) for pattern in _patterns(parts))
+        return next((cap for cap in limits if cap is not None), of_section or ScopeCap())
+
+    def _cap_of_section(self, part: ScopePart, window: Window) -> ScopeCap | None:
+        """Returns the cap that the config writes in the section of the agent, of tenants or of all agents."""
+        kind, name = part
+        if window not in DAY_AND_MONTH:
+            return None
+        if kind == "global":
+            return _cap_of(self.total, window, "budgets.global", is_named=True)
+        if kind == "agent" and name in self.agents:
+            return _cap_of(self.agents[name], window, f"agents.{name}.budget", is_named=True)
+        caps = (self.tenants.get(name) or self.tenants.get(OTHERS)) if kind == "tenant" else None
+        return caps and _cap_of(caps, window, f"budgets.tenants.{name}", is_named=name in self.tenants)
 
     def is_incomplete(self, names: CallNames, dimensions: Dimensions) -> bool:
         """Returns True if a hard cap applies to a call in a dimension that is not counted, or lacks the past."""
+        if not self.limits:
+            return False
         uncounted = (dimension for dimension in self.dimensions if dimension not in dimensions.complete)
         keys = ((dimension, dimension.key(names)) for dimension in uncounted)
         return any(

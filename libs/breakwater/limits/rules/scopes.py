@@ -149,9 +149,9 @@ class Dimension(NamedTuple):
         return key_of(parts)
 
 
-_DAY_AND_MONTH: tuple[Window, Window] = ("daily", "monthly")
+DAY_AND_MONTH: tuple[Window, Window] = ("daily", "monthly")
 BASE: tuple[Dimension, ...] = tuple(
-    Dimension((kind,), window) for kind in ("global", "agent", "tenant") for window in _DAY_AND_MONTH
+    Dimension((kind,), window) for kind in ("global", "agent", "tenant") for window in DAY_AND_MONTH
 )
 """The dimensions that are always counted."""
 
@@ -194,6 +194,11 @@ class Dimensions:
     def all(self) -> tuple[Dimension, ...]:
         """All that are counted, those of `BASE` first."""
         return (*BASE, *sorted(self.complete | self.pending))
+
+    @cached_property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of names that matter."""
+        return tuple(sorted({kind for dimension in self.all for kind in dimension.kinds}))
 
     def keys(self, names: CallNames) -> tuple[tuple[Window, str], ...]:
         """Returns the scopes in which a call counts, each with its window."""
