@@ -111,7 +111,9 @@ class CommandsOnDemand(typer.core.TyperGroup):
             wrapper.add_typer(group, name=name)
         else:
             wrapper.command(name)(getattr(module, name))
-        self.commands[name] = typer.main.get_group(wrapper).commands[name]
+        command = typer.main.get_group(wrapper).commands[name]
+        command.rich_help_panel = self.commands[name].rich_help_panel  # pyright: ignore[reportAttributeAccessIssue]  # typer's
+        self.commands[name] = command
 
 
 app = typer.Typer(
