@@ -41,7 +41,7 @@ ONE_TRY = {"retry": {"max_attempts": 1}}
 BREAKERS = "bw.breakers.writer.*"
 
 
-@pytest.mark.long(about_s=10)
+@pytest.mark.chaos
 async def test_calls_stop_when_the_breaker_opens_and_one_probe_at_a_time_finds_the_recovery(
     start_plane: StartPlane,
 ) -> None:

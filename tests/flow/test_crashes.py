@@ -9,6 +9,7 @@ from typing import Any
 
 import nats.errors
 import nats.js.errors
+import pytest
 
 from breakwater.kernel.nats.topology import ACK_WAIT_S
 from breakwater.kernel.process.background import stop
@@ -41,6 +42,7 @@ async def test_a_stopping_worker_gives_its_jobs_back_at_once(start_plane: StartP
         assert seconds_between(stopped, result["completed_at"]) < ACK_WAIT_S
 
 
+@pytest.mark.chaos
 async def test_outages_of_redis_and_nats_lose_nothing_and_are_reported_once(
     start_plane: StartPlane, own_nats_server: RunningServer, own_redis_server: RunningServer
 ) -> None:

@@ -34,7 +34,7 @@ def peak_mb(process: ServiceProcess) -> int:
     return int(line.split()[1]) // 1024
 
 
-@pytest.mark.long(about_s=16)
+@pytest.mark.chaos
 async def test_parallel_large_bodies_take_the_memory_of_the_budget_and_a_killed_worker_loses_none(
     start_plane: StartPlane, tmp_path: Path
 ) -> None:

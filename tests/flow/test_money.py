@@ -148,8 +148,8 @@ def bills(costs: Mapping[str, int], *calls: Iterable[str]) -> list[str]:
     return [dollars(sum(costs.get(name, 0) for name in names)) for names in calls]
 
 
+@pytest.mark.chaos
 @pytest.mark.timeout(600)  # some 100 jobs and five crashes: long on a slow machine
-@pytest.mark.long(about_s=12)
 async def test_all_records_of_spend_agree_to_the_nano_dollar_when_worker_budget_service_and_redis_are_killed_in_turn(
     start_money: Any, own_redis_server: RunningServer, show: Show
 ) -> None:
@@ -260,8 +260,8 @@ async def held(request):
 """
 
 
+@pytest.mark.chaos
 @pytest.mark.timeout(600)  # some 100 jobs: long on a slow machine
-@pytest.mark.long(about_s=8)
 async def test_after_a_flush_no_call_is_made_before_the_budgets_are_rebuilt_and_the_cap_holds(
     start_money: Any, tmp_path: Path, show: Show
 ) -> None:

@@ -150,6 +150,7 @@ async def test_one_job_id_fifty_times_over_http_and_nats_is_one_execution_and_fi
         await until(lambda: _equals(whole, "SELECT count() FROM executions FINAL", (1,)), what="the execution")
 
 
+@pytest.mark.chaos
 async def test_an_outage_of_clickhouse_delays_the_record_and_loses_nothing(
     start_whole: Any, clickhouse_server: RunningServer
 ) -> None:

@@ -8,6 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import psutil
+import pytest
 from nats.js.api import ConsumerConfig
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
@@ -52,6 +53,7 @@ def scrape(port: int) -> dict[tuple[str, ...], float]:
         }
 
 
+@pytest.mark.chaos
 async def test_a_long_outage_with_a_restart_costs_neither_rows_nor_memory(plane: Plane, tmp_path: Path) -> None:
     # A short ack wait, so that what the first sink held comes back within the test.
     config: ConsumerConfig = (await plane.consumer()).config

@@ -187,7 +187,7 @@ async def test_the_same_events_in_other_batches_and_in_another_order_change_no_f
     assert await plane.dead_letters() == []
 
 
-@pytest.mark.long(about_s=8)
+@pytest.mark.chaos
 async def test_kills_between_insert_and_acknowledgement_change_no_figure(
     plane: Plane, once: Analytics, tmp_path: Path
 ) -> None:
