@@ -9,12 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from breakwater.config import parse_config
+from breakwater.config.live import LiveConfig
 from breakwater.limits.rules.budget import MAX_CACHED, CapTable, Counter, reached_thresholds
 from breakwater.limits.rules.scopes import ONLY_BASE, CallNames
 from breakwater.limits.settings import Caps
 from tests.tables import each_row
 
 USD = 10**9
+CONFIG = """
+providers: {local: {base_url: "http://127.0.0.1:9/v1"}}
+agents: {writer: {model: m}}
+"""
 NAMES = st.text(st.characters(blacklist_categories=("Cc", "Cs")), min_size=1, max_size=20)
 
 
@@ -73,6 +79,13 @@ def test_names_that_programs_choose_do_not_fill_the_memory() -> None:
         assert caps.counters(CallNames("a", f"t{number}"))[4].tenant == f"t{number}"
     assert len(caps._cached) == MAX_CACHED  # pyright: ignore[reportPrivateUsage]  # what is bounded
     assert caps == table(tenants={"*": {"daily_usd": 1}})
+
+
+def test_the_caps_that_an_agent_keeps_apply_to_its_next_call() -> None:
+    live = LiveConfig(parse_config(CONFIG))
+    assert live.caps().counters(CallNames("gone"))[2].limit is None
+    live.keep("gone", Caps.model_validate({"daily_usd": 1, "enforcement": "hard"}))
+    assert live.caps().counters(CallNames("gone"))[2].hard_limit == USD
 
 
 def test_all_scopes_are_listed_once_global_first() -> None:

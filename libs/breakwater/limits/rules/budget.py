@@ -272,7 +272,11 @@ class CapTable:
     )
     """Further ones, by the keys of their scopes, in which `*` stands for each name that has none itself."""
     _cached: dict[tuple[object, ...], tuple[Counter, ...]] = field(
-        default_factory=dict[tuple[object, ...], "tuple[Counter, ...]"], compare=False, repr=False
+        # Not of the constructor: a table that is copied with other caps must not inherit their counters.
+        default_factory=dict[tuple[object, ...], "tuple[Counter, ...]"],
+        init=False,
+        compare=False,
+        repr=False,
     )
 
     def counters(self, names: CallNames, dimensions: Dimensions = ONLY_BASE) -> tuple[Counter, ...]:
