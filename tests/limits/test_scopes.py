@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from breakwater.config import parse_config
 from breakwater.kernel.errors import ConfigError
+from breakwater.limits.contract import Window
 from breakwater.limits.rules.budget import MAX_DIMENSIONS, CapTable
 from breakwater.limits.rules.scopes import (
     ONLY_BASE,
@@ -159,6 +160,19 @@ def test_names_that_no_limit_counts_take_no_memory() -> None:
         assert len(table.counters(names, Dimensions(table.dimensions))) == 5
         assert len(table.counters(names)) == 4
     assert len(table._cached) == 2  # pyright: ignore[reportPrivateUsage]  # what is bounded
+
+
+def test_the_made_up_names_of_a_dimension_are_bounded_in_whatever_window() -> None:
+    table = caps('{scope: "user:*", usd: 1, per: day}', '{scope: "team:red", usd: 1, per: day}')
+    cases: tuple[tuple[str, Window, bool], ...] = (
+        ("user:u", "daily", True),
+        ("team:blue", "daily", True),
+        ("team:red", "daily", False),
+        ("tenant:t", "monthly", True),
+        ("key:k", "daily", False),
+    )
+    for key, window, is_bounded in cases:
+        assert ("n" in table.counter(key, window).flags) is is_bounded, key
 
 
 def test_a_hard_limit_is_incomplete_until_its_dimension_has_the_past() -> None:

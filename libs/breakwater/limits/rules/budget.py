@@ -189,7 +189,8 @@ class Counter:
         object.__setattr__(self, "hard_limit", self.caps.limit if self.caps.enforcement == "hard" else None)
         kinds = {part.kind for part in parts_of(self.key)}
         is_made_up = not self.caps.is_named and any(kind in _MADE_UP or kind.startswith("tag:") for kind in kinds)
-        flags = "n" if is_made_up and self.window != "daily" else ""
+        # A tenant is also counted by month, which bounds its days.
+        flags = "n" if is_made_up and (self.window != "daily" or kinds != {"tenant"}) else ""
         if self.hard_limit is not None and not kinds & {"key", "user"}:
             # Of a tenant's own budget, all of its callers together have no share; a key and a user are one caller.
             flags += "y" if "tenant" in kinds else "xy"
