@@ -30,7 +30,7 @@ from breakwater.limits.rules.budget import (
     threshold,
 )
 from breakwater.limits.rules.ledger import charged_at
-from breakwater.limits.rules.scopes import CallNames
+from breakwater.limits.rules.scopes import CallNames, Dimensions
 from breakwater.limits.store.budget_counters import BudgetCounters
 from breakwater.limits.store.budgets import Budgets, NotFilledError, Settlement, Totals
 
@@ -125,8 +125,10 @@ class BudgetHandler:
 
     async def _announce_refusals(self, refused: Sequence[Attempt]) -> None:
         """Announces caps that have refused a call as reached, although the spend stays below them. Repeatable."""
+        caps = self._caps()
+        dimensions = Dimensions(caps.dimensions)
         for attempt in {(attempt.refused_by, attempt.refused_cap): attempt for attempt in refused}.values():
-            for counter in self._caps().counters(CallNames.of(attempt), self._budgets.dimensions):
+            for counter in caps.counters(CallNames.of(attempt), dimensions):
                 if counter.name == attempt.refused_by and attempt.refused_cap is not None:
                     period = periods_at(charged_at(attempt), self._counters.zone).of(counter.window)
                     spent, raised = await self._counters.spend_in(period, counter.key)

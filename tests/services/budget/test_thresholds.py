@@ -18,7 +18,8 @@ from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.redis.connection import Redis
 from breakwater.limits.contract import BudgetEvent, CapRaise
 from breakwater.limits.metrics import BudgetMetrics
-from breakwater.limits.rules.budget import CapTable, periods_at
+from breakwater.limits.rules.budget import CapTable, ScopeCap, periods_at
+from breakwater.limits.rules.scopes import Dimension
 from breakwater.limits.settings import Caps
 from breakwater.limits.store.budget_counters import BudgetCounters
 from breakwater.limits.store.budgets import Budgets
@@ -31,6 +32,9 @@ LOG = "log"
 USD = 10**9
 
 
+Limits = dict[Dimension, dict[str, ScopeCap]]
+
+
 class Heard:
     """A publisher that keeps what it is given."""
 
@@ -38,7 +42,7 @@ class Heard:
         self.events: list[BudgetEvent] = []
 
     async def event(self, subject: str, event: BudgetEvent, *, id: str, at: datetime) -> None:  # noqa: A002
-        assert subject == "bw.budgets.agent.daily"
+        assert subject == subjects.budget(event.scope, event.window)
         assert (id, at) == (event.event_id, event.at)
         self.events.append(event)
 
@@ -60,7 +64,7 @@ class Delivered:
 class Service:
     """A budget handler whose counters are there."""
 
-    def __init__(self, redis: Redis, caps: Callable[[], Caps]) -> None:
+    def __init__(self, redis: Redis, caps: Callable[[], Caps], limits: Limits | None = None) -> None:
         self.counters, self._heard, self._sequence = BudgetCounters(redis, ZONE), Heard(), 0
 
         async def filled(_: bool) -> str:
@@ -71,7 +75,7 @@ class Service:
 
         self.start = fresh
         self._handler = BudgetHandler(
-            lambda: CapTable(Caps(), {"writer": caps()}, {}),
+            lambda: CapTable(Caps(), {"writer": caps()}, {}, limits or {}),
             Budgets(redis, ZONE),
             self.counters,
             cast(Publisher, self._heard),
@@ -90,11 +94,16 @@ class Service:
         """A call that costs so much; returns what is announced of it."""
         return await self._reported([self._attempt(cost=nano, cost_basis="billed")])
 
-    async def refuses(self, cap: int | None, times: int = 1) -> list[int]:
+    async def refuses(self, cap: int | None, times: int = 1, by: str = "agent:writer/daily", **names: Any) -> list[int]:
         """The cap refuses calls, which made none; returns what is announced of them."""
-        refused = {"outcome": "short_circuited", "short_circuited": True, "cost": 0, "cost_basis": "billed"}
-        by = {"refused_by": "agent:writer/daily", "refused_cap": cap}
-        return await self._reported([self._attempt(**refused, **by) for _ in range(times)])
+        refused: dict[str, Any] = {
+            "outcome": "short_circuited",
+            "short_circuited": True,
+            "cost": 0,
+            "cost_basis": "billed",
+        }
+        refused |= {"refused_by": by, "refused_cap": cap}
+        return await self._reported([self._attempt(**refused, **names) for _ in range(times)])
 
     async def _reported(self, attempts: Sequence[Attempt]) -> list[int]:
         before = len(self._heard.events)
@@ -154,6 +163,13 @@ async def test_a_refusal_by_a_cap_that_was_raised_since_reports_nothing(redis: R
     assert await service.refuses(10 * USD) == []
     assert [await service.spends(nano * USD) for nano in (39, 1, 30, 20)] == [[], [50], [80], [100]]
     assert await service.refuses(100 * USD) == []
+
+
+async def test_a_limit_that_refuses_is_reported_by_a_service_that_has_settled_nothing_yet(redis: Redis) -> None:
+    limit = ScopeCap(10 * USD, "hard", frozenset({100}))
+    service = Service(redis, lambda: hard(10 * USD), {Dimension(("key",), "weekly"): {"key:*": limit}})
+    await service.start()
+    assert await service.refuses(10 * USD, by="key:bot/weekly", submitted_by="bot") == [100]
 
 
 async def test_a_refusal_by_a_raised_cap_reports_that_one(redis: Redis) -> None:
