@@ -15,12 +15,13 @@ from redis.exceptions import ResponseError
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.types import ms_from_time
 from breakwater.limits.contract import CapRaise, Enforcement, Window
-from breakwater.limits.rules.budget import CapTable, Counter, period
+from breakwater.limits.rules.budget import CapTable, Counter, period, periods_at
 from breakwater.limits.rules.ledger import AttemptSums, Ledger
-from breakwater.limits.rules.scopes import CallNames
+from breakwater.limits.rules.scopes import CallNames, Dimension, Dimensions
 from breakwater.limits.settings import Caps
 from breakwater.limits.store.budget_counters import BudgetCounters
 from breakwater.limits.store.budgets import (
+    KEEP_MS,
     LEASES,
     RESERVATIONS,
     Budgets,
@@ -505,6 +506,17 @@ async def test_long_after_its_month_a_charge_is_forgotten(redis: Redis) -> None:
     await charge(redis, "j:1")
     assert await budgets.reservations(["j:1"]) == [None]
     assert await budgets.lapsed_attempts(now() + timedelta(days=365)) == []
+
+
+async def test_a_charge_is_known_until_the_longest_of_its_periods_is_long_over(redis: Redis) -> None:
+    await filled(redis)
+    quarter = Dimensions(frozenset({Dimension(("agent",), "weekly"), Dimension(("agent",), "quarterly")}))
+    counters = CapTable(caps(), {}, {}).counters(CallNames("a", "t"), quarter)
+    at = now()
+    await ask(redis, "j:1", 7, counters, at=at, lease_ms=1)
+    await charge(redis, "j:1")
+    long_over = max(counted.end_ms for counted in periods_at(at, ZONE).all) + KEEP_MS
+    assert await redis.client.zscore(LEASES, "j:1") == long_over
 
 
 @pytest.mark.parametrize("end", ["settle", "settle what was counted", "release", "charge"])

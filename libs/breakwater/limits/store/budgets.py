@@ -27,7 +27,6 @@ from breakwater.limits.rules.budget import (
     OverBudget,
     Period,
     Periods,
-    period,
     period_named,
     periods_at,
 )
@@ -327,13 +326,14 @@ class Budgets:
     async def charge_estimate(self, lapsed: Reservation) -> None:
         """Charges a lapsed reservation at its amount. Its event, if it still comes, corrects that.
 
-        One that was charged before, and whose month is long over, is forgotten. Raises StateUnavailableError; may be
-        repeated.
+        One that was charged before, and whose periods are long over, is forgotten. Raises StateUnavailableError; may
+        be repeated.
         """
         names = dict.fromkeys(name for name, _ in lapsed.places)
         periods = [period_named(name, self._zone) for name in names]
         keys = [RESERVATIONS, LEASES, HELD, *map(key_of, periods)]
-        forget_at = period("monthly", lapsed.at, self._zone).end_ms + KEEP_MS
+        # Until then, the comparison with the record knows that nothing else accounts for the charge.
+        forget_at = max(held_in.end_ms for held_in in periods) + KEEP_MS
         await self._redis.run([ScriptCommand(LUA["lapse"], keys, [lapsed.attempt_id, forget_at, *names])])
 
     async def forget_lease(self, attempt_id: str) -> None:
