@@ -455,6 +455,26 @@ async def test_settling_nothing_asks_nobody(redis: Redis) -> None:
     assert await Budgets(redis, ZONE).reservations([]) == []
 
 
+async def test_no_text_of_a_tag_changes_where_a_reservation_holds(redis: Redis) -> None:
+    budgets, dimensions = Budgets(redis, ZONE), Dimensions(frozenset({Dimension(("tag:project",), "monthly")}))
+    all_counters = BudgetCounters(redis, ZONE)
+    await all_counters.fill(None, LOG, 0, all_counters.periods(now()), {}, {}, dimensions=dimensions)
+    budgets.dimensions = dimensions
+    for number, tag in enumerate(("a\nb", "a\tb", "a\vuser:b", "a\th\n2026-11\tglobal\th", "a b", "é|:=\u00a0")):
+        names = CallNames("a", "t", tags=(("project", tag),))
+        counters = CapTable(caps(), {}, {}).counters(names, dimensions)
+        command = budgets.reserve_command(f"j:{number}", names, 7, counters, now=now(), lease_ms=60_000)
+        [answer] = await redis.run([command])
+        assert isinstance(budgets.read_reservation(answer, counters, 7, now=now()), Reserved)
+        [held] = await budgets.reservations([f"j:{number}"])
+        assert held is not None
+        assert [key for _, key in held.places] == [counter.key for counter in counters]
+        await budgets.settle([Settlement(f"j:{number}", number + 1, names, AttemptSums(spent=7), now())], LOG)
+        snapshot = await all_counters.snapshot(all_counters.periods(now(), dimensions))
+        assert not any(snapshot.reserved.values())
+        assert snapshot.held_amounts(charged=False) == {}
+
+
 # Leases
 
 

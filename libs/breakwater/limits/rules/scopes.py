@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +20,7 @@ WITHIN = " within "
 _NAMED = frozenset({"agent", "model", "provider", "tenant", "key", "user", "team"})
 _JOINT = "\v"
 """Between the two parts of a key: no name has a control character."""
+_CONTROLS = re.compile(r"[\x00-\x1f]")
 
 
 class ScopePart(NamedTuple):
@@ -123,12 +125,17 @@ class CallNames:
         )
 
     def of_kind(self, kind: str) -> str | None:
-        """Returns the call's name of a kind: empty for `global`, None if it has none."""
+        """Returns the call's name of a kind: empty for `global`, None if it has none.
+
+        A tag is any text of a job's metadata. One with a control character names nothing, as keys of scopes and
+        reservations are separated by those.
+        """
         if kind == "global":
             return ""
         if kind.startswith("tag:"):
             tag = kind.removeprefix("tag:")
-            return next((value for name, value in self.tags if name == tag), None)
+            value = next((value for name, value in self.tags if name == tag), None)
+            return None if value is not None and _CONTROLS.search(value) else value
         return getattr(self, kind)
 
 
