@@ -1,12 +1,11 @@
 """`breakwater up` as a person runs it: in a process of its own, with signals, crashes and a config that is edited.
 
-The stack of the browser's tests is one that starts on its data again, and is killed; that of
-tests/flow/test_environment.py is one that stops when it is asked to.
+The stack of the browser's tests is one that starts on its data again, and is killed; one in
+tests/local/test_supervisor.py ends at a second Ctrl-C.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import os
@@ -34,21 +33,21 @@ from breakwater.local.commands.up import link_to_show
 from breakwater.local.datadir import Endpoints
 from tests.commands import run_command
 from tests.docs.markdown import README
+from tests.flow.secrets_of_services import AS_USER, NEEDED, SECRETS, add_secrets, secrets_of
 from tests.helpers import runs, wait_until
 from tests.servers import RunningServer
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "breakwater.yaml"
-HOOK_SECRET = "whsec_" + base64.b64encode(b"only for the tests of the stack").decode()
 ALERTER_READY = {"event": "ready", "process": "alerter", "pid": 0, "code": None}
 
 
 class Up:
-    """A running `breakwater up --json`."""
+    """A running `breakwater up --json`, whose processes have no rights of root."""
 
     def __init__(self, data: Path, *arguments: str, config: Path = EXAMPLE, **environment: str) -> None:
         self.data = data
         self.log = data.parent / f"{data.name}-{time.monotonic_ns()}.out"
-        command = [sys.executable, "-m", "breakwater.cli"]
+        command = [sys.executable, "-c", AS_USER, "-m", "breakwater.cli"]
         with self.log.open("ab") as out:
             self.process = subprocess.Popen(
                 [*command, "up", "--config", str(config), "--data", str(data), "--json", *arguments],
@@ -131,13 +130,14 @@ class Up:
 
 
 class Edited:
-    """A config file, the example's with a channel, that is saved as an editor does: another file in its place."""
+    """A config file, the example's with secrets, that is saved as an editor does: another file in its place."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.document: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text())
-        webhook = {"url": "http://127.0.0.1:9/", "secret": {"env": "HOOK_SECRET"}}
-        self.document["alerts"] = {"channels": {"ops": {"webhook": webhook}}}
+        add_secrets(self.document, path.with_name("spy.py"))
+        # Who names none gives nobody the key of a provider that is simulated.
+        self.document["environment"]["worker"].append("TEST_PROVIDER_KEY")
         self.save()
 
     def save(self, text: str | None = None) -> None:
@@ -184,12 +184,12 @@ def up(tmp_path: Path) -> Generator[Callable[..., Up]]:
 
 
 @pytest.mark.long(about_s=25)
-def test_it_answers_follows_its_config_survives_kills_and_ends_at_a_second_ctrl_c(
+def test_it_answers_keeps_secrets_apart_follows_its_config_survives_kills_and_stops_when_asked(
     up: Callable[..., Up], tmp_path: Path, own_redis_server: RunningServer
 ) -> None:
     """One stack, on a Redis that is given, through all that happens to it; to start another takes 6 s of CPU."""
     edited = Edited(tmp_path / "breakwater.yaml")
-    stack = up("--simulate", config=edited.path, HOOK_SECRET=HOOK_SECRET, BREAKWATER_REDIS_URL=own_redis_server.url)
+    stack = up("--simulate", config=edited.path, BREAKWATER_REDIS_URL=own_redis_server.url, **SECRETS)
     ready_event = stack.ready()
     assert ready_event["redis_url"] == own_redis_server.url
     started = {event.get("process") for event in stack.events}
@@ -199,6 +199,7 @@ def test_it_answers_follows_its_config_survives_kills_and_ends_at_a_second_ctrl_
     assert (stack.data / "endpoints.json").stat().st_mode & 0o777 == 0o600
     assert ready_event["first_api_key"] not in (stack.data / "api_keys.json").read_text()
     first = stack.answer("support-triage", "before")
+    look_for_secrets(stack)
     # Some is only known once the counters of the budgets are filled; and early in a day there is no forecast.
     shown = {gauge.name for gauges in PLANE_GAUGES.values() for gauge in gauges} - {"budget_forecast_usd"}
     wait_until(lambda: shown <= plane_gauges(ready_event["metrics"]))
@@ -228,14 +229,29 @@ def test_it_answers_follows_its_config_survives_kills_and_ends_at_a_second_ctrl_
     def is_all_stored() -> bool:
         sql = "SELECT count() AS n FROM executions FINAL"
         answer = run_command("query", "--data", str(stack.data), "--json", sql)
-        return answer.returncode == 0 and json.loads(answer.stdout) == [{"n": 5}]
+        return answer.returncode == 0 and json.loads(answer.stdout) == [{"n": 6}]
 
     wait_until(is_all_stored, "all jobs to be stored, once each")
     code, text = refused(stack.data, "--simulate")
     assert code == 1
     assert f"held by process {stack.process.pid}" in text
     assert len(stack.children()) >= 10
-    end_by_a_second_ctrl_c(stack)
+    stop_when_asked(stack)
+
+
+def look_for_secrets(stack: Up) -> None:
+    """A program reads no secret of the services, and no service holds those of another."""
+    seen = stack.answer("spy", "look")["output"]
+    assert seen["found"] == {}
+    assert seen["memory"] == "refused"
+    assert seen["read"] > 1  # it can look at what is not hidden: itself, and the servers
+    if os.geteuid() != 0:
+        return  # who may look into memory
+    services = [process for process in stack.children() if process.name().startswith("bw-")]
+    assert {process.name(): secrets_of(process.pid) for process in services} == {
+        f"bw-{name}": NEEDED.get(name, set())
+        for name in ("worker", "breaker", "budget", "alerter", "sink", "request", "console")
+    }
 
 
 def follow_edits(stack: Up, edited: Edited, before: str) -> str:
@@ -290,16 +306,13 @@ def fill_the_disk_of_nats(stack: Up) -> None:
     assert "write error" in event["message"]
 
 
-def end_by_a_second_ctrl_c(stack: Up) -> None:
-    """Ends a stack whose worker does not listen, and would hold the stop up."""
+def stop_when_asked(stack: Up) -> None:
+    """Stops a stack, which leaves no process and no endpoints behind."""
     processes = stack.children()
-    os.kill(stack.pid("worker"), signal.SIGSTOP)
-    stack.process.send_signal(signal.SIGINT)
-    wait_until(lambda: [event for event in stack.events if event["event"] == "stopping"])
-    assert stack.stop(signal.SIGINT) == 130
-    # Whoever waits for the worker, for nine seconds, stops the servers after it.
-    assert not [event for event in stack.events if event["event"] == "stopping" and event["process"] == "clickhouse"]
-    wait_until(lambda: not [process for process in processes if runs(process)], timeout_s=5)
+    assert stack.stop() == 143
+    # The tracker of its resources ends once it has read the end of a pipe from it.
+    wait_until(lambda: not [process for process in processes if runs(process)], "the end of all its processes")
+    assert not (stack.data / "endpoints.json").exists()
 
 
 def refused(data: Path, *arguments: str, config: Path = EXAMPLE, **environment: str) -> tuple[int, str]:
