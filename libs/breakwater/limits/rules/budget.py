@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import date, datetime, time, timedelta
+from functools import lru_cache
 from itertools import product
 from typing import TYPE_CHECKING, get_args
 from zoneinfo import ZoneInfo
@@ -85,32 +86,33 @@ class Periods:
 
 def period(window: Window, moment: datetime, zone: ZoneInfo) -> Period:
     """Returns a time zone's calendar period that a moment lies in. Days may have 23 or 25 hours."""
-    # Wall-clock arithmetic: a period begins and ends at local midnight, whatever the UTC offset is by then.
-    midnight = moment.astimezone(zone).replace(hour=0, minute=0, second=0, microsecond=0, fold=0)
-    match window:
-        case "daily":
-            name = f"{midnight:%Y-%m-%d}"
-            start = midnight
-            end = start + timedelta(days=1)
-        case "weekly":
-            name = f"{midnight:%G-W%V}"
-            start = midnight - timedelta(days=midnight.weekday())
-            end = start + timedelta(days=7)
-        case "monthly":
-            name = f"{midnight:%Y-%m}"
-            start = midnight.replace(day=1)
-            end = (start + timedelta(days=32)).replace(day=1)
-        case "quarterly":
-            quarter = (midnight.month - 1) // 3
-            name = f"{midnight:%Y}-Q{quarter + 1}"
-            start = midnight.replace(month=3 * quarter + 1, day=1)
-            end = (start + timedelta(days=95)).replace(day=1)
-    return Period(window, name, ms_from_time(start), ms_from_time(end))
+    return periods_at(moment, zone).of(window)
 
 
 def periods_at(moment: datetime, zone: ZoneInfo) -> Periods:
     """Returns the periods of a moment."""
-    return Periods(tuple(period(window, moment, zone) for window in WINDOWS))
+    return _periods_of_day(moment.astimezone(zone).date(), zone)
+
+
+@lru_cache(maxsize=256)
+def _periods_of_day(day: date, zone: ZoneInfo) -> Periods:
+    # Wall-clock arithmetic: a period begins and ends at local midnight, whatever the UTC offset is by then.
+    midnight = datetime.combine(day, time(), zone)
+    week = midnight - timedelta(days=midnight.weekday())
+    month = midnight.replace(day=1)
+    quarter = month.replace(month=day.month - (day.month - 1) % 3)
+    bounds: Mapping[Window, tuple[str, datetime, datetime]] = {
+        "daily": (f"{day:%Y-%m-%d}", midnight, midnight + timedelta(days=1)),
+        "weekly": (f"{day:%G-W%V}", week, week + timedelta(days=7)),
+        "monthly": (f"{day:%Y-%m}", month, (month + timedelta(days=32)).replace(day=1)),
+        "quarterly": (f"{day:%Y}-Q{quarter.month // 3 + 1}", quarter, (quarter + timedelta(days=95)).replace(day=1)),
+    }
+    return Periods(
+        tuple(
+            Period(window, name, ms_from_time(start), ms_from_time(end))
+            for window, (name, start, end) in bounds.items()
+        )
+    )
 
 
 def period_named(name: str, zone: ZoneInfo) -> Period:

@@ -169,7 +169,6 @@ class Budgets:
         self._redis = redis
         self._zone = zone
         self._behind = timedelta(0)
-        self._known: Periods | None = None
         self.dimensions = ONLY_BASE
         """The dimensions that are counted, as far as it is known here; a script that knows others says so."""
 
@@ -264,7 +263,7 @@ class Budgets:
             cost: of the call, in nano-dollars, which is charged until its event settles it; None: it was never made.
             tokens: that the call used.
         """
-        periods = self._periods(at).all
+        periods = periods_at(at, self._zone).all
         keys = [RESERVATIONS, LEASES, HELD, *map(key_of, periods)]
         arguments = [attempt_id, "" if cost is None else cost, tokens, *(one.name for one in periods)]
         return ScriptCommand(LUA["release"], keys, arguments)
@@ -345,15 +344,7 @@ class Budgets:
         return bool(await cast(Any, self._redis.client.hexists(FILLED, "log")))
 
     def _current(self, now: datetime) -> Periods:
-        self._known = self._periods(now + self._behind)
-        return self._known
-
-    def _periods(self, moment: datetime) -> Periods:
-        """The day and the month of a moment, without calendar arithmetic for today."""
-        current = self._known
-        if current is not None and current.day.holds(ms_from_time(moment)):  # and so does its month
-            return current
-        return periods_at(moment, self._zone)
+        return periods_at(now + self._behind, self._zone)
 
 
 def reservation(attempt_id: str, text: str) -> Reservation:
