@@ -3,8 +3,9 @@
     python -m bench.budgets [calls]
 
 Starts the embedded Redis in a temporary directory. With every budget under a hard cap, it reserves for one call after
-the other, then settles them in batches of 500, and settles the same batches once more, as after a redelivery. `client`
-is processor time of this process, `Redis` what Redis counts for the scripts. Nothing is asserted.
+the other, then settles them in batches of 500, and settles the same batches once more, as after a redelivery: without
+further limits, and with three and ten that the call meets. `client` is processor time of this process, `Redis` what
+Redis counts for the scripts. Nothing is asserted.
 
 Measured on two cores that others used too; before and after settlements shared a script, in turn:
 
@@ -30,9 +31,10 @@ from zoneinfo import ZoneInfo
 import uvloop
 
 from bench.counting import CountingRedis
-from breakwater.limits.rules.budget import CapTable
+from breakwater.limits.rules.budget import CapTable, caps_of_limits
 from breakwater.limits.rules.ledger import AttemptSums
-from breakwater.limits.settings import Caps
+from breakwater.limits.rules.scopes import CallNames, Dimensions
+from breakwater.limits.settings import Caps, LimitSettings
 from breakwater.limits.store.budget_counters import BudgetCounters
 from breakwater.limits.store.budgets import Budgets, Reserved, Settlement
 from tests.server_sources import embedded_servers
@@ -42,6 +44,11 @@ LOG = "log"
 BATCH = 500
 HELD, COST = 20_000_000, 12_000_000
 WARM_UP = 500
+NAMES = CallNames("writer", "acme", "m", "local", "bot", "ann", "red", (("project", "web"),))
+SCOPES = (
+    "key:*", "user:*", "team:*", "model:*", "provider:*", "tag:project=web", "user:* within team:*",
+    "key:* within model:*", "user:* within model:*", "team:* within model:*",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,19 +67,21 @@ class Cost:
 class Bench:
     """One fleet, whose caps have room for all."""
 
-    def __init__(self, redis: CountingRedis, calls: int, tenant: str | None) -> None:
+    def __init__(self, redis: CountingRedis, calls: int, limits: int) -> None:
         caps = Caps.model_construct(daily_usd=2**53, monthly_usd=2**53, enforcement="hard")
+        further = [LimitSettings.model_construct(scope=scope, usd=2**53, per="month") for scope in SCOPES[:limits]]
         self._redis = redis
         self._budgets = Budgets(redis, ZONE)
-        self._counters = CapTable(caps, {"writer": caps}, {"*": caps}).counters("writer", tenant)
-        self._tenant = tenant
+        self._caps = CapTable(caps, {"writer": caps}, {"*": caps}, caps_of_limits(further))
+        self._dimensions = self._budgets.dimensions = Dimensions(self._caps.dimensions)
         self._calls = calls
         self._settlements: list[Settlement] = []
 
     async def prepare(self) -> None:
         counters = BudgetCounters(self._redis, ZONE)
         await self._redis.client.flushall()
-        await counters.fill(None, LOG, 0, counters.periods(datetime.now(UTC)), {}, {})
+        periods = counters.periods(datetime.now(UTC), self._dimensions)
+        await counters.fill(None, LOG, 0, periods, {}, {}, dimensions=self._dimensions)
         for number in range(WARM_UP):
             await self._reserve(number)
         await self._settle(self._settlements)
@@ -96,14 +105,16 @@ class Bench:
 
     async def _reserve(self, number: int) -> None:
         now, attempt_id = datetime.now(UTC), f"job-{number}:1"
+        counters = self._caps.counters(NAMES, self._dimensions)
+        is_incomplete = self._caps.is_incomplete(NAMES, self._dimensions)
         command = self._budgets.reserve_command(
-            attempt_id, "writer", self._tenant, HELD, self._counters, now=now, lease_ms=60_000
+            attempt_id, NAMES, HELD, counters, now=now, lease_ms=60_000, is_incomplete=is_incomplete
         )
         [raw] = await self._redis.run([command])
-        answer = self._budgets.read_reservation(raw, self._counters, HELD, now=now)
+        answer = self._budgets.read_reservation(raw, counters, HELD, now=now)
         assert isinstance(answer, Reserved)
         figures = AttemptSums(spent=COST, calls=1, gauged=1, foreseen=HELD, measured=COST)
-        self._settlements.append(Settlement(attempt_id, number + 1, "writer", self._tenant, figures, answer.at))
+        self._settlements.append(Settlement(attempt_id, number + 1, NAMES, figures, answer.at))
 
     async def _settle(self, batch: Sequence[Settlement]) -> None:
         await self._budgets.settle(batch, LOG)
@@ -136,12 +147,12 @@ async def measure(url: str, calls: int) -> dict[str, Cost]:
     redis = CountingRedis(url)
     found: dict[str, Cost] = {}
     try:
-        for scopes, tenant in ((2, None), (3, "acme")):
-            bench = Bench(redis, calls, tenant)
+        for limits in (0, 3, 10):
+            bench = Bench(redis, calls, limits)
             await bench.prepare()
-            found[f"reserve, {scopes} scopes"] = await bench.reserving()
-            found[f"settle, {scopes} scopes"] = await bench.settling()
-            found[f"settle again, {scopes} scopes"] = await bench.settling()
+            found[f"reserve, {limits} limits"] = await bench.reserving()
+            found[f"settle, {limits} limits"] = await bench.settling()
+            found[f"settle again, {limits} limits"] = await bench.settling()
     finally:
         await redis.close()
     return found
