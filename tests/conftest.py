@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import structlog
 from _pytest.runner import runtestprotocol
 from hypothesis import settings
 
-from tests import prefork
+from tests import collect_once, prefork
 
 pytest_plugins = ["tests.servers", "tests.flow.fixtures", "tests.shown", "tests.finished_demo"]
 
@@ -60,7 +61,7 @@ def _write_bytecode() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Starts the process that imports all tests, and that xdist's workers are forks of."""
+    """Starts the process that collects all tests, and that xdist's workers are forks of."""
     if getattr(session.config.option, "dist", "no") == "no" or hasattr(session.config, "workerinput"):
         gc.disable()  # until all is collected
         return
@@ -71,13 +72,21 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     paths = sorted(file.relative_to(root).with_suffix("").parts for file in files if file.is_relative_to(root))
     if sys.platform == "linux":
         modules = [".".join(parts) for parts in paths if not any(part.startswith(".") for part in parts)]
-        session.config.stash[_PYTHON] = prefork.start(modules)
+        option = session.config.option
+        collect = partial(collect_once.collect, list(session.config.invocation_params.args), len(option.tx))
+        session.config.stash[_PYTHON] = prefork.start(modules, collect)
 
 
 def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
     """Has workers forked from there."""
     for spec in specs:
         spec.python = config.stash.get(_PYTHON, None)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> pytest.ExitCode | None:
+    """Has workers run what was collected there."""
+    return collect_once.run(config)
 
 
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:

@@ -1,7 +1,7 @@
-"""Forks xdist's workers from one process that has imported all tests: importing them takes each worker 7 s of CPU.
+"""Forks xdist's workers from one process that has imported and collected all tests: it takes each worker 9 s of CPU.
 
 xdist starts a worker as `python -u -c CODE` and talks to it through stdin and stdout. Here `python` is this file, run
-as a program: it sends its three standard streams to the process that has imported the tests. A fork of that process
+as a program: it sends its three standard streams to the process that has collected the tests. A fork of that process
 takes them over and runs CODE. Only Linux is supported; elsewhere xdist starts its workers as usual.
 """
 
@@ -16,8 +16,8 @@ _FEW = 20
 """Modules that one process compiles sooner than another is forked and has imported what they need."""
 
 
-def start(modules: list[str]) -> str:
-    """Starts the process that imports modules and forks; returns the command to run in place of Python."""
+def start(modules: list[str], collect: Callable[[], None]) -> str:
+    """Starts the process that imports modules, collects and forks; returns the command to run in place of Python."""
     directory = tempfile.mkdtemp(prefix="breakwater-prefork-")
     address = f"{directory}/socket"
     listening = socket.socket(socket.AF_UNIX)
@@ -27,7 +27,7 @@ def start(modules: list[str]) -> str:
     if os.fork() == 0:
         lifeline.close()
         try:
-            _serve(listening, server_end, modules)
+            _serve(listening, server_end, modules, collect)
         finally:
             util._run_finalizers()  # removes the fork server's socket
             shutil.rmtree(directory, ignore_errors=True)
@@ -41,8 +41,8 @@ def start(modules: list[str]) -> str:
 _lifelines: list[socket.socket] = []
 
 
-def _serve(listening: socket.socket, parent: socket.socket, modules: list[str]) -> None:
-    """Imports modules, and forks a worker for each connection until the parent's end of its socket closes."""
+def _serve(listening: socket.socket, parent: socket.socket, modules: list[str], collect: Callable[[], None]) -> None:
+    """Imports, collects, and forks a worker for each connection until the parent's end of its socket closes."""
     gc.disable()  # what is imported stays; a worker enables it once it has collected its tests
     fork_server.start()  # one for the services of all workers
     # Rewriting assertions costs 17 s of CPU, so each core does it for a share of the modules, and caches the bytecode.
@@ -60,6 +60,7 @@ def _serve(listening: socket.socket, parent: socket.socket, modules: list[str]) 
         os.waitpid(pid, 0)
     _import_all(modules)
     _find_constants()
+    _collect_silently(collect)
     gc.collect()
     gc.freeze()  # a collection in a worker would copy the pages of these objects
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the workers
@@ -91,6 +92,13 @@ def _find_constants() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", HypothesisSideeffectWarning)  # that it is slow before the tests are collected
         given(integers())(lambda _: None)()  # one that draws nothing needs none
+
+
+def _collect_silently(collect: Callable[[], None]) -> None:
+    """Collects without a word on standard output, which the controller tells what was collected."""
+    with Path(os.devnull).open("w") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+    collect()
 
 
 def _import_all(modules: list[str]) -> None:
@@ -151,6 +159,7 @@ else:
     import traceback
     import types
     import warnings
+    from collections.abc import Callable
     from contextlib import suppress
     from multiprocessing import forkserver, util
     from pathlib import Path
