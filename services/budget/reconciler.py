@@ -67,6 +67,7 @@ class Reconciler:
         self._filling = Outage("rebuilding the budgets")
         self._sweeping = Outage("charging what lost workers held")
         self._comparing = Outage("comparing the budgets with the record")
+        self._completing = Outage("counting what was spent before limits were made")
         self._log: str | None = None
         self._run: str | None = None
         self._restarted = False
@@ -85,13 +86,13 @@ class Reconciler:
         return self._log
 
     async def run(self, sweep: Callable[[str], Awaitable[None]]) -> None:
-        """Checks every second, and compares at an interval, until cancelled.
+        """Checks every second, completes what limits count, and compares at an interval, until cancelled.
 
         Args:
             sweep: charges the calls of lost workers, given the log's identity; called at an interval while the counters
                 are filled.
         """
-        await background.run_together(self._keep_filled(sweep), self._keep_right())
+        await background.run_together(self._keep_filled(sweep), self._keep_complete(), self._keep_right())
 
     async def _keep_filled(self, sweep: Callable[[str], Awaitable[None]]) -> None:
         loop = asyncio.get_running_loop()
@@ -105,6 +106,13 @@ class Reconciler:
                 if looks % LONG_LOOK_EVERY == 0:
                     await self._try(self._filling, self._look_at_log)
             looks += 1
+            await asyncio.sleep(background.aligned_delay(CHECK_EVERY_S))
+
+    async def _keep_complete(self) -> None:
+        """Completes new dimensions in a separate task, which needs ClickHouse: filling and sweeping do not wait."""
+        while True:
+            if self._looked.is_set():
+                await self._try(self._completing, self._count_dimensions)
             await asyncio.sleep(background.aligned_delay(CHECK_EVERY_S))
 
     async def _keep_right(self) -> None:
@@ -189,15 +197,19 @@ class Reconciler:
         if filled is not None and self._is_ours(filled):
             self._metrics.set_complete(yes=True)
             self._looked.set()
-            await self._count_dimensions(filled)
 
-    async def _count_dimensions(self, source: CounterSource) -> None:
-        """Counts calls in the dimensions that limits need, and completes those that lack the past."""
-        counted = source.dimensions
-        if missing := self._caps().dimensions - counted.complete - counted.pending:
-            counted = Dimensions(counted.complete, counted.pending | missing)
-            if not await self._counters.count(source, counted):
-                return  # another budget service did; the next check looks again
+    async def _count_dimensions(self) -> None:
+        """Counts calls in the dimensions that limits need, and completes those that lack the past.
+
+        Dimensions of former limits are counted until there are too many: another service may still need them.
+        """
+        source = await self._counters.source()
+        if source is None or not self._is_ours(source):
+            return
+        needed = self._caps().dimensions
+        counted = source.dimensions.including(needed)
+        if counted != source.dimensions and not await self._counters.count(source, counted):
+            return  # another budget service did; the next check looks again
         if counted.pending and await self.reconcile() is not None:
             complete = await self._counters.source()
             if complete is not None and complete.dimensions == counted:

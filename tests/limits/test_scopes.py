@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from breakwater.config import parse_config
 from breakwater.kernel.errors import ConfigError
 from breakwater.limits.contract import Window
-from breakwater.limits.rules.budget import MAX_DIMENSIONS, CapTable
+from breakwater.limits.rules.budget import CapTable
 from breakwater.limits.rules.scopes import (
+    MAX_DIMENSIONS,
     ONLY_BASE,
     CallNames,
     Dimension,
@@ -187,6 +188,23 @@ def test_a_hard_limit_is_incomplete_until_its_dimension_has_the_past() -> None:
     ):
         assert table.is_incomplete(named, dimensions) is expected
     assert not table.is_incomplete(CallNames("a", key="other", user="u"), ONLY_BASE)
+
+
+@given(
+    st.lists(st.sets(DIMENSIONS, max_size=MAX_DIMENSIONS), max_size=8),
+    st.sets(DIMENSIONS, max_size=MAX_DIMENSIONS),
+)
+def test_of_however_many_configs_at_most_so_many_dimensions_are_counted(
+    configs: list[set[Dimension]], complete: set[Dimension]
+) -> None:
+    counted = Dimensions(frozenset(complete))
+    for needed in map(frozenset, configs):
+        before, counted = counted, counted.including(needed)
+        assert needed <= counted.complete | counted.pending
+        assert counted.complete <= before.complete
+        assert not counted.complete & counted.pending
+        assert len(counted.complete) + len(counted.pending) <= MAX_DIMENSIONS
+        assert counted.including(needed) == counted
 
 
 @given(st.sets(DIMENSIONS, max_size=5), st.sets(DIMENSIONS, max_size=5))

@@ -503,3 +503,27 @@ async def test_a_limit_on_a_new_kind_of_scope_counts_what_was_spent_before_it(pl
     async with plane.kept(reconciler):
         await reconciler.await_source(True)
     assert (await plane.counters.spend_in(periods.of("weekly"), "tag:project=web"))[0] == 14
+
+
+async def test_without_clickhouse_leases_lapse_although_a_new_limit_lacks_the_past(plane: BudgetPlane) -> None:
+    await plane.fill()
+    await plane.spend(*COSTS)
+    await plane.trim(1)
+    by_key = Dimension(("key",), "monthly")
+    limited = replace(CAPS, limits={by_key: {"key:*": ScopeCap(1, "hard")}})
+    swept = asyncio.Event()
+
+    async def sweep(_: str) -> None:
+        source = await plane.counters.source()
+        if source is not None and source.dimensions.pending:
+            swept.set()
+
+    nowhere = connect(NOWHERE)
+    try:
+        async with plane.kept(plane.reconciler(analytics=nowhere, of_caps=lambda: limited), sweep), asyncio.timeout(20):
+            await swept.wait()
+    finally:
+        await nowhere.close()
+    source = await plane.counters.source()
+    assert source is not None
+    assert source.dimensions == Dimensions(pending=frozenset({by_key}))

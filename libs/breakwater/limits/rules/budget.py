@@ -22,6 +22,7 @@ from breakwater.limits.rules.scopes import (
     BASE,
     DAY_AND_MONTH,
     EACH,
+    MAX_DIMENSIONS,
     ONLY_BASE,
     CallNames,
     Dimension,
@@ -348,9 +349,6 @@ class CapTable:
         hard = any(cap.enforcement == "hard" for by_key in self.limits.values() for cap in by_key.values())
         return hard or any(caps.is_hard for caps in (self.total, *self.agents.values(), *self.tenants.values()))
 
-
-MAX_DIMENSIONS = 20
-"""The most combinations of kinds of names and windows that limits may be on: a call counts in each of them."""
 
 _WINDOW_OF: Mapping[str, Window] = {"day": "daily", "week": "weekly", "month": "monthly", "quarter": "quarterly"}
 

@@ -162,6 +162,9 @@ BASE: tuple[Dimension, ...] = tuple(
 )
 """The dimensions that are always counted."""
 
+MAX_DIMENSIONS = 20
+"""The most further combinations of kinds of names and windows that are counted: a call counts in each of them."""
+
 _PENDING = "+"
 
 
@@ -206,6 +209,13 @@ class Dimensions:
     def kinds(self) -> tuple[str, ...]:
         """The kinds of names that matter."""
         return tuple(sorted({kind for dimension in self.all for kind in dimension.kinds}))
+
+    def including(self, needed: frozenset[Dimension]) -> Dimensions:
+        """Returns these and the needed ones, of which new ones are pending; if those are too many, the needed ones."""
+        every = Dimensions(self.complete, self.pending | (needed - self.complete))
+        if len(every.complete) + len(every.pending) <= MAX_DIMENSIONS:
+            return every
+        return Dimensions(every.complete & needed, every.pending & needed)
 
     def keys(self, names: CallNames) -> tuple[tuple[Window, str], ...]:
         """Returns the scopes in which a call counts, each with its window."""
