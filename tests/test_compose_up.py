@@ -2,7 +2,7 @@
 
 Only what the image has can be imported, paths of the image lie in a temporary directory, and addresses are of servers
 of this machine: the NATS cluster and the Redis of compose.yaml, and the embedded ClickHouse engine. The seven services
-are forks of one process that has imported them there: importing them takes each a second of CPU.
+and `setup` are forks of one process that has imported them there: importing them takes each a second of CPU.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from breakwater.local.servers import clickhouse_spec
 from breakwater.services.__main__ import NAMES
 from tests.commands import run_command
 from tests.compose import GIVEN, OURS, PASSWORD, ROOT, load, nats_cluster, redis_server, size
-from tests.helpers import ServiceProcess, own_fork_server, wait_until
+from tests.forked_commands import start_command
+from tests.helpers import ServiceProcess, own_fork_server, start_service, wait_until
 from tests.server_sources import ProcessRunner, RunningServer
 
 pytestmark = pytest.mark.long(about_s=40, together=True)
@@ -144,18 +145,34 @@ class Containers:
     def fork(self, service: str) -> ServiceProcess:
         """Starts a service as `start` does, as a fork of a process in the image that has imported it."""
         assert self.prepare(service) == ["python", "-m", "breakwater.services", service]
+        self._start_fork_server()
+        with (self._root / service / "log").open("ab") as log:
+            return fork_server.fork(service, log.fileno(), self.environment(service))
+
+    def _start_fork_server(self) -> None:
+        """Starts the process that imports the services in the image, unless it runs."""
         with chdir(self._keys), pytest.MonkeyPatch.context() as patch:
             patch.setenv("PYTHONPATH", str(self._image))
             fork_server.start()
-        with (self._root / service / "log").open("ab") as log:
-            return fork_server.fork(service, log.fileno(), self.environment(service))
 
     def log(self, service: str) -> str:
         return (self._root / service / "log").read_text()
 
-    def run(self, service: str) -> tuple[int, str]:
-        """Runs a container to its end. Returns its exit code, and what it printed."""
-        return self.start(service).wait(120), self.log(service)
+    def run(self, service: str) -> tuple[int | None, str]:
+        """Runs a container of `breakwater` to its end, as a fork. Returns its exit code, and what it printed."""
+        program, *arguments = self.prepare(service)
+        assert program == "breakwater"
+        if fork_server.SUPPORTED:
+            self._start_fork_server()
+        with (self._root / service / "log").open("ab") as log:
+            process = start_command(
+                *arguments,
+                directory=self._keys,
+                environment=self.environment(service),
+                stdout=log.fileno(),
+                stderr=log.fileno(),
+            )
+        return process.wait(120), self.log(service)
 
     def run_here(self, service: str, *command: str) -> tuple[int, str]:
         """Runs `breakwater` as a container does in this process: starting it takes a second of CPU."""
@@ -265,7 +282,8 @@ def test_a_missing_key_ends_the_start_and_is_named(tmp_path: Path) -> None:
 def test_settings_that_are_wrong_are_named_by_their_variables(tmp_path: Path) -> None:
     services = load({**GIVEN, "BW_PLANE_KEY": "too-short"})["services"]
     containers = Containers(tmp_path, services, {})
-    containers.running["worker"] = containers.start("worker")
-    assert containers.running["worker"].wait(60) == os.EX_CONFIG
+    containers.prepare("worker")
+    worker = start_service("worker", containers.environment("worker"), tmp_path / "worker" / "log")
+    assert worker.wait(60) == os.EX_CONFIG
     assert containers.log("worker").startswith("BREAKWATER_PLANE_KEY: ")
     assert "too-short" not in containers.log("worker")

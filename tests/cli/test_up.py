@@ -136,7 +136,7 @@ class Edited:
         self.path = path
         self.document: dict[str, Any] = yaml.safe_load(EXAMPLE.read_text())
         add_secrets(self.document, path.with_name("spy.py"))
-        # Who names none gives nobody the key of a provider that is simulated.
+        # Simulated providers need no key, so that nobody would be given this one.
         self.document["environment"]["worker"].append("TEST_PROVIDER_KEY")
         self.save()
 

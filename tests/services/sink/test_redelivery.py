@@ -25,7 +25,7 @@ from tests.records import samples
 from tests.services.sink.gate import gate
 from tests.services.sink.plane import Plane, of_attempt, of_execution
 
-JOBS = 210
+JOBS = 70
 KILLS = 3
 CAUSES = ("first", "retry", "fallback")
 
@@ -128,10 +128,10 @@ async def store_once(analytics: Analytics, messages: Iterable[Delivery]) -> None
 
 
 def in_batches(messages: Sequence[Delivery], dice: random.Random) -> Iterator[list[Delivery]]:
-    """All of them in another order, in batches of one to some hundreds."""
+    """All of them in another order, in batches of one to a hundred."""
     left = dice.sample(messages, len(messages))
     while left:
-        size = dice.choice((1, 7, 60, 500, 900))
+        size = dice.choice((1, 7, 60, 100))
         yield left[:size]
         del left[:size]
 
@@ -178,12 +178,11 @@ async def test_the_same_events_in_other_batches_and_in_another_order_change_no_f
         SinkMetrics(CollectorRegistry()),
     )
     dice = random.Random(7)
-    for again in range(1, 3):
-        for stream in ("EVENTS", "ALERTS"):
-            for batch in in_batches(await deliveries(plane, stream), dice):
-                await sink.store(batch)
-        assert await physical_rows(plane) == (again + 1) * records
-        assert await figures(plane.analytics) == right
+    for stream in ("EVENTS", "ALERTS"):
+        for batch in in_batches(await deliveries(plane, stream), dice):
+            await sink.store(batch)
+    assert await physical_rows(plane) == 2 * records
+    assert await figures(plane.analytics) == right
     assert await plane.dead_letters() == []
 
 

@@ -155,9 +155,9 @@ async def test_a_sink_that_is_killed_again_and_again_loses_and_doubles_nothing(p
     # A short ack wait, so that what a killed sink held comes back within the test.
     consumer = (await plane.consumer()).config
     await plane.jetstream.add_consumer("EVENTS", consumer.evolve(ack_wait=1.0))
-    everything = attempts(6_000)
+    everything = attempts(3_000)
     for part in range(3):
-        await plane.publish(of_attempt(attempt) for attempt in everything[part * 2_000 : (part + 1) * 2_000])
+        await plane.publish(of_attempt(attempt) for attempt in everything[part * 1_000 : (part + 1) * 1_000])
         stored_before = (await totals_of(plane))[0]
         sink = plane.sink_process(tmp_path)
         await plane.until_delivered()
@@ -170,7 +170,7 @@ async def test_a_sink_that_is_killed_again_and_again_loses_and_doubles_nothing(p
         await sink.kill()
     async with plane.sink():
         await plane.until_done()
-    assert await totals_of(plane) == (6_000, 600, known_nano(6_000))
+    assert await totals_of(plane) == (3_000, 300, known_nano(3_000))
 
 
 async def test_everything_arrives_when_clickhouse_was_away_and_that_is_said_once(plane: Plane) -> None:
