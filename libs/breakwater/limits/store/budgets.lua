@@ -11,8 +11,14 @@ local function now_ms()
   local time = redis.call('TIME')
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
+local texts = {} -- one script writes the same few numbers again and again
 local function integer(number)
-  return string.format('%.0f', number)
+  local text = texts[number]
+  if not text then
+    text = string.format('%.0f', number)
+    texts[number] = text
+  end
+  return text
 end
 local function add(key, field, amount)
   if amount ~= 0 then
@@ -40,21 +46,27 @@ local function text_of(held, state, amount, tokens)
 end
 -- Calls `each(period, field, amount)` for what a reservation adds to counters: as it is, or with other amounts.
 local function for_each(held, state, amount, tokens, each)
+  local is_held = state == 'r'
+  local spends, uses, calls = 'spent:', 'tokens:', 'calls:'
+  if is_held then
+    spends, uses, calls = 'reserved:', 'reserved_tokens:', 'reserved_calls:'
+  end
   for _, place in ipairs(held.places) do
-    local is_held = state == 'r'
-    each(place.period, (is_held and 'reserved:' or 'spent:') .. place.scope, amount)
-    if string.find(place.flags, 't') then
-      each(place.period, (is_held and 'reserved_tokens:' or 'tokens:') .. place.scope, tokens)
-    end
-    if string.find(place.flags, 'c') then
-      each(place.period, (is_held and 'reserved_calls:' or 'calls:') .. place.scope, 1)
+    each(place.period, spends .. place.scope, amount)
+    if place.flags ~= '' and place.flags ~= 'h' then
+      if string.find(place.flags, 't', 1, true) then
+        each(place.period, uses .. place.scope, tokens)
+      end
+      if string.find(place.flags, 'c', 1, true) then
+        each(place.period, calls .. place.scope, 1)
+      end
     end
   end
 end
 -- Adds to what the caller of a reservation holds in each scope that has shares.
 local function share(held_key, held, amount)
   for _, place in ipairs(amount ~= 0 and held.places or {}) do
-    if string.find(place.flags, 'h') then
+    if place.flags ~= '' and string.find(place.flags, 'h', 1, true) then
       local field = table.concat({place.scope, held.tenant, held.caller}, '\n')
       if redis.call('HINCRBY', held_key, field, integer(amount)) <= 0 then
         redis.call('HDEL', held_key, field)
@@ -125,7 +137,7 @@ for k = first_period, #KEYS do
 end
 local before = parse(redis.call('HGET', reservations, attempt_id))
 local call = {agent = agent, tenant = tenant, caller = caller, places = {}}
-local places, lines, is_asked = {}, {}, {}
+local places, lines = {}, {}
 for i = at_argument, #ARGV, 6 do
   local period = periods[tonumber(ARGV[i])]
   local scope, flags = ARGV[i + 1], ARGV[i + 2]
@@ -133,14 +145,17 @@ for i = at_argument, #ARGV, 6 do
     period = period, scope = scope, flags = flags,
     limits = {ARGV[i + 3], ARGV[i + 4], ARGV[i + 5]}, first_value = {},
   }
-  place.stored = string.gsub(flags, '[^htc]', '')
+  place.stored = flags == '' and flags or string.gsub(flags, '[^htc]', '')
   places[#places + 1] = place
   lines[#lines + 1] = '\n' .. period.name .. '\t' .. scope .. '\t' .. place.stored
   call.places[#call.places + 1] = {period = period.name, scope = scope, flags = place.stored}
-  is_asked[period.name .. '\t' .. scope] = true
 end
 call.lines = table.concat(lines)
 if before then
+  local is_asked = {}
+  for _, place in ipairs(call.places) do
+    is_asked[place.period .. '\t' .. place.scope] = true
+  end
   -- It may lack a place in a dimension that is counted since.
   local is_same = before.amount == worst_case and before.tokens == tokens
   for _, place in ipairs(before.places) do
@@ -172,7 +187,7 @@ local names = 'names:' .. sender
 local added = {}
 for _, place in ipairs(lease_ms and most_names ~= '' and places or {}) do
   local key = place.period.key
-  if string.find(place.flags, 'n') and redis.call('HEXISTS', key, 'reserved:' .. place.scope) == 0 then
+  if string.find(place.flags, 'n', 1, true) and redis.call('HEXISTS', key, 'reserved:' .. place.scope) == 0 then
     added[key] = (added[key] or tonumber(redis.call('HGET', key, names) or '0')) + 1
     if added[key] > tonumber(most_names) then
       return {4}
@@ -192,7 +207,7 @@ local UNITS = {
   {name = 'requests', spent = 'calls:', reserved = 'reserved_calls:', asked = 1},
 }
 local function more(place, unit)
-  return unit.asked - (holds[place.period.key .. '\n' .. unit.reserved .. place.scope] or 0)
+  return unit.asked - (before and holds[place.period.key .. '\n' .. unit.reserved .. place.scope] or 0)
 end
 local kept_out
 for _, place in ipairs(places) do
@@ -203,9 +218,9 @@ for _, place in ipairs(places) do
       end
       local fields = place.period.fields
       place.first_value[u] = #fields + 1
-      for _, name in ipairs({unit.spent, unit.reserved, 'cap:', 'tenant_waits:', 'caller_waits:'}) do
-        fields[#fields + 1] = name .. place.scope
-      end
+      local n = #fields
+      fields[n + 1], fields[n + 2], fields[n + 3] = unit.spent .. place.scope, unit.reserved .. place.scope, 'cap:' .. place.scope
+      fields[n + 4], fields[n + 5] = 'tenant_waits:' .. place.scope, 'caller_waits:' .. place.scope
     end
   end
 end
@@ -279,8 +294,8 @@ for p, place in ipairs(places) do
       local is_full, is_over = amount > left - tonumber(reserved or '0'), false
       local shares = {}
       if u == 1 and amount > 0 and amount <= left then
-        shares[1] = string.find(place.flags, 'x') and {first + 3, tenant, 2} or nil
-        shares[#shares + 1] = string.find(place.flags, 'y') and {first + 4, caller, 3} or nil
+        shares[1] = string.find(place.flags, 'x', 1, true) and {first + 3, tenant, 2} or nil
+        shares[#shares + 1] = string.find(place.flags, 'y', 1, true) and {first + 4, caller, 3} or nil
       end
       for _, one in ipairs(shares) do
         local note, mine, index = period.values[one[1]], one[2], one[3]
