@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Annotated, Any, Literal, Self, cast, get_args
 
 from pydantic import Field, PrivateAttr, field_validator, model_validator
@@ -168,7 +168,10 @@ class Config(Message):
         yield from self._retry_problems()
         agents = {name: agent.budget for name, agent in self.agents.items()}
         base = CapTable(self.budgets.total, agents, self.budgets.tenants)
-        yield from limit_problems(self.budgets.limits, self.cost_tags, base)
+        known: dict[str, Collection[str]] = {"agent": self.agents, "provider": self.providers}
+        if not any("*" in agent.allowed_models for agent in self.agents.values()):
+            known["model"] = self.known_models
+        yield from limit_problems(self.budgets.limits, self.cost_tags, known, base)
         for name in self.models:
             if "*" in name:
                 yield f"models.{name}: {NO_WILDCARD}"

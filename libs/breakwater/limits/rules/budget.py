@@ -376,12 +376,15 @@ def caps_of_limits(limits: Sequence[LimitSettings]) -> dict[Dimension, dict[str,
     return caps
 
 
-def limit_problems(limits: Sequence[LimitSettings], tags: Collection[str], base: CapTable) -> Iterator[str]:
+def limit_problems(
+    limits: Sequence[LimitSettings], tags: Collection[str], known: Mapping[str, Collection[str]], base: CapTable
+) -> Iterator[str]:
     """Yields what is wrong with the limits of a config, each with its path.
 
     Args:
         limits: the limits.
         tags: the config's cost tags.
+        known: the names of the kinds whose names the config knows, such as `agent`.
         base: the caps that the config writes elsewhere.
     """
     first: dict[tuple[Dimension, str], int] = {}
@@ -392,10 +395,16 @@ def limit_problems(limits: Sequence[LimitSettings], tags: Collection[str], base:
         except ValueError as error:
             yield f"{path}.scope: {error}"
             continue
-        for kind in dimension.kinds:
+        for kind, name in parts_of(key):
             tag = kind.removeprefix("tag:")
             if tag != kind and tag not in tags:
                 yield f"{path}.scope: {tag!r} is none of cost_tags{hint(tag, tags)}"
+            if name == EACH:
+                continue
+            if EACH in name:
+                yield f"{path}.scope: {name!r}: names have no wildcards; `*` alone is each name"
+            elif kind in known and name not in known[kind]:
+                yield f"{path}.scope: no {kind} {name!r} is configured{hint(name, known[kind])}"
         earlier = base.counter(key, dimension.window)
         if place in first:
             yield f"{path}: budgets.limits.{first[place]} limits the same scope in the same window; keep one of them"
