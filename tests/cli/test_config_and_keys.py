@@ -31,7 +31,7 @@ models: {large: {rate_limit: {tokens_per_minute: 9000, requests: 50, per: hour, 
 """
 BAD = """
 providers: {local: {base_url: "ftp://x"}}
-agents: {writer: {modle: m, concurrency: 0}}
+agents: {writer: {modle: m, concurrency: 0}, reader: {model: m, provider: locl}}
 """
 
 
@@ -68,6 +68,7 @@ def test_config_check_warns_of_variables_that_are_not_set_and_reads_secrets_only
     (tmp_path / "breakwater.yaml").write_text(GOOD.replace('/v1"', '/v1", api_key: {env: LOCAL_KEY}'))
     ran = run("config", "check")
     assert ran.code == ExitCode.OK
+    assert max(map(len, ran.out.splitlines())) <= 100
     assert "providers.local.api_key: the environment variable LOCAL_KEY is not set here" in ran.err
     ran = run("config", "check", "--secrets")
     assert ran.code == ExitCode.FAILED
@@ -108,7 +109,13 @@ def test_every_mistake_is_listed_at_once(run: Run, tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("BREAKWATER_CONFIG", "bad.yaml")
     ran = run("config", "check")
     assert ran.code == ExitCode.FAILED
-    for part in ("bad.yaml", "providers.local.base_url", "did you mean 'model'", "agents.writer.concurrency"):
+    mistakes = (
+        "providers.local.base_url",
+        "did you mean 'model'",
+        "agents.writer.concurrency",
+        "did you mean 'local'?",
+    )
+    for part in ("bad.yaml", *mistakes):
         assert part in ran.err
     assert run("config", "check", "--json").error["code"] == "config"
     assert "no such file" in run("config", "check", "nope.yaml").err

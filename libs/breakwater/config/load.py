@@ -170,7 +170,7 @@ def _problems_between_sections(document: dict[str, Any], problems: Sequence[Erro
             section = cast(dict[str, Any], section).get(name) if isinstance(section, dict) else None
         if not isinstance(section, dict):
             continue
-        if problem["type"] == "missing":
+        if problem["type"] == "missing" or path[-1] == "base_url":
             cast(dict[str, Any], section)[path[-1]] = "http://missing.invalid"  # providers need a URL, if anything
         else:
             cast(dict[str, Any], section).pop(path[-1], None)
