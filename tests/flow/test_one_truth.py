@@ -75,8 +75,8 @@ PROVIDERS = {
 }
 
 
-WITH_PAGES = ("wrong-key", "opened", "saved", "too-dear")
-"""The agents whose own pages are read: with failures, an open breaker, two models, and a cap. Lists show all agents."""
+WITH_PAGES = ("opened", "saved")
+"""The agents whose own pages are read: with an open breaker, and with two models. Lists show all agents."""
 
 
 async def command(environment: dict[str, str], *arguments: str) -> str:
