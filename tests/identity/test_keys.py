@@ -38,6 +38,9 @@ def key(**fields: Any) -> tuple[str, KeyRecord]:
         ({"user": "ada"}, {}, "bound to the user 'ada'"),
         ({"team": "search"}, {"team": "ads"}, "bound to the team 'search'"),
         ({"user": "ada", "team": "search"}, {"user": "ada", "team": "search"}, None),
+        ({"tags": {"project": "web"}}, {}, "have the tag project=web"),
+        ({"tags": {"project": "web"}}, {"tags": {"project": "app"}}, "have the tag project=web"),
+        ({"tags": {"project": "web"}}, {"tags": {"project": "web", "region": "eu"}}, None),
         ({"expires_at": AT + HOUR}, {}, "must not outlive it"),
     ],
 )

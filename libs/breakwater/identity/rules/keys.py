@@ -147,6 +147,9 @@ def grant_objection(caller: Caller, key: ApiKey, expires_at: datetime | None) ->
     for noun, bound_to, bound in (("user", caller.user, key.user), ("team", caller.team, key.team)):
         if bound_to is not None and bound != bound_to:
             return f"{caller.name!r} is bound to the {noun} {bound_to!r}, and so must its keys be"
+    for tag, value in caller.tags.items():
+        if key.tags.get(tag) != value:
+            return f"the jobs of {caller.name!r} have the tag {tag}={value}, and so must those of its keys"
     if caller.expires_at is not None and (expires_at is None or expires_at > caller.expires_at):
         return f"{caller.name!r} expires at {caller.expires_at:%Y-%m-%d %H:%M} UTC, and its keys must not outlive it"
     return None
