@@ -178,8 +178,9 @@ async def test_a_token_that_is_not_the_issuers_for_this_plane_and_for_now_is_tol
 async def test_a_user_that_the_token_lacks_or_an_unverified_address_is_refused(issuer: Issuer) -> None:
     tokens = issuer.tokens(user="email")
     assert "its claim 'email' is missing" in (await refusal(tokens, signed(claims(), OURS))).message
-    unverified = claims(email="boss@example.com", email_verified=False)
-    assert "its e-mail address is not verified" in (await refusal(tokens, signed(unverified, OURS))).message
+    for no in (False, "false", "False"):
+        unverified = claims(email="boss@example.com", email_verified=no)
+        assert "its e-mail address is not verified" in (await refusal(tokens, signed(unverified, OURS))).message
     assert "iss,sub' is missing" in (await refusal(tokens, signed({}, OURS))).message
 
 

@@ -86,7 +86,9 @@ def test_the_values_of_a_claim_are_found_by_its_name_or_its_path(
     [
         ({"email": "zoe@example.com", "email_verified": True}, "zoe@example.com"),
         ({"email": "zoe@example.com"}, "zoe@example.com"),
+        ({"email": "zoe@example.com", "email_verified": "true"}, "zoe@example.com"),
         ({"email": "zoe@example.com", "email_verified": False}, "s-1"),
+        ({"email": "zoe@example.com", "email_verified": "false"}, "s-1"),
         ({}, "s-1"),
         ({"email": "zoe\nroot"}, "s-1"),
         ({"email": ""}, "s-1"),

@@ -313,7 +313,7 @@ def holder_of_token(claims: Mapping[str, Any], settings: TokenSettings, now: flo
     user = _claimed_name(claims, settings.user)
     if user is None or subject is None:
         raise UnusableClaimError(f"its claim {settings.user if subject else 'sub'!r} is missing")
-    if settings.user == "email" and claims.get("email_verified") is False:
+    if settings.user == "email" and _is_unverified(claims):
         raise UnusableClaimError("its e-mail address is not verified")
     tags = {tag: _claimed_name(claims, path) for tag, path in settings.tags.items()}
     return Caller(
@@ -419,6 +419,11 @@ def name_of(claims: Mapping[str, Any], name_claim: str) -> str:
     An unverified e-mail address is not used: anyone who can register at the provider could claim a colleague's.
     """
     value = claims.get(name_claim)
-    verified = name_claim != "email" or claims.get("email_verified") is not False
+    verified = name_claim != "email" or not _is_unverified(claims)
     subject = str(claims["sub"])[:128]
     return value if isinstance(value, str) and verified and is_identifier(value) else subject
+
+
+def _is_unverified(claims: Mapping[str, Any]) -> bool:
+    """Returns True if the issuer says that it has not verified the e-mail address. Some say so in a text."""
+    return str(claims.get("email_verified", True)).casefold() == "false"
