@@ -77,8 +77,19 @@ def test_names_that_programs_choose_do_not_fill_the_memory() -> None:
     caps = table(tenants={"*": {"daily_usd": 1}})
     for number in range(MAX_CACHED + 5):
         assert caps.counters(CallNames("a", f"t{number}"))[4].tenant == f"t{number}"
-    assert len(caps._cached) == MAX_CACHED  # pyright: ignore[reportPrivateUsage]  # what is bounded
+        # What is bounded.
+        cached = len(caps._cached), len(caps._counters)  # pyright: ignore[reportPrivateUsage]
+        assert max(cached) <= MAX_CACHED
     assert caps == table(tenants={"*": {"daily_usd": 1}})
+
+
+def test_the_names_of_today_are_cached_however_many_there_were_before() -> None:
+    caps = table(tenants={"*": {"daily_usd": 1}})
+    for number in range(MAX_CACHED + 1):
+        caps.counters(CallNames("a", f"t{number}"))
+    today = caps.counters(CallNames("a", "today"))
+    assert caps.counters(CallNames("a", "today")) is today
+    assert caps.counters(CallNames("a", "tomorrow"))[0] is today[0]  # the counter of all calls
 
 
 def test_the_caps_that_an_agent_keeps_apply_to_its_next_call() -> None:

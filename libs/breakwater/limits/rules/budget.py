@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import date, datetime, time, timedelta
 from functools import lru_cache
 from itertools import product
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, TypeVar, get_args
 from zoneinfo import ZoneInfo
 
 from breakwater.kernel.formats import hint
@@ -275,12 +275,12 @@ class CapTable:
         default_factory=dict[Dimension, "Mapping[str, ScopeCap]"]
     )
     """Further ones, by the keys of their scopes, in which `*` stands for each name that has none itself."""
+    # Not of the constructor: a table that is copied with other caps must not inherit their counters.
     _cached: dict[tuple[object, ...], tuple[Counter, ...]] = field(
-        # Not of the constructor: a table that is copied with other caps must not inherit their counters.
-        default_factory=dict[tuple[object, ...], "tuple[Counter, ...]"],
-        init=False,
-        compare=False,
-        repr=False,
+        default_factory=dict[tuple[object, ...], "tuple[Counter, ...]"], init=False, compare=False, repr=False
+    )
+    _counters: dict[tuple[str, Window], Counter] = field(
+        default_factory=dict[tuple[str, Window], Counter], init=False, compare=False, repr=False
     )
 
     def counters(self, names: CallNames, dimensions: Dimensions = ONLY_BASE) -> tuple[Counter, ...]:
@@ -289,8 +289,7 @@ class CapTable:
         counters = self._cached.get(counted_names)
         if counters is None:
             counters = tuple(self.counter(key, window) for window, key in dimensions.keys(names))
-            if len(self._cached) < MAX_CACHED:  # programs choose the names of tenants
-                self._cached[counted_names] = counters
+            _cache(self._cached, counted_names, counters)
         return counters
 
     def counters_of(self, key: str) -> tuple[Counter, Counter]:
@@ -299,7 +298,11 @@ class CapTable:
 
     def counter(self, key: str, window: Window) -> Counter:
         """Returns one budget, by its scope's key and its window."""
-        return Counter(window, key, self._cap(parts_of(key), window))
+        counter = self._counters.get((key, window))
+        if counter is None:
+            counter = Counter(window, key, self._cap(parts_of(key), window))
+            _cache(self._counters, (key, window), counter)
+        return counter
 
     def _cap(self, parts: tuple[ScopePart, ...], window: Window) -> ScopeCap:
         of_section = self._cap_of_section(parts[0], window) if len(parts) == 1 else None
@@ -431,6 +434,18 @@ def _patterns(parts: tuple[ScopePart, ...]) -> Iterable[tuple[ScopePart, ...]]:
 
 
 MAX_CACHED = 10_000
+
+
+_Key = TypeVar("_Key")
+_Value = TypeVar("_Value")
+
+
+def _cache(cache: dict[_Key, _Value], key: _Key, value: _Value) -> None:
+    """Caches a value. A full cache begins anew, as programs choose the names, and those of today are not the last."""
+    if len(cache) >= MAX_CACHED:
+        cache.clear()
+    cache[key] = value
+
 
 MAX_NAMES = 20_000
 """The number of tenants, users, teams and values of tags that the config does not name and that one caller may use in a
