@@ -112,6 +112,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     return True
 
 
+@pytest.hookimpl(trylast=True)  # once those are left out that do not run: the parts are counted
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Gives each worker of xdist its share of the long tests first: one that begins last would be waited for alone.
 
