@@ -23,7 +23,7 @@ pytest_plugins = ["tests.servers", "tests.flow.fixtures", "tests.shown", "tests.
 
 # How long one example takes says more of the machine than of the code; benchmarks measure, and pytest has a timeout.
 # Every run draws other examples: those of a day say more than ten times as many in one run, for which others wait.
-settings.register_profile("breakwater", deadline=None, max_examples=30)
+settings.register_profile("breakwater", deadline=None, max_examples=20)
 settings.register_profile("thorough", deadline=None, max_examples=1000)
 settings.load_profile("breakwater")
 
