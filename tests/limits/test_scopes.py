@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from breakwater.config import parse_config
 from breakwater.kernel.errors import ConfigError
 from breakwater.limits.contract import Window
-from breakwater.limits.rules.budget import CapTable
+from breakwater.limits.rules.budget import NEVER_FITS, CapTable, OverBudget
+from breakwater.limits.rules.refusals import over_budget
 from breakwater.limits.rules.scopes import (
     MAX_DIMENSIONS,
     ONLY_BASE,
@@ -178,6 +179,15 @@ def test_the_made_up_names_of_a_dimension_are_bounded_in_whatever_window() -> No
     )
     for key, window, is_bounded in cases:
         assert ("n" in table.counter(key, window).flags) is is_bounded, key
+
+
+def test_a_call_over_the_whole_cap_of_a_user_does_not_make_its_agent_unhealthy() -> None:
+    scopes = {"agent:writer": True, "plane": True, "agent:writer within user:*": False, "user:* within agent:*": False}
+    table = caps(*(f'{{scope: "{scope}", usd: 1, per: week}}' for scope in scopes))
+    for scope, never_fits in scopes.items():
+        counter = table.counter(key_of(parse_scope(scope.replace("*", "x"))), "weekly")
+        error = over_budget(OverBudget(counter, 0, limit=5, spent=0, reserved=0, amount=9), "m", 1.0)
+        assert (error.class_ in NEVER_FITS) is never_fits, scope
 
 
 def test_a_hard_limit_is_incomplete_until_its_dimension_has_the_past() -> None:

@@ -307,7 +307,7 @@ def _of_budget(budget: BudgetStatus) -> Problem:
     name = f"global {budget.window} budget" if owner is None else f"{budget.window} budget of {owner}"
     return Problem(
         "budget",
-        "critical" if is_hard and budget.scope in ("global", "agent") else "warning",
+        "critical" if is_hard and budget.scope in ("global", "agent") and budget.within is None else "warning",
         f"The {name} is exhausted",
         f"/budgets/{segment(budget.budget)}",
         "/budgets",

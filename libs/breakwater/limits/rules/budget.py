@@ -246,6 +246,11 @@ class Counter:
         return self.scope_name if self.scope == "tenant" else None
 
     @property
+    def is_of_agent(self) -> bool:
+        """Returns True if it holds for all calls of an agent, or of all agents."""
+        return self.scope in ("global", "agent") and self.within is None
+
+    @property
     def other_name(self) -> str | None:
         """The name in any other scope; of a tag with its value, `project=web`."""
         if self.scope in ("global", "agent", "tenant"):
@@ -448,8 +453,8 @@ def _cache(cache: dict[_Key, _Value], key: _Key, value: _Value) -> None:
 
 
 MAX_NAMES = 20_000
-"""The number of tenants, users, teams and values of tags that the config does not name and that one caller may use in a
-month. Calls under further ones are refused."""
+"""The number of scopes of tenants, users, teams and tags that the config does not name and that one caller may use in a
+period. Calls in further ones are refused."""
 
 NEVER_FITS = frozenset({"CallOverCapError", "UnpricedModelError"})
 """The error classes of refusals that waiting does not end: the cap has no room for the call, whatever was spent."""

@@ -35,9 +35,9 @@ REBUILDING = refusal(
 TOO_MANY_NAMES = refusal(
     "budget_exceeded",
     "TooManyTenantsError",
-    "the sender of this job has named too many tenants this month, and this one is new",
-    figures=f"budgets are kept for {MAX_NAMES:,} tenants of each sender, and for all in budgets.tenants",
-    to_do="list the sender's tenants in budgets.tenants, or fix the program that makes up their names",
+    "the sender of this job has named too many tenants, users, teams or tags, and one of this job is new",
+    figures=f"a period has budgets for {MAX_NAMES:,} such names of each sender, and for all that the config names",
+    to_do="list the names in budgets.tenants or budgets.limits, or fix the program that makes them up",
     user_message="This agent does not accept requests for more customers at present. Please contact its owner.",
 )
 
@@ -63,7 +63,7 @@ def over_budget(over: OverBudget, model: str, wait_s: float) -> ErrorInfo:
         return refusal(
             "budget_exceeded",
             # The cap of a tenant, a key or a user does not make this agent unhealthy.
-            "CallOverCapError" if counter.scope in ("global", "agent") else "BudgetExceededError",
+            "CallOverCapError" if counter.is_of_agent else "BudgetExceededError",
             f"a call to {model} may cost more than the whole of {budget}; no such call ever fits",
             figures=f"{worst}, and the cap is {cap}",
             to_do=f"lower `max_tokens`, or raise {counter.setting}",

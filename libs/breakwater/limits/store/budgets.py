@@ -82,7 +82,7 @@ class Reserved:
 
 @dataclass(frozen=True, slots=True)
 class PeriodChanged:
-    """By Redis' clock, it is another day or month than the request assumed. Now it is known, so ask again."""
+    """By Redis' clock, it is another period than the request assumed. Now it is known, so ask again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class CountersLost:
 
 @dataclass(frozen=True, slots=True)
 class TooManyNames:
-    """The sender of the job has named more tenants in this month than it may have budgets for."""
+    """The sender of the job has made up more names in this period than there may be budgets for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +200,8 @@ class Budgets:
             tokens: the most that the call can use.
             at: the moment of a reservation that Redis has lost. Caps do not matter then.
             caller: sender of the job. All unknown ones are one.
-            most_names: counters are kept of so many names in a month that the caller makes up; None: the call has no
-                such name.
+            most_names: counters are kept of so many scopes in a period whose names the caller makes up; None: the call
+                has no such name.
             waits_ms: a call that is kept out counts as waiting for so long, unless it asks again.
             is_incomplete: a hard cap applies in a dimension that is not counted yet, or not wholly.
         """
