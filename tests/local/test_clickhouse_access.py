@@ -153,6 +153,7 @@ BY_ANYONE = [
     "SELECT ‘'’; SELECT file('{secret}') --'",
     "SELECT 1 PARALLEL WITH SELECT 2",
 ]
+METHODS = ("POST", "GET")
 BY_READERS = [
     "INSERT INTO breakwater.t VALUES (1)",
     "INSERT INTO breakwater.t SELECT 1",
@@ -300,14 +301,17 @@ async def attacked(target: Target, user: str, attack: str, method: str) -> None:
     )
 
 
-@each_row("method", ["POST", "GET"])
-@each_row("attack", [*BY_ANYONE, *BY_READERS])
+# A GET may do less than a POST, whoever sends it: the next test sends the attacks of anyone by both.
+@each_row(
+    ("attack", "method"),
+    [*((attack, "POST") for attack in BY_ANYONE), *((attack, method) for attack in BY_READERS for method in METHODS)],
+)
 async def test_a_reader_reads_its_tables_and_nothing_else(target: Target, attack: str, method: str) -> None:
     await attacked(target, READER, attack, method)
     assert await target.ask(READER, "SELECT a, s FROM breakwater.t") == (200, "7\tseven\n")
 
 
-@each_row("method", ["POST", "GET"])
+@each_row("method", METHODS)
 @each_row("attack", BY_ANYONE)
 async def test_who_writes_reaches_no_file_and_no_other_machine_either(target: Target, attack: str, method: str) -> None:
     await attacked(target, PLANE, attack, method)

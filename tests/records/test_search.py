@@ -87,11 +87,8 @@ async def walked(analytics: Analytics, filters: Filters, limit: int) -> list[tup
 
 FILTERS = [
     Filters(),
-    Filters(agent="support-triage"),
-    Filters(status="dead_lettered"),
     Filters(reason="error", dry_runs=False),
     Filters(model="claude-haiku-4.5"),
-    Filters(tenant="acme"),
     Filters(user="user-7"),
     Filters(team="search", status="succeeded"),
     Filters(task_id="task-3"),
@@ -103,12 +100,9 @@ FILTERS = [
     Filters(text="TEMPORARILY unknown words"),
     Filters(text="berlin"),
     Filters(text="Limit REACHED", agent="content-writer"),
-    Filters(dry_runs=False),
 ]
 FILTERS_OF_RUNS = [
     Filters(),
-    Filters(run_id="acme/task-3"),
-    Filters(status="dead_lettered", dry_runs=False),
     Filters(agent="translator", tenant="globex", since=END - 2 * DAY),
     Filters(text="berlin"),
 ]
