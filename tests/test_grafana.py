@@ -121,8 +121,8 @@ class Database:
     def asked(self, query: Query, chosen: Chosen | None = None) -> ResultSet:
         return self.query(SHOWN.query(query.sql, nothing_chosen(query.dashboard) if chosen is None else chosen))
 
-    def types(self, query: Query) -> dict[str, str]:
-        sql = SHOWN.query(query.sql, nothing_chosen(query.dashboard))
+    def types(self, query: Query, chosen: Chosen | None = None) -> dict[str, str]:
+        sql = SHOWN.query(query.sql, nothing_chosen(query.dashboard) if chosen is None else chosen)
         return {row["name"]: row["type"] for row in self.query(f"DESCRIBE TABLE ({sql})").named_rows()}
 
 
@@ -238,7 +238,8 @@ def test_a_table_counts_only_what_is_chosen(twice: Database) -> None:
 def test_a_name_may_hold_a_quote(twice: Database) -> None:
     def takes_quotes(query: Query) -> None:
         names = ["o'neil, and sons", "x"][: 1 if query.dashboard == "agent" else 2]
-        twice.asked(query, dict.fromkeys(nothing_chosen(query.dashboard), names))
+        # Read by ClickHouse as any query is, but not run.
+        twice.types(query, dict.fromkeys(nothing_chosen(query.dashboard), names))
 
     check(panels(), takes_quotes)
 
