@@ -22,6 +22,7 @@ import pytest
 from tests.commands import run_command, run_program
 from tests.docs.markdown import ROOT
 from tests.forked_commands import start_command
+from tests.helpers import share_event_loop
 
 START_S = 240.0
 DOCUMENTED_URL = "http://127.0.0.1:8080"
@@ -129,6 +130,10 @@ class Checkout:
             behaviour["faults"] = faults.get(model, [])
         url = self.endpoints["simulated_provider_url"]
         urllib.request.urlopen(urllib.request.Request(f"{url}/_sim/script", json.dumps(script).encode()), timeout=30)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    share_event_loop(items, Path(__file__).parent)
 
 
 @pytest.fixture(scope="module")
