@@ -10,8 +10,8 @@ from playwright.sync_api import Browser, Locator, Page, Route, expect
 from tests.browser.conftest import RunningPlane, Visitor
 from tests.browser.pages import (
     CONTRAST,
+    FIRST_OF,
     LAPTOP,
-    ONE_OF,
     OTHER_RULES,
     PAGES,
     PHONE_AT_NIGHT,
@@ -19,7 +19,6 @@ from tests.browser.pages import (
     check_layout,
     check_markup,
     check_with_axe,
-    open_page,
     show_as,
     text_colours,
     unfold,
@@ -502,11 +501,16 @@ def test_every_page_shows_the_demos_data_and_fits_a_laptop_and_a_phone(visitor: 
     page = visitor.page
     page.add_init_script(RECORD_SHIFTS)
     known: set[str] = set()
-    for name in (*PAGES, *ONE_OF):
+    left = dict(PAGES)
+    while left:
+        name = next(iter(left))
         with subtests.test(name):
             show_as(page, **LAPTOP)
-            open_page(visitor, name)
+            visitor.open(left.pop(name))
             visitor.shoot(name)
+            if name in FIRST_OF:
+                opened, link = FIRST_OF[name]
+                left[opened] = page.locator(link).first.get_attribute("href") or ""
             expect(page.locator("main .problem")).to_have_count(0)
             check_layout(page, name)
             check_markup(page)
