@@ -25,6 +25,7 @@ from breakwater.limits.rules.scopes import (
     key_of,
     parse_scope,
     parts_of,
+    scope_in_words,
     scope_text,
 )
 from tests.tables import each_row
@@ -80,6 +81,12 @@ def test_a_scope_is_read_as_it_is_written(text: str, parts: list[tuple[str, str]
     if text != "plane":
         assert scope_text(key_of(read)) == text
         assert key_from_text(text) == key_of(read)
+
+
+def test_a_scope_is_a_part_of_a_sentence() -> None:
+    scopes = ("plane", "agent:a:b", "user:ann within team:research", "tag:project=web")
+    words = [scope_in_words(key_of(parse_scope(scope))) for scope in scopes]
+    assert words == [None, "agent a:b", "user ann within team research", "tag project=web"]
 
 
 def test_a_name_with_the_word_within_is_a_name() -> None:

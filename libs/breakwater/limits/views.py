@@ -9,20 +9,17 @@ from breakwater.kernel.formats import at_least, exact_money, money, percent
 from breakwater.kernel.types import usd_from_nano
 from breakwater.limits.contract import BudgetReconciliation, BudgetStatus, StoppedTask
 from breakwater.limits.rules.limit import Limit
+from breakwater.limits.rules.scopes import key_from_text, scope_in_words
 
 WARN_PERCENT = 80
 """A budget that has used a larger share of its cap is a warning."""
 
 
 def owner_of(budget: BudgetStatus) -> str | None:
-    """The owner of a budget: `content-writer`, `tenant acme`, `user ann within team:research`; None for all agents."""
-    if budget.scope == "global":
-        return None
-    if budget.scope == "agent":
-        owner = budget.agent or ""
-    else:
-        owner = f"{budget.scope} {budget.tenant if budget.scope == 'tenant' else budget.name}"
-    return owner if budget.within is None else f"{owner} within {budget.within}"
+    """The owner of a budget: `content-writer`, `tenant acme`, `user ann within team research`; None for all agents."""
+    if budget.scope == "agent" and budget.within is None:
+        return budget.agent
+    return scope_in_words(key_from_text(budget.budget.rpartition("/")[0]))
 
 
 def used_share(budget: BudgetStatus) -> float | None:

@@ -33,7 +33,7 @@ from breakwater.limits.contract import BudgetEvent, Enforcement, GuardEvent
 from breakwater.limits.rules.budget import NEVER_FITS, scope_key
 from breakwater.limits.rules.rate_limit import HELD
 from breakwater.limits.rules.refusals import raise_command, task_near_cap, task_stopped
-from breakwater.limits.rules.scopes import scope_text
+from breakwater.limits.rules.scopes import scope_in_words, scope_text
 
 UNTRIED = timedelta(hours=1)
 """The time after which the incident of a breaker ends that waits for a call."""
@@ -260,7 +260,8 @@ def _of_budget(event: BudgetEvent) -> tuple[Signal, ...]:
     scope = scope_text(scope_key(event))
     name = scope.partition(":")[2] or None
     place = (event.scope, name, event.window, event.period)
-    owner = "all agents" if name is None else name if event.scope == "agent" else f"{event.scope} {name}"
+    is_agent = event.scope == "agent" and event.within is None
+    owner = str(event.agent) if is_agent else scope_in_words(scope_key(event)) or "all agents"
     fields = ("scope", "limit", "total", "reserved", "window", "agent", "tenant", "period", "enforcement", "resets_at")
     fields += () if event.name is None else ("name", "within")
     figures = _figures(event, *fields, "threshold_percent", timestamp="at")

@@ -14,6 +14,7 @@ from breakwater.limits.contract import GuardRule
 from breakwater.limits.rules.budget import MAX_NAMES, Counter, OverBudget, fits
 from breakwater.limits.rules.guard import SOFT_PERCENT
 from breakwater.limits.rules.rate_limit import HELD
+from breakwater.limits.rules.scopes import scope_in_words
 from breakwater.limits.settings import RateLimit
 
 RETRY_HELD_S = 5.0
@@ -140,10 +141,7 @@ def raise_command(budget: str) -> str:
 
 
 def _budget(counter: Counter) -> str:
-    name = counter.other_name or counter.scope_name
-    owner = "all agents" if name is None else f"{counter.scope} {name}"
-    within = "" if counter.within is None else f" within {counter.within}"
-    return f"the {counter.window} budget of {owner}{within}"
+    return f"the {counter.window} budget of {scope_in_words(counter.key) or 'all agents'}"
 
 
 # Tasks
