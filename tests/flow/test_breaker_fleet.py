@@ -226,7 +226,7 @@ async def test_after_the_call_that_trips_a_breaker_no_call_is_admitted_in_sequen
 
     A hundred for each threshold with `--hypothesis-profile=thorough`.
     """
-    runs = min(settings().max_examples // 4, 100)
+    runs = min(settings().max_examples // 6, 100)
     thresholds = (1, 3, 5)
     failing = {f"sim/r{run}": model({"status": 503, "requests": [1, 10_000]}) for run in range(runs)}
     agents = {

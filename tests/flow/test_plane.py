@@ -31,7 +31,7 @@ from tests.helpers import until
 from tests.records.samples import new_database, url_of
 from tests.servers import RunningServer
 
-JOBS = 100
+JOBS = 80
 ALL = ("request", "worker", "breaker", "budget", "alerter", "sink")
 
 

@@ -27,7 +27,7 @@ QUIET_S = 3
 """How long a recovery must last until those are told whose message can't be updated; ten minutes by default."""
 
 
-@pytest.mark.long(about_s=45)
+@pytest.mark.chaos
 async def test_an_outage_of_the_primary_is_two_messages_in_slack_whatever_restarts_meanwhile(
     start_plane: StartPlane, own_redis_server: RunningServer, show: Show
 ) -> None:

@@ -173,7 +173,18 @@ async def test_a_sink_that_is_killed_again_and_again_loses_and_doubles_nothing(p
     assert await totals_of(plane) == (3_000, 300, known_nano(3_000))
 
 
-async def test_everything_arrives_when_clickhouse_was_away_and_that_is_said_once(plane: Plane) -> None:
+async def test_everything_arrives_when_clickhouse_was_away_which_is_said_once_and_an_incident_until_it_is_back(
+    plane: Plane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sink_app, "StorageWatch", partial(StorageWatch, patience_s=0.0))
+    monkeypatch.setattr(storage_watch, "LOOK_EVERY_S", 0.1)
+    incidents = IncidentLog(
+        lambda: plane.client, Publisher(lambda: plane.client, "test"), Redactor.compile(RedactionRules())
+    )
+
+    async def status(wanted: IncidentStatus) -> bool:
+        return [alert.status for alert in (await incidents.catch_up()).all()] == [wanted]
+
     structlog.reset_defaults()
     with capture_logs() as log:
         async with plane.sink():
@@ -183,10 +194,14 @@ async def test_everything_arrives_when_clickhouse_was_away_and_that_is_said_once
                 await plane.publish(of_attempt(attempt) for attempt in attempts(100, "during"))
                 await plane.until_delivered()
                 await until(_said(log, "unavailable"), "the outage is logged")
+                await until(lambda: status("firing"), "the incident")
             await plane.until_done()
+            await until(lambda: status("resolved"), "its end")
     assert await totals_of(plane) == (200, 20, 2 * known_nano(100))
     assert [line["event"] for line in log if line.get("what") == "clickhouse"] == ["unavailable", "available_again"]
     assert await plane.dead_letters() == []
+    [alert] = incidents.incidents.all()
+    assert (alert.key, alert.severity) == ("storage_failing/clickhouse", "warning")
 
 
 async def test_missing_tables_are_no_fault_of_the_rows(plane: Plane) -> None:
@@ -266,25 +281,6 @@ async def test_the_sink_starts_before_clickhouse_and_stops_without_it(plane: Pla
         assert await sink.stop() == 0
     assert "batch_left_for_redelivery" in sink.log.read_text()
     assert (await plane.consumer()).num_ack_pending == 50
-
-
-async def test_clickhouse_that_stores_nothing_is_an_incident_until_it_does(
-    plane: Plane, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sink_app, "StorageWatch", partial(StorageWatch, patience_s=0.0))
-    monkeypatch.setattr(storage_watch, "LOOK_EVERY_S", 0.1)
-    log = IncidentLog(lambda: plane.client, Publisher(lambda: plane.client, "test"), Redactor.compile(RedactionRules()))
-
-    async def status(wanted: IncidentStatus) -> bool:
-        return [alert.status for alert in (await log.catch_up()).all()] == [wanted]
-
-    async with plane.sink():
-        async with plane.clickhouse_away():
-            await plane.publish(of_attempt(attempt) for attempt in attempts(1))
-            await until(lambda: status("firing"), "the incident")
-        await until(lambda: status("resolved"), "its end")
-    [alert] = log.incidents.all()
-    assert (alert.key, alert.severity) == ("storage_failing/clickhouse", "warning")
 
 
 async def test_a_sink_that_is_stopped_finishes_its_batch(plane: Plane, tmp_path: Path) -> None:
