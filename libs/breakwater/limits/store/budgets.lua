@@ -616,10 +616,14 @@ local known = redis.call('HMGET', filled, 'log', 'zone', 'repairs', 'upto')
 if known[1] ~= log or known[2] ~= zone or known[3] ~= repairs then
   return 0
 end
+local keep_until = {}
 for i = first_addition, #ARGV, 4 do
-  local period, keep_until_ms, field, amount = KEYS[1 + tonumber(ARGV[i])], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
+  local period, field, amount = KEYS[1 + tonumber(ARGV[i])], ARGV[i + 2], ARGV[i + 3]
   redis.call('HINCRBY', period, field, amount)
-  redis.call('PEXPIREAT', period, keep_until_ms)
+  keep_until[period] = ARGV[i + 1]
+end
+for period, until_ms in pairs(keep_until) do
+  redis.call('PEXPIREAT', period, until_ms)
 end
 if tonumber(upto) > tonumber(known[4]) then
   redis.call('HSET', filled, 'upto', upto)
