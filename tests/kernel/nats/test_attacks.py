@@ -17,7 +17,7 @@ from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.permissions import GRANTS, STREAMS_ACCOUNT, Grant, inbox_prefix, program, render
 from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.nats.subjects import Stream
-from breakwater.kernel.nats.topology import Plan, consumers
+from breakwater.kernel.nats.topology import Plan, consumers, streams
 from breakwater.local.ports import free_port
 from tests.nats_node import start_nats
 
@@ -45,6 +45,8 @@ STORED = {
 }
 """A message in every stream."""
 
+SUBJECTS = {config.name: config.subjects or [] for config in streams(PLAN)}
+
 APART = [grant for grant in USERS if grant.user != "worker"]
 DURABLES = tuple((stream, consumer.durable_name or "") for stream, consumer in consumers(PLAN))
 
@@ -62,7 +64,8 @@ def every_request() -> Iterable[Request]:
     for stream in Stream:
         for body in (b'{"last_by_subj":"nope"}', b'{"seq":1}', b'{"multi_last":["bw.>"],"batch":1000}'):
             yield Request(f"$JS.API.DIRECT.GET.{stream}", body)
-        yield from (Request(f"$JS.API.DIRECT.GET.{stream}.{subject}") for subject in ("nope", *STORED))
+        stored = [subject for subject in STORED if any(covers(own, subject) for own in SUBJECTS.get(stream, ()))]
+        yield from (Request(f"$JS.API.DIRECT.GET.{stream}.{subject}") for subject in ("nope", *stored))
         yield from (Request(f"$JS.API.STREAM.{call}.{stream}") for call in ("INFO", "UPDATE", "DELETE", "PURGE"))
         yield from (Request(f"$JS.API.CONSUMER.{call}.{stream}") for call in ("LIST", "NAMES"))
     for stream, durable in DURABLES:
