@@ -352,6 +352,19 @@ def test_config_check_warns_of_models_that_go_elsewhere_and_calls_that_no_cap_ha
     ]
 
 
+def test_config_check_warns_of_a_limit_that_has_no_room_for_any_call_of_an_agent(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        "providers: {p: {base_url: 'http://127.0.0.1:1'}}\n"
+        "models: {p/dear: {price: {input_usd_per_mtok: 1, output_usd_per_mtok: 100}}}\n"
+        "agents: {dear: {model: p/dear}, short: {model: p/dear, max_tokens: 2000}}\n"
+        "budgets: {limits: [{scope: 'agent:*', usd: 0.25, per: week}, {scope: 'user:*', usd: 0.01, per: week}]}\n"
+    )
+    [warning] = run("config", "check", str(file), "--json").json["warnings"]
+    assert warning.startswith("agents.dear: no call is ever made under the hard cap: the output of a call to p/dear")
+    assert "budgets.limits.0.usd is $0.25" in warning
+
+
 def test_config_check_warns_of_a_price_that_leaves_out_what_long_inputs_cost(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
 

@@ -9,7 +9,7 @@ from breakwater.calls.providers.settings import LocalSettings
 from breakwater.config.agents import ModelSettings
 from breakwater.config.document import Config
 from breakwater.kernel.formats import moneys
-from breakwater.limits.rules.budget import CallNames
+from breakwater.limits.rules.scopes import CallNames, Dimensions
 from breakwater.prices.price_list import CallPrice, ListedPricing, Pricing, listed_pricing, sells_embeddings
 from breakwater.prices.rules.price import max_output_of, tariff_of
 
@@ -36,9 +36,10 @@ def unaffordable(config: Config, agent_name: str) -> str | None:
     Only its own caps and the global ones count, not those of tenants. None if any of its models may be called.
     """
     agent = config.agents[agent_name]
+    table = config.caps
     caps = [
         (counter.hard_limit, counter.setting)
-        for counter in config.caps.counters(CallNames(agent_name))
+        for counter in table.counters(CallNames(agent_name), Dimensions(table.dimensions))
         if counter.hard_limit is not None
     ]
     if agent.max_cost_usd is not None:
