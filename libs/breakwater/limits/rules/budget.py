@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime, time, timedelta
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import product
 from typing import TYPE_CHECKING, TypeVar, get_args
 from zoneinfo import ZoneInfo
@@ -346,7 +346,7 @@ class CapTable:
         limited = (key for by_key in self.limits.values() for key, cap in by_key.items() if cap.is_named)
         return tuple(dict.fromkeys(("global", *agents, *tenants, *limited, *sorted(more))))
 
-    @property
+    @cached_property
     def dimensions(self) -> frozenset[Dimension]:
         """The dimensions of the further caps."""
         return frozenset(self.limits).difference(BASE)
