@@ -106,7 +106,7 @@ def _ends() -> Iterator[Case]:
     yield Case(row, "end-none", [said(finish=None, usage=None, done=False)], half, stream=True)
     yield Case(row, "end-reason-no-done", [said(done=False)], good(finish="stop"), stream=True)
     yield Case(row, "end-none-tools", [calls([call()], finish=None)], tools(OSLO), stream=True)
-    yield Case(row, "end-none-nothing", [stream(chunk(role="assistant"))], bad(3, "server", cost=SOME), stream=True)
+    yield Case(row, "end-none-nothing", [stream(chunk(role="assistant"))], bad(2, "server", cost=SOME), stream=True)
     for name, stop, end, expected in (
         ("end-anthropic-empty", "", False, half | {"basis": SOME}),
         ("end-anthropic-null", None, False, half | {"basis": SOME}),
@@ -166,7 +166,7 @@ def _events() -> Iterator[Case]:
         messages = [Reply(events(*block()).data())]
         yield Case(row, f"{name}-anthropic", messages, good(), "anthropic", stream=streamed)
     limit = b'data: {"error": {"message": "Rate limit reached for requests", "code": "rate_limit_exceeded"}}\n\n'
-    yield Case(row, "event-as-json-error", [Reply(limit)], bad(3, "rate_limit", counted=False))
+    yield Case(row, "event-as-json-error", [Reply(limit)], bad(2, "rate_limit", counted=False))
     blank = {"message": "", "type": "", "param": "", "code": None}
     yield Case(row, "event-error-blank-plain", [chat(more={"error": blank})], good())
     for name, event in odd[2:9]:
@@ -181,7 +181,7 @@ def _events() -> Iterator[Case]:
 
 def _empty() -> Iterator[Case]:
     row = "an empty answer is an error"
-    empty = bad(3, "server", cost=COST, **{"class": "EmptyAnswerError"})
+    empty = bad(2, "server", cost=COST, **{"class": "EmptyAnswerError"})
     yield from each(
         row,
         "empty",
@@ -234,16 +234,16 @@ def _reasons() -> Iterator[Case]:
         "malformed_model_output",
         "time_limit",
     ):
-        name, again = word.lower().replace("_", "-").replace(": ", "-"), bad(3, "server", cost=SOME)
+        name, again = word.lower().replace("_", "-").replace(": ", "-"), bad(2, "server", cost=SOME)
         name += "-upper" if word.isupper() else ""
         streamed = stream(chunk(role="assistant", content=""), chunk(finish=word), used())
         yield from each(row, f"finish-{name}", again, plain=chat("", finish=word), streamed=streamed)
         yield Case(row, f"finish-{name}-text", [chat("I will", finish=word)], again)
     yield Case(
-        row, "finish-error-anthropic", [message("I will", stop="error")], bad(3, "server", cost=SOME), "anthropic"
+        row, "finish-error-anthropic", [message("I will", stop="error")], bad(2, "server", cost=SOME), "anthropic"
     )
     inside = {"index": 0, "error": {"code": 502, "message": "Provider disconnected"}, "finish_reason": "error"}
-    again = {"calls": 3, "fallback": 1, "kind": "server", "counted": True}
+    again = {"calls": 2, "fallback": 1, "kind": "server", "counted": True}
     yield Case(row, "finish-error-inside", [Reply({"choices": [{**inside, "message": {"content": ""}}]})], again)
     beside = {**inside, "delta": {"content": ""}}
     yield Case(row, "finish-error-inside-streamed", [stream({"choices": [beside]})], again, stream=True)

@@ -12,7 +12,18 @@ import yaml
 from tests.reports.case import Case, among, bad
 from tests.reports.wire import Body, Reply, stream
 
-_RULES = ("dialect", "in_200", "by_status", "in_list", "stream_events", "status", "headers", "body", "expected")
+_RULES = (
+    "agent",
+    "dialect",
+    "in_200",
+    "by_status",
+    "in_list",
+    "stream_events",
+    "status",
+    "headers",
+    "body",
+    "expected",
+)
 """What says how an error is sent. All else are its fields; `status_name` is `status` there."""
 
 
@@ -35,7 +46,7 @@ def _sent(row: str, name: str, rules: Body) -> Iterator[Case]:
     is_anthropic = rules.get("dialect") == "anthropic"
     body: Any = rules.get("body", {**({"type": "error"} if is_anthropic else {}), "error": error})
     data: Any = [body] if rules.get("in_list") else body.encode() if isinstance(body, str) else body
-    how: dict[str, Any] = {"dialect": rules.get("dialect", "openai")}
+    how: dict[str, Any] = {"dialect": rules.get("dialect", "openai"), "agent": rules.get("agent", {})}
     expected = _expected(**rules["expected"])
     if rules.get("by_status", True):
         reply = Reply(data, rules.get("status", 429), rules.get("headers", {}))

@@ -41,7 +41,7 @@ def cases() -> Iterator[Case]:
 def _begun() -> Iterator[Case]:
     row = "only an answer that had begun, or a connection that broke, may have been billed"
     beside = {**chat().body, "choices": [], "error": {"message": "upstream failed"}}
-    yield Case(row, "begun-not", [Reply(beside)], bad(3, "server", cost=among(0, COST)))
+    yield Case(row, "begun-not", [Reply(beside)], bad(2, "server", cost=among(0, COST)))
     begun = {"calls": 1, "fallback": 0, "status": "dead_lettered", "kind": "server", "cost": SOME, "basis": "estimated"}
     begun |= {"text": "The ferry ", "foreign": None}
     late = stream(chunk(content="The ferry "), {"error": {"message": "upstream failed"}}, done=False)
@@ -51,7 +51,7 @@ def _begun() -> Iterator[Case]:
     cut = stream(chunk(content="The ferry "), cut=True, done=False)
     yield Case(row, "begun-cut", [cut], {**begun, "kind": "network"}, stream=True)
     cut = Reply(chat().data()[:100], headers={"Content-Length": "500"}, cut=True)
-    yield Case(row, "cut", [cut], bad(3, among("server", "network"), True, cost=SOME, basis="estimated"))
+    yield Case(row, "cut", [cut], bad(2, among("server", "network"), True, cost=SOME, basis="estimated"))
 
 
 def _totals() -> Iterator[Case]:

@@ -21,10 +21,11 @@ from tests.server_sources import RunningServer
 from tests.services.request.conftest import HttpApi, running, settings_for
 from tests.services.worker.harness import WorkerPlane, running_worker
 
+MAX_ATTEMPTS = 2
 AGENT: Mapping[str, Any] = {
     "model": "openai/none",
     "allowed_models": ["*"],
-    "retry": {"max_attempts": 3, "backoff": "constant", "base_s": 0.01},
+    "retry": {"max_attempts": MAX_ATTEMPTS, "backoff": "constant", "base_s": 0.01},
     "timeout_s": 10,
     "total_timeout_s": 25,
     "concurrency": 64,

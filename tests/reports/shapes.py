@@ -161,7 +161,7 @@ def _given() -> Iterator[Case]:
 
 def _foreign() -> Iterator[Case]:
     row = "no words of others' exceptions reach a client"
-    ended = {"status": "dead_lettered", "foreign": None, "calls": 3, "http": among(502, 504)}
+    ended = {"status": "dead_lettered", "foreign": None, "calls": 2, "http": among(502, 504)}
     cut = Reply(chat().data()[:80], headers={"Content-Length": "400"}, cut=True)
     for name, reply in (
         ("cut", cut),

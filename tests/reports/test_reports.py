@@ -9,9 +9,9 @@ import pytest
 
 from tests.reports.case import Case
 from tests.reports.cases import CASES
-from tests.reports.plane import Outcome, run_all
+from tests.reports.plane import MAX_ATTEMPTS, Outcome, run_all
 from tests.server_sources import Servers
-from tests.services.worker.error_table import MAX_ATTEMPTS, ROWS
+from tests.services.worker.error_table import ROWS
 from tests.tables import each_row
 
 
