@@ -139,11 +139,14 @@ def chromium(program: str) -> Generator[Browser]:
         browser.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def plane(
     program: str, finished_demo: FinishedDemo, tmp_path_factory: pytest.TempPathFactory
 ) -> Generator[RunningPlane]:
-    """A stack that goes on with a copy of the demo's data, until it is killed. Only where there is a browser."""
+    """A stack that goes on with a copy of the demo's data, until it is killed. Only where there is a browser.
+
+    It ends with the tests of this folder: idle, it takes a second of CPU in every fifty.
+    """
     directory = tmp_path_factory.mktemp("console")
     data = directory / "data"
     shutil.copytree(finished_demo.data, data, symlinks=True)  # which ClickHouse has
