@@ -168,10 +168,10 @@ class Config(Message):
         yield from self._retry_problems()
         agents = {name: agent.budget for name, agent in self.agents.items()}
         base = CapTable(self.budgets.total, agents, self.budgets.tenants)
-        known: dict[str, Collection[str]] = {"agent": self.agents, "provider": self.providers}
+        known_names: dict[str, Collection[str]] = {"agent": self.agents, "provider": self.providers}
         if not any("*" in agent.allowed_models for agent in self.agents.values()):
-            known["model"] = self.known_models
-        yield from limit_problems(self.budgets.limits, self.cost_tags, known, base)
+            known_names["model"] = self.known_models
+        yield from limit_problems(self.budgets.limits, self.cost_tags, known_names, base)
         for name in self.models:
             if "*" in name:
                 yield f"models.{name}: {NO_WILDCARD}"

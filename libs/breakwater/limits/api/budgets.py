@@ -166,7 +166,7 @@ class BudgetRoutes:
             raise RequestError(422, "below_cap", message, [detail])
         if snapshot.filled is None:
             raise NotFilledError
-        period_counters = next(one for one in snapshot.periods if one.period.window == counter.window)
+        period_counters = next(counters for counters in snapshot.periods if counters.period.window == counter.window)
         before = budget_status(counter, period_counters)
         if limit == before.limit:
             return UnchangedBudget.model_validate(before.model_dump())

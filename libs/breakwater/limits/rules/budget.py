@@ -385,14 +385,14 @@ def caps_of_limits(limits: Sequence[LimitSettings]) -> dict[Dimension, dict[str,
 
 
 def limit_problems(
-    limits: Sequence[LimitSettings], tags: Collection[str], known: Mapping[str, Collection[str]], base: CapTable
+    limits: Sequence[LimitSettings], tags: Collection[str], known_names: Mapping[str, Collection[str]], base: CapTable
 ) -> Iterator[str]:
     """Yields what is wrong with the limits of a config, each with its path.
 
     Args:
         limits: the limits.
         tags: the config's cost tags.
-        known: the names of the kinds whose names the config knows, such as `agent`.
+        known_names: the names of the kinds whose names the config knows, such as `agent`.
         base: the caps that the config writes elsewhere.
     """
     first: dict[tuple[Dimension, str], int] = {}
@@ -411,8 +411,8 @@ def limit_problems(
                 continue
             if EACH in name:
                 yield f"{path}.scope: {name!r}: names have no wildcards; `*` alone is each name"
-            elif kind in known and name not in known[kind]:
-                yield f"{path}.scope: no {kind} {name!r} is configured{hint(name, known[kind])}"
+            elif kind in known_names and name not in known_names[kind]:
+                yield f"{path}.scope: no {kind} {name!r} is configured{hint(name, known_names[kind])}"
         earlier = base.counter(key, dimension.window)
         if place in first:
             yield f"{path}: budgets.limits.{first[place]} limits the same scope in the same window; keep one of them"
