@@ -364,7 +364,6 @@ async def test_another_profile_lets_a_reader_write_nothing(target: Target, profi
 
 
 HEAVY = [
-    "SELECT length(groupArray(number)) FROM numbers(900000000)",
     "SELECT * FROM numbers(900000000) ORDER BY cityHash64(number) DESC",
     "SELECT number, count() FROM numbers_mt(900000000) GROUP BY number FORMAT Null",
     "SELECT length(range(400000000)) SETTINGS function_range_max_elements_in_block = 1000000000",

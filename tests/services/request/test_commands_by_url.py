@@ -112,15 +112,13 @@ LISTS = [
     ("--agent", "nobody"),
     ("--since", "2026-11-21T12:00:00Z", "--plan", "p"),
     ("--runs",),
-    ("--runs", "--agent", "tagger"),
     ("--run", "research"),
-    ("root",),
     ("egg",),
     ("a/b",),
     ("failed", "--tree"),
     ("hen", "--tree"),
 ]
-BOTH_FORMS = [(), ("--runs",), ("root",), ("failed", "--tree")]
+BOTH_FORMS = [(), ("--runs",), ("a/b",), ("failed", "--tree")]
 """One of each kind of list; JSON is printed from the same records as the table."""
 
 
