@@ -160,6 +160,7 @@ async def test_what_an_agent_wasted_yesterday_and_on_what_is_three_clicks_away(c
     start = await console.get("/")
     agents = await console.get(link(start.text, r'<a href="([^"]*)"[^>]*>Agents</a>'))
     one = await console.get(link(agents.text, r'<a href="([^"]*)">writer</a>'))
+    assert "Wasted $" in one.words
     page = await console.get(link(one.text, r'<a href="([^"]*)">yesterday</a>'))
     assert "Waste: $3.00" in page.words
     assert "the worker died during the call $2.00 1 failed, then retried $1.00 1" in page.words
