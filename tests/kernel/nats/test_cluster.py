@@ -12,6 +12,7 @@ from pathlib import Path
 from unittest.mock import AsyncMock, patch
 
 import nats
+import psutil
 import pytest
 import pytest_asyncio
 from nats.aio.client import Client
@@ -24,7 +25,7 @@ from breakwater.kernel.nats.subjects import Header, Stream
 from breakwater.kernel.nats.topology import Plan
 from tests.chaos.network import Link
 from tests.chaos.plane import start_cluster
-from tests.helpers import until
+from tests.helpers import until, wait_until
 from tests.server_sources import RunningServer
 
 pytestmark = pytest.mark.long
@@ -50,6 +51,10 @@ class Cluster:
     def signal_others(self, number: signal.Signals) -> None:
         for name in self.others:
             os.kill(self.nodes[name].pid, number)
+        if number == signal.SIGSTOP:  # what runs on another core goes on for a moment
+            for name in self.others:
+                node = psutil.Process(self.nodes[name].pid)
+                wait_until(lambda node=node: node.status() == psutil.STATUS_STOPPED, f"the stop of {name}")
 
     async def publish(self, subject: str, headers: dict[str, str], timeout_s: float = 5.0) -> bool:
         """Whether it was stored by an earlier try."""
