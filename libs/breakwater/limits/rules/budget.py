@@ -216,11 +216,6 @@ class Counter:
         return self.parts[0].name or None
 
     @property
-    def hard_limits(self) -> tuple[int | None, int | None, int | None]:
-        """The limits that refuse calls, in nano-dollars, tokens and requests."""
-        return self.hard_limit, None, None
-
-    @property
     def name(self) -> str:
         """The budget's name: its scope and its window, such as `agent:writer/daily`."""
         return f"{scope_text(self.key)}/{self.window}"

@@ -1,12 +1,12 @@
 -- The scripts of budgets.
 -- A place is a scope in a period. A reservation says where it holds, so that whoever ends it needs to know nothing else:
---   <state>|<nano-dollars>|<tokens>|<ms>
+--   <state>|<nano-dollars>|<ms>
 --   <agent>
 --   <tenant>
 --   <caller>
 --   <period>\t<scope>\t<flags>      one line for each place
 -- Its state is 'r': reserved; 's': its worker charged what the call cost; 'e': its lease ended and it was charged as
--- reserved. Flags of a place: 'h': it counts for the shares in this scope; 't' and 'c': it holds tokens, and a call, too.
+-- reserved. The flags of a place are 'h' where it counts for the shares in this scope, and none elsewhere.
 local function now_ms()
   local time = redis.call('TIME')
   return time[1] * 1000 + math.floor(time[2] / 1000)
@@ -26,47 +26,35 @@ local function add(key, field, amount)
   end
 end
 local function parse(text)
-  local state, amount, tokens, ms, agent, tenant, caller, lines =
-    string.match(text or '', '^(%a)|(%d+)|(%d+)|(%d+)\n([^\n]*)\n([^\n]*)\n([^\n]*)(.*)$')
+  local state, amount, ms, agent, tenant, caller, lines =
+    string.match(text or '', '^(%a)|(%d+)|(%d+)\n([^\n]*)\n([^\n]*)\n([^\n]*)(.*)$')
   if not state then
     return nil
   end
   local held = {
-    state = state, amount = tonumber(amount), tokens = tonumber(tokens), ms = ms, agent = agent, tenant = tenant,
-    caller = caller, places = {}, lines = lines,
+    state = state, amount = tonumber(amount), ms = ms, agent = agent, tenant = tenant, caller = caller, places = {},
+    lines = lines,
   }
   for period, scope, flags in string.gmatch(lines, '\n([^\t]*)\t([^\t]*)\t(%a*)') do
     held.places[#held.places + 1] = {period = period, scope = scope, flags = flags}
   end
   return held
 end
-local function text_of(held, state, amount, tokens)
-  local header = table.concat({state, integer(amount), integer(tokens), held.ms}, '|')
+local function text_of(held, state, amount)
+  local header = table.concat({state, integer(amount), held.ms}, '|')
   return table.concat({header, held.agent, held.tenant, held.caller}, '\n') .. held.lines
 end
--- Calls `each(period, field, amount)` for what a reservation adds to counters: as it is, or with other amounts.
-local function for_each(held, state, amount, tokens, each)
-  local is_held = state == 'r'
-  local spends, uses, calls = 'spent:', 'tokens:', 'calls:'
-  if is_held then
-    spends, uses, calls = 'reserved:', 'reserved_tokens:', 'reserved_calls:'
-  end
+-- Calls `each(period, field)` for the counters that a reservation adds to in a state.
+local function for_each(held, state, each)
+  local name = state == 'r' and 'reserved:' or 'spent:'
   for _, place in ipairs(held.places) do
-    each(place.period, spends .. place.scope, amount)
-    if place.flags ~= '' and place.flags ~= 'h' then
-      if string.find(place.flags, 't', 1, true) then
-        each(place.period, uses .. place.scope, tokens)
-      end
-      if string.find(place.flags, 'c', 1, true) then
-        each(place.period, calls .. place.scope, 1)
-      end
-    end
+    each(place.period, name .. place.scope)
   end
 end
 -- Adds to what the caller of a reservation holds in each scope that has shares.
 local function share(held_key, held, amount)
   for _, place in ipairs(amount ~= 0 and held.places or {}) do
-    if place.flags ~= '' and string.find(place.flags, 'h', 1, true) then
+    if place.flags == 'h' then
       local field = table.concat({place.scope, held.tenant, held.caller}, '\n')
       if redis.call('HINCRBY', held_key, field, integer(amount)) <= 0 then
         redis.call('HDEL', held_key, field)
@@ -76,22 +64,22 @@ local function share(held_key, held, amount)
 end
 -- Charges what is reserved in its place, or ends it where `amount` is nil. Counters that no longer exist were of a period
 -- that is long over. `keys` are those of the periods by name.
-local function charge(held, keys, held_key, amount, tokens)
+local function charge(held, keys, held_key, amount)
   local counted = {}
-  local function count(sign)
-    return function(period, field, value)
+  local function count(value)
+    return function(period, field)
       local key = keys[period]
       if counted[key] == nil then
         counted[key] = redis.call('EXISTS', key) == 1
       end
       if counted[key] then
-        add(key, field, sign * value)
+        add(key, field, value)
       end
     end
   end
-  for_each(held, 'r', held.amount, held.tokens, count(-1))
+  for_each(held, 'r', count(-held.amount))
   if amount then
-    for_each(held, 's', amount, tokens, count(1))
+    for_each(held, 's', count(amount))
   end
   share(held_key, held, -held.amount)
 end
@@ -109,20 +97,20 @@ end
 -- lease. While others hold some of a hard cap or wait for it, a caller, and so a tenant, holds at most half of the unspent
 -- rest.
 -- KEYS: reservations, leases, filled, held, periods...
--- ARGV from the 14th, for each period: name, first ms, first ms after it, keep until (ms);
--- then for each place: number of its period, scope, flags, hard limit in nano-dollars, tokens and calls ('' = none).
--- Flags beyond those above: 'n': the caller made its name up, perhaps; 'x' and 'y': tenants and callers have shares.
--- Returns {1, when it was reserved} or {0, number of the refusing place, unit, limit, spent, reserved, 1 where it is the
--- share that has no room}, {2, now} where that is in another period, {3} where the counters are lost and a cap could not be
--- held, {4} where the sender has made up too many names in the period, {5, dimensions} where others are counted.
-local attempt_id, worst_case, tokens, asked_at = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[5] -- asked_at '': now
-local lease_ms = tonumber(ARGV[4]) -- '': only looks, and reserves nothing
-local agent, tenant, caller = ARGV[6], ARGV[7], ARGV[8]
-local most_names, sender = ARGV[9], ARGV[10]
-local waits_ms = tonumber(ARGV[11]) -- a call that is kept out asks again before that, or waits no more
-local dimensions = ARGV[12] -- those that the places are of
-local is_incomplete = ARGV[13] == '1' -- a hard cap applies in a dimension that is not counted yet, or not wholly
-local reservations, leases, filled_key, held_key, first_period, first_argument = KEYS[1], KEYS[2], KEYS[3], KEYS[4], 5, 14
+-- ARGV from the 13th, for each period: name, first ms, first ms after it, keep until (ms);
+-- then for each place: number of its period, scope, flags, hard limit ('' = none).
+-- Flags beyond that above: 'n': the caller made its name up, perhaps; 'x' and 'y': tenants and callers have shares.
+-- Returns {1, when it was reserved} or {0, number of the refusing place, limit, spent, reserved, 1 where it is the share that
+-- has no room}, {2, now} where that is in another period, {3} where the counters are lost and a cap could not be held, {4}
+-- where the sender has made up too many names in the period, {5, dimensions} where others are counted.
+local attempt_id, worst_case, asked_at = ARGV[1], tonumber(ARGV[2]), ARGV[4] -- asked_at '': now
+local lease_ms = tonumber(ARGV[3]) -- '': only looks, and reserves nothing
+local agent, tenant, caller = ARGV[5], ARGV[6], ARGV[7]
+local most_names, sender = ARGV[8], ARGV[9]
+local waits_ms = tonumber(ARGV[10]) -- a call that is kept out asks again before that, or waits no more
+local dimensions = ARGV[11] -- those that the places are of
+local is_incomplete = ARGV[12] == '1' -- a hard cap applies in a dimension that is not counted yet, or not wholly
+local reservations, leases, filled_key, held_key, first_period, first_argument = KEYS[1], KEYS[2], KEYS[3], KEYS[4], 5, 13
 local now = now_ms()
 local periods, keys = {}, {}
 local at_argument = first_argument
@@ -138,17 +126,13 @@ end
 local before = parse(redis.call('HGET', reservations, attempt_id))
 local call = {agent = agent, tenant = tenant, caller = caller, places = {}}
 local places, lines = {}, {}
-for i = at_argument, #ARGV, 6 do
+for i = at_argument, #ARGV, 4 do
   local period = periods[tonumber(ARGV[i])]
   local scope, flags = ARGV[i + 1], ARGV[i + 2]
-  local place = {
-    period = period, scope = scope, flags = flags,
-    limits = {ARGV[i + 3], ARGV[i + 4], ARGV[i + 5]}, first_value = {},
-  }
-  place.stored = flags == '' and flags or string.gsub(flags, '[^htc]', '')
-  places[#places + 1] = place
-  lines[#lines + 1] = '\n' .. period.name .. '\t' .. scope .. '\t' .. place.stored
-  call.places[#call.places + 1] = {period = period.name, scope = scope, flags = place.stored}
+  local stored_flags = string.find(flags, 'h', 1, true) and 'h' or ''
+  places[#places + 1] = {period = period, scope = scope, flags = flags, cap = ARGV[i + 3]}
+  lines[#lines + 1] = '\n' .. period.name .. '\t' .. scope .. '\t' .. stored_flags
+  call.places[#call.places + 1] = {period = period.name, scope = scope, flags = stored_flags}
 end
 call.lines = table.concat(lines)
 if before then
@@ -157,7 +141,7 @@ if before then
     is_asked[place.period .. '\t' .. place.scope] = true
   end
   -- It may lack a place in a dimension that is counted since.
-  local is_same = before.amount == worst_case and before.tokens == tokens
+  local is_same = before.amount == worst_case
   for _, place in ipairs(before.places) do
     is_same = is_same and is_asked[place.period .. '\t' .. place.scope]
   end
@@ -197,31 +181,24 @@ end
 -- Reserved otherwise, for another model, by a worker that lost the job: what it holds already is not asked for again.
 local holds = {}
 if before then
-  for_each(before, 'r', before.amount, before.tokens, function(period, field, amount)
-    holds[keys[period] .. '\n' .. field] = amount
+  for_each(before, 'r', function(period, field)
+    holds[keys[period] .. '\n' .. field] = before.amount
   end)
 end
-local UNITS = {
-  {name = 'usd', spent = 'spent:', reserved = 'reserved:', asked = worst_case},
-  {name = 'tokens', spent = 'tokens:', reserved = 'reserved_tokens:', asked = tokens},
-  {name = 'requests', spent = 'calls:', reserved = 'reserved_calls:', asked = 1},
-}
-local function more(place, unit)
-  return unit.asked - (before and holds[place.period.key .. '\n' .. unit.reserved .. place.scope] or 0)
+local function more(place)
+  return worst_case - (before and holds[place.period.key .. '\nreserved:' .. place.scope] or 0)
 end
 local kept_out
 for _, place in ipairs(places) do
-  for u, unit in ipairs(UNITS) do
-    if place.limits[u] ~= '' then
-      if not source[1] then
-        return {3}
-      end
-      local fields = place.period.fields
-      place.first_value[u] = #fields + 1
-      local n = #fields
-      fields[n + 1], fields[n + 2], fields[n + 3] = unit.spent .. place.scope, unit.reserved .. place.scope, 'cap:' .. place.scope
-      fields[n + 4], fields[n + 5] = 'tenant_waits:' .. place.scope, 'caller_waits:' .. place.scope
+  if place.cap ~= '' then
+    if not source[1] then
+      return {3}
     end
+    local fields = place.period.fields
+    local n = #fields
+    place.first_value = n + 1
+    fields[n + 1], fields[n + 2], fields[n + 3] = 'spent:' .. place.scope, 'reserved:' .. place.scope, 'cap:' .. place.scope
+    fields[n + 4], fields[n + 5] = 'tenant_waits:' .. place.scope, 'caller_waits:' .. place.scope
   end
 end
 for _, period in ipairs(periods) do
@@ -280,39 +257,36 @@ local function is_over_share(note, mine, index, scope, left, reserved, amount)
   return others and 2 * (own + amount) > left
 end
 for p, place in ipairs(places) do
-  local period = place.period
-  for u, unit in ipairs(UNITS) do
-    local first = place.first_value[u]
-    if first then
-      local limit, amount = tonumber(place.limits[u]), more(place, unit)
-      local spent, reserved, raised_note = period.values[first], period.values[first + 1], period.values[first + 2]
-      local raised, over = string.match(raised_note or '', '^(%d+):(%d+)$') -- by a person, over a cap that may have changed
-      if u == 1 and over == place.limits[u] then
-        limit = math.max(limit, tonumber(raised))
-      end
-      local left = limit - tonumber(spent or '0') -- added up, a double might not hold them
-      local is_full, is_over = amount > left - tonumber(reserved or '0'), false
-      local shares = {}
-      if u == 1 and amount > 0 and amount <= left then
-        shares[1] = string.find(place.flags, 'x', 1, true) and {first + 3, tenant, 2} or nil
-        shares[#shares + 1] = string.find(place.flags, 'y', 1, true) and {first + 4, caller, 3} or nil
-      end
+  local period, first = place.period, place.first_value
+  if first then
+    local limit, amount = tonumber(place.cap), more(place)
+    local spent, reserved, raised_note = period.values[first], period.values[first + 1], period.values[first + 2]
+    local raised, over = string.match(raised_note or '', '^(%d+):(%d+)$') -- by a person, over a cap that may have changed
+    if over == place.cap then
+      limit = math.max(limit, tonumber(raised))
+    end
+    local left = limit - tonumber(spent or '0') -- added up, a double might not hold them
+    local is_full, is_over = amount > left - tonumber(reserved or '0'), false
+    local shares = {}
+    if amount > 0 and amount <= left then
+      shares[1] = string.find(place.flags, 'x', 1, true) and {first + 3, tenant, 2} or nil
+      shares[#shares + 1] = string.find(place.flags, 'y', 1, true) and {first + 4, caller, 3} or nil
+    end
+    for _, one in ipairs(shares) do
+      local note, mine, index = period.values[one[1]], one[2], one[3]
+      is_over = is_over or is_over_share(note, mine, index, place.scope, left, tonumber(reserved or '0'), amount)
+    end
+    if (is_full or is_over) and lease_ms and 2 * worst_case <= left then
       for _, one in ipairs(shares) do
-        local note, mine, index = period.values[one[1]], one[2], one[3]
-        is_over = is_over or is_over_share(note, mine, index, place.scope, left, tonumber(reserved or '0'), amount)
+        note_waiting(period, period.fields[one[1]], period.values[one[1]], one[2])
       end
-      if (is_full or is_over) and lease_ms and 2 * worst_case <= left then
-        for _, one in ipairs(shares) do
-          note_waiting(period, period.fields[one[1]], period.values[one[1]], one[2])
-        end
+    end
+    if is_full or is_over then
+      local refusal = {0, p, integer(limit), spent or '0', reserved or '0', is_full and 0 or 1}
+      if amount > left then
+        return refusal
       end
-      if is_full or is_over then
-        local refusal = {0, p, unit.name, integer(limit), spent or '0', reserved or '0', is_full and 0 or 1}
-        if amount > left then
-          return refusal
-        end
-        kept_out = kept_out or refusal -- by calls in flight, which mostly cost less: a budget that is spent precedes it
-      end
+      kept_out = kept_out or refusal -- by calls in flight, which mostly cost less: a budget that is spent precedes it
     end
   end
 end
@@ -332,15 +306,15 @@ for key, count in pairs(added) do
   redis.call('HSET', key, names, count)
 end
 if before then
-  for_each(before, 'r', before.amount, before.tokens, function(period, field, amount)
-    add(keys[period], field, -amount)
+  for_each(before, 'r', function(period, field)
+    add(keys[period], field, -before.amount)
   end)
   share(held_key, before, -before.amount)
 end
 local is_fresh = {}
-for_each(call, 'r', worst_case, tokens, function(period, field, amount)
-  local reserved = redis.call('HINCRBY', keys[period], field, integer(amount))
-  is_fresh[period] = is_fresh[period] or reserved == amount -- nothing else is reserved, and maybe nothing was counted yet
+for_each(call, 'r', function(period, field)
+  local reserved = redis.call('HINCRBY', keys[period], field, integer(worst_case))
+  is_fresh[period] = is_fresh[period] or reserved == worst_case -- nothing else is reserved, and maybe nothing was counted yet
 end)
 for _, period in ipairs(periods) do
   if is_fresh[period.name] then
@@ -348,17 +322,17 @@ for _, period in ipairs(periods) do
   end
 end
 share(held_key, call, worst_case)
-redis.call('HSET', reservations, attempt_id, text_of(call, 'r', worst_case, tokens))
+redis.call('HSET', reservations, attempt_id, text_of(call, 'r', worst_case))
 redis.call('ZADD', leases, now + lease_ms, attempt_id)
 return {1, call.ms}
 
 --- release
 -- Ends a reservation: releases it where its call was never made, or charges the cost of the call in its place until the
 -- attempt's event settles it.
--- KEYS: reservations, leases, held, periods...   ARGV from the 4th: names of the periods
+-- KEYS: reservations, leases, held, periods...   ARGV from the 3rd: names of the periods
 -- Returns 1, or 0 where nothing is reserved, in these periods.
-local attempt_id, first_period, first_argument = ARGV[1], 4, 4
-local cost, tokens = tonumber(ARGV[2]), tonumber(ARGV[3]) -- nano-dollars; '': the call was never made
+local attempt_id, first_period, first_argument = ARGV[1], 4, 3
+local cost = tonumber(ARGV[2]) -- nano-dollars; '': the call was never made
 local reservations, leases, held_key = KEYS[1], KEYS[2], KEYS[3]
 local keys = {}
 for k = first_period, #KEYS do
@@ -368,9 +342,9 @@ local held = parse(redis.call('HGET', reservations, attempt_id))
 if not held or held.state ~= 'r' or not has_all(held, keys) then
   return 0
 end
-charge(held, keys, held_key, cost, tokens)
+charge(held, keys, held_key, cost)
 if cost then
-  redis.call('HSET', reservations, attempt_id, text_of(held, 's', cost, tokens))
+  redis.call('HSET', reservations, attempt_id, text_of(held, 's', cost))
 else
   redis.call('HDEL', reservations, attempt_id)
   redis.call('ZREM', leases, attempt_id)
@@ -456,8 +430,8 @@ for i, settlement in ipairs(batch) do
     answers[i] = table.concat(names, '\n')
   else
     if reservation then
-      for_each(reservation, reservation.state, reservation.amount, reservation.tokens, function(period, field, amount)
-        sum(by_name[period], field, -amount)
+      for_each(reservation, reservation.state, function(period, field)
+        sum(by_name[period], field, -reservation.amount)
       end)
       if reservation.state == 'r' then
         share(held_key, reservation, -reservation.amount)
@@ -525,10 +499,10 @@ if not has_all(held, keys) then
   return 0
 end
 if held.state == 'r' then
-  charge(held, keys, held_key, held.amount, held.tokens)
+  charge(held, keys, held_key, held.amount)
 end
 -- A worker that has charged the cost, and died before it could record that, has state 's'.
-redis.call('HSET', reservations, attempt_id, text_of(held, 'e', held.amount, held.tokens))
+redis.call('HSET', reservations, attempt_id, text_of(held, 'e', held.amount))
 redis.call('ZADD', leases, forget_at_ms, attempt_id)
 return held.state == 'r' and 1 or 0
 
@@ -583,9 +557,9 @@ repeat
     local attempt, held = page[2][i], parse(page[2][i + 1])
     if held and not seen[attempt] then
       seen[attempt] = true
-      for_each(held, held.state, held.amount, held.tokens, function(period, field, amount)
+      for_each(held, held.state, function(period, field)
         if keys[period] then
-          redis.call('HINCRBY', keys[period], field, integer(amount))
+          redis.call('HINCRBY', keys[period], field, integer(held.amount))
         end
       end)
       if held.state == 'r' then

@@ -108,7 +108,6 @@ class Reservation:
     charged: bool
     """`amount` is counted as spent already: the call ended at that cost, or its lease ended at that estimate."""
     amount: int
-    tokens: int
     at: datetime
     agent: str
     tenant: str | None
@@ -130,7 +129,6 @@ class LiveReservation:
     """The latest end of its lease."""
     caller: str | None = None
     """The sender of the job."""
-    tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +179,6 @@ class Budgets:
         *,
         now: datetime,
         lease_ms: int | None,
-        tokens: int = 0,
         at: datetime | None = None,
         caller: str | None = None,
         most_names: int | None = None,
@@ -197,7 +194,6 @@ class Budgets:
             counters: from `CapTable.counters`, in the present `dimensions`.
             now: by the caller's clock; Redis' clock decides the periods.
             lease_ms: of the reservation; None only asks, and holds nothing.
-            tokens: the most that the call can use.
             at: the moment of a reservation that Redis has lost. Caps do not matter then.
             caller: sender of the job. All unknown ones are one.
             most_names: counters are kept of so many scopes in a period whose names the caller makes up; None: the call
@@ -210,7 +206,7 @@ class Budgets:
         periods = [budget_period for budget_period in current.all if budget_period.window in windows]
         numbers = {budget_period.window: number for number, budget_period in enumerate(periods, 1)}
         arguments: list[Argument] = [
-            *(attempt_id, amount, tokens, "" if lease_ms is None else lease_ms, "" if at is None else ms_from_time(at)),
+            *(attempt_id, amount, "" if lease_ms is None else lease_ms, "" if at is None else ms_from_time(at)),
             *(names.agent, names.tenant or "", caller or ""),
             *("" if most_names is None else most_names, caller or "", waits_ms),
             *(self.dimensions.text, int(is_incomplete and at is None)),
@@ -224,8 +220,8 @@ class Budgets:
             if "y" in flags and counter.key not in shared:
                 shared.add(counter.key)
                 flags += "h"
-            arguments += [numbers[counter.window], counter.key, flags]
-            arguments += ["" if cap is None or at is not None else cap for cap in counter.hard_limits]
+            cap = None if at is not None else counter.hard_limit
+            arguments += [numbers[counter.window], counter.key, flags, "" if cap is None else cap]
         keys = [RESERVATIONS, LEASES, FILLED, HELD, *map(key_of, periods)]
         return ScriptCommand(LUA["reserve"], keys, arguments)
 
@@ -247,25 +243,22 @@ class Budgets:
                 self.dimensions = Dimensions.parse(answer[1])
                 return DimensionsChanged()
             case _:
-                _, number, _, limit, spent, reserved, by_share = answer
+                _, number, limit, spent, reserved, by_share = answer
                 counter = counters[int(number) - 1]
                 ends = self._current(now).of(counter.window).end_ms
                 return OverBudget(counter, ends, int(limit), int(spent), int(reserved), amount, bool(by_share))
 
-    def release_command(
-        self, attempt_id: str, at: datetime, cost: int | None = None, *, tokens: int = 0
-    ) -> ScriptCommand:
+    def release_command(self, attempt_id: str, at: datetime, cost: int | None = None) -> ScriptCommand:
         """Ends the reservation of a call. The script answers nothing, and may be repeated.
 
         Args:
             attempt_id: whose reservation it is.
             at: the moment of the reservation.
             cost: of the call, in nano-dollars, which is charged until its event settles it; None: it was never made.
-            tokens: that the call used.
         """
         periods = periods_at(at, self._zone).all
         keys = [RESERVATIONS, LEASES, HELD, *map(key_of, periods)]
-        arguments = [attempt_id, "" if cost is None else cost, tokens, *(one.name for one in periods)]
+        arguments = [attempt_id, "" if cost is None else cost, *(one.name for one in periods)]
         return ScriptCommand(LUA["release"], keys, arguments)
 
     async def settle(self, settlements: Sequence[Settlement], log: str) -> list[Totals]:
@@ -350,13 +343,12 @@ class Budgets:
 def reservation(attempt_id: str, text: str) -> Reservation:
     """Parses a reservation as Redis has it."""
     header, agent, tenant, caller, *lines = text.split("\n")
-    state, amount, tokens, at = header.split("|")
+    state, amount, at = header.split("|")
     places = (line.split("\t") for line in lines)
     return Reservation(
         attempt_id,
         charged=state != "r",
         amount=int(amount),
-        tokens=int(tokens),
         at=time_from_ms(int(at)),
         agent=agent,
         tenant=tenant or None,
@@ -391,8 +383,8 @@ class _SettledBatch:
         more: Collection[Period],
     ) -> _SettledBatch:
         """A batch. `more` are further periods that its reservations are in."""
-        blocks = {settlement.sequence // BLOCK: 0 for settlement in settlements}
-        blocks = {block: 5 + index for index, block in enumerate(blocks)}  # Redis counts keys from 1
+        used_blocks = dict.fromkeys(settlement.sequence // BLOCK for settlement in settlements)
+        blocks = {block: number for number, block in enumerate(used_blocks, 5)}  # Redis counts keys from 1
         places: dict[tuple[Period, str], int] = {}
         agents: dict[tuple[Period, str], str] = {}
         entries: list[Argument] = []
