@@ -91,7 +91,7 @@ def context_of(redis: Redis, config: Config) -> WorkerContext:
     connection = connection_of(make_broker("nats://127.0.0.1:1", "bench"))
     return context_for(
         config,
-        LiveConfig(config).caps,
+        LiveConfig(config).limits,
         redis=redis,
         publisher=Publisher(connection, "bench"),
         lookup=Lookup(connection),

@@ -31,12 +31,12 @@ from zoneinfo import ZoneInfo
 import uvloop
 
 from bench.counting import CountingRedis
-from breakwater.limits.rules.budget import CapTable, caps_of_limits
 from breakwater.limits.rules.ledger import AttemptSums
-from breakwater.limits.rules.scopes import CallNames, Dimensions
-from breakwater.limits.settings import Caps, LimitSettings
+from breakwater.limits.rules.scopes import CallNames, Dimensions, key_of, parse_scope
+from breakwater.limits.settings import Caps
 from breakwater.limits.store.budget_counters import BudgetCounters
 from breakwater.limits.store.budgets import Budgets, Reserved, Settlement
+from tests.limits.limit_tables import limit, limit_table
 from tests.server_sources import embedded_servers
 
 ZONE = ZoneInfo("Europe/Berlin")
@@ -69,10 +69,10 @@ class Bench:
 
     def __init__(self, redis: CountingRedis, calls: int, limits: int) -> None:
         caps = Caps.model_construct(daily_usd=2**53, monthly_usd=2**53, enforcement="hard")
-        further = [LimitSettings.model_construct(scope=scope, usd=2**53, per="month") for scope in SCOPES[:limits]]
+        further = [limit(key_of(parse_scope(scope)), "monthly", 2**53) for scope in SCOPES[:limits]]
         self._redis = redis
         self._budgets = Budgets(redis, ZONE)
-        self._caps = CapTable(caps, {"writer": caps}, {"*": caps}, caps_of_limits(further))
+        self._caps = limit_table(caps, {"writer": caps}, {"*": caps}, further)
         self._dimensions = self._budgets.dimensions = Dimensions(self._caps.dimensions)
         self._calls = calls
         self._settlements: list[Settlement] = []

@@ -34,7 +34,7 @@ from breakwater.kernel.clickhouse.client import Analytics, connect
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.types import format_time
 from breakwater.limits.contract import CostsListQuery
-from breakwater.limits.rules.budget import CapTable, period
+from breakwater.limits.rules.budget import period
 from breakwater.limits.settings import Caps
 from breakwater.local.ports import free_port
 from breakwater.records.api.costs import CostRoutes
@@ -43,6 +43,7 @@ from breakwater.records.rules.costs import month_before
 from tests.api_documents import answer, breaker, budget, health, incident, model, queue, service
 from tests.browser.conftest import OPTIONS, PROGRAM
 from tests.cli.api_stub import KEY, Stub, serving
+from tests.limits.limit_tables import limit_table
 from tests.server_sources import embedded_servers
 from tests.services.console.conftest import key_with, running
 
@@ -77,9 +78,9 @@ async def pages(analytics: Analytics) -> dict[str, tuple[str, ...]]:
 
 def costs_of(analytics: Analytics) -> Callable[[web.Request], Awaitable[web.Response]]:
     """What the HTTP API says of costs, from the database."""
-    caps = CapTable(Caps(monthly_usd=40), {}, {})
+    table = limit_table(Caps(monthly_usd=40))
     routes, who = (
-        CostRoutes(analytics, lambda: caps, ZONE, ("team",)),
+        CostRoutes(analytics, lambda: table, ZONE, ("team",)),
         person("ada", "Ada", ("admin",), datetime.now(UTC)),
     )
 

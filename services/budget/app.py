@@ -45,7 +45,7 @@ def build(settings: Settings, config: Config) -> ServiceApp:
     record = RecordedSpend(connection, analytics, zone)
     metrics = BudgetMetrics()
     reconciler = Reconciler(
-        live.caps,
+        live.limits,
         counters,
         record,
         publisher,
@@ -54,9 +54,9 @@ def build(settings: Settings, config: Config) -> ServiceApp:
         compare_every_s=lambda: live.now.budgets.compare_every_s,
     )
     handler = BudgetHandler(
-        live.caps, Budgets(redis, zone), counters, publisher, lookup, reconciler.await_source, metrics
+        live.limits, Budgets(redis, zone), counters, publisher, lookup, reconciler.await_source, metrics
     )
-    gauges = BudgetGauges(live.caps, counters, analytics)
+    gauges = BudgetGauges(live.limits, counters, analytics)
 
     def linger_s(last: int) -> float:
         return BUSY_LINGER_S if last >= BUSY else LINGER_S

@@ -15,7 +15,7 @@ from breakwater.kernel.process.outage import Outage
 from breakwater.kernel.telemetry.metrics import BUDGET_FORECAST, BUDGET_LIMIT, BUDGET_RESERVED, BUDGET_SPENT, Readings
 from breakwater.kernel.types import NANO_PER_USD, ms_from_time, time_from_ms
 from breakwater.limits.contract import Window
-from breakwater.limits.rules.budget import CapTable, Counter, forecast, periods_at, recent_from
+from breakwater.limits.rules.budget import Counter, LimitTable, forecast, periods_at, recent_from
 from breakwater.limits.rules.ledger import AttemptSums, BudgetPlace
 from breakwater.limits.rules.scopes import BASE, dimension_of
 from breakwater.limits.store.budget_counters import BudgetCounters, Snapshot
@@ -32,7 +32,7 @@ class BudgetGauges:
     """Reads the metrics from Redis in one round trip. Forecasts are made separately: ClickHouse delays no scrape.
 
     Args:
-        caps: the config's, as they are now.
+        limits: returns the current limits.
         counters: in Redis.
         analytics: ClickHouse.
         now: the clock.
@@ -41,13 +41,13 @@ class BudgetGauges:
 
     def __init__(
         self,
-        caps: Callable[[], CapTable],
+        limits: Callable[[], LimitTable],
         counters: BudgetCounters,
         analytics: Analytics,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._caps = caps
+        self._limits = limits
         self._counters = counters
         self._analytics = analytics
         self._now = now
@@ -69,18 +69,18 @@ class BudgetGauges:
             work = self._outage.run_logged(self.make_forecasts, expected=(UnavailableError, QueryError))
             self._forecasting = asyncio.create_task(work)
         is_recent = self._clock() - self._made_at < FORECAST_KEPT_S
-        return readings(self._caps(), snapshot, self._forecasts if is_recent else {})
+        return readings(self._limits(), snapshot, self._forecasts if is_recent else {})
 
     async def make_forecasts(self) -> None:
         """Updates the forecasts. Raises StateUnavailableError, AnalyticsUnavailableError, QueryError."""
         now = self._now()
-        caps = self._caps()
+        limits = self._limits()
         snapshot = await self._snapshot(now)
         now_ms = ms_from_time(now)
         forecasts: dict[BudgetPlace, int] = {}
         for counters in snapshot.periods:
             period = counters.period
-            named = _named(caps, period.window)
+            named = _named(limits, period.window)
             dimensions = {dimension_of(counter.key, period.window) for counter in named}
             recent = await spent_since(self._analytics, time_from_ms(recent_from(period, now_ms)), now, dimensions)
             for counter in named:
@@ -90,7 +90,7 @@ class BudgetGauges:
                     spent=counters.figures.get(counter.key, AttemptSums()).spent,
                     recent=recent.get(counter.key, 0),
                     limit=counters.limit(counter),
-                    hard=counter.caps.enforcement == "hard",
+                    hard=counter.enforcement == "hard",
                 )
                 if expected is not None:
                     forecasts[period.name, counter.key] = expected.total
@@ -103,23 +103,23 @@ class BudgetGauges:
             await background.stop(self._forecasting)
 
     async def _snapshot(self, now: datetime) -> Snapshot:
-        windows = {dimension.window for dimension in self._caps().dimensions.union(BASE)}
+        windows = {dimension.window for dimension in self._limits().dimensions.union(BASE)}
         periods = periods_at(now, self._counters.zone).all
         return await self._counters.snapshot([period for period in periods if period.window in windows])
 
 
-def _named(caps: CapTable, window: Window) -> list[Counter]:
+def _named(limits: LimitTable, window: Window) -> list[Counter]:
     """Returns the budgets that the config names, in a window in which they are counted."""
-    counted = caps.dimensions.union(BASE)
-    keys = caps.keys()
-    return [caps.counter(key, window) for key in keys if dimension_of(key, window) in counted]
+    counted = limits.dimensions.union(BASE)
+    keys = limits.keys()
+    return [limits.counter(key, window) for key in keys if dimension_of(key, window) in counted]
 
 
-def readings(caps: CapTable, snapshot: Snapshot, forecasts: Mapping[BudgetPlace, int]) -> Readings:
+def readings(table: LimitTable, snapshot: Snapshot, forecasts: Mapping[BudgetPlace, int]) -> Readings:
     """The spend, reservations, caps and known forecasts of budgets.
 
     Args:
-        caps: those of the budgets; tenants that the config does not name have none here.
+        table: all limits; tenants that the config does not name have none here.
         snapshot: the counters.
         forecasts: nano-dollars at the period's end.
     """
@@ -128,8 +128,8 @@ def readings(caps: CapTable, snapshot: Snapshot, forecasts: Mapping[BudgetPlace,
     limits: dict[tuple[str, ...], float] = {}
     expected: dict[tuple[str, ...], float] = {}
     for counters in snapshot.periods:
-        for counter in _named(caps, counters.period.window):
-            labels = (counter.name, counter.scope, counter.window, counter.caps.enforcement)
+        for counter in _named(table, counters.period.window):
+            labels = (counter.name, counter.scope, counter.window, counter.enforcement)
             nano = counters.figures.get(counter.key, AttemptSums()).spent
             spent[labels] = nano / NANO_PER_USD
             reserved[labels] = counters.reserved.get(counter.key, 0) / NANO_PER_USD

@@ -21,8 +21,8 @@ from breakwater.kernel.types import time_from_ms
 from breakwater.limits.contract import BudgetEvent
 from breakwater.limits.metrics import BudgetMetrics
 from breakwater.limits.rules.budget import (
-    CapTable,
     Counter,
+    LimitTable,
     Period,
     effective_limit,
     periods_at,
@@ -40,7 +40,7 @@ class BudgetHandler:
 
     def __init__(
         self,
-        caps: Callable[[], CapTable],
+        limits: Callable[[], LimitTable],
         budgets: Budgets,
         counters: BudgetCounters,
         publisher: Publisher,
@@ -52,7 +52,7 @@ class BudgetHandler:
 
         Called with True, `filled` checks again.
         """
-        self._caps = caps
+        self._limits = limits
         self._budgets = budgets
         self._counters = counters
         self._publisher = publisher
@@ -125,10 +125,10 @@ class BudgetHandler:
 
     async def _announce_refusals(self, refused: Sequence[Attempt]) -> None:
         """Announces caps that have refused a call as reached, although the spend stays below them. Repeatable."""
-        caps = self._caps()
-        dimensions = Dimensions(caps.dimensions)
+        limits = self._limits()
+        dimensions = Dimensions(limits.dimensions)
         for attempt in {(attempt.refused_by, attempt.refused_cap): attempt for attempt in refused}.values():
-            for counter in caps.counters(CallNames.of(attempt), dimensions):
+            for counter in limits.counters(CallNames.of(attempt), dimensions):
                 if counter.name == attempt.refused_by and attempt.refused_cap is not None:
                     period = periods_at(charged_at(attempt), self._counters.zone).of(counter.window)
                     spent, raised = await self._counters.spend_in(period, counter.key)
@@ -141,7 +141,7 @@ class BudgetHandler:
         A cap that has refused a call is reached, unless it has been raised since.
         An announcement is recorded after it was published: after a crash in between, it is repeated with the same id.
         """
-        counter = self._caps().counter(total.key, total.period.window)
+        counter = self._limits().counter(total.key, total.period.window)
         limit = effective_limit(counter.limit, total.raised)
         if limit is None:
             return
@@ -155,7 +155,7 @@ class BudgetHandler:
         for percent, name, is_announced in zip(percents, thresholds, announced, strict=True):
             if is_announced:
                 continue
-            hard = percent == 100 and counter.caps.enforcement == "hard"
+            hard = percent == 100 and counter.enforcement == "hard"
             event = event_of(
                 counter,
                 total.period,
@@ -195,7 +195,7 @@ def event_of(counter: Counter, period: Period, name: str, agent: str | None = No
         within=counter.within,
         window=period.window,
         period=period.name,
-        enforcement=counter.caps.enforcement,
+        enforcement=counter.enforcement,
         resets_at=time_from_ms(period.end_ms),
         **fields,
     )

@@ -20,7 +20,7 @@ from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage, Outages
 from breakwater.limits.contract import Window
 from breakwater.limits.metrics import BudgetMetrics
-from breakwater.limits.rules.budget import CapTable
+from breakwater.limits.rules.budget import LimitTable
 from breakwater.limits.rules.ledger import AttemptSums, BudgetPlace
 from breakwater.limits.rules.scopes import Dimensions, dimension_of
 from breakwater.limits.store.budget_counters import BudgetCounters, CounterSource
@@ -43,7 +43,7 @@ class Reconciler:
 
     def __init__(
         self,
-        caps: Callable[[], CapTable],
+        limits: Callable[[], LimitTable],
         counters: BudgetCounters,
         record: RecordedSpend,
         publisher: Publisher,
@@ -54,7 +54,7 @@ class Reconciler:
         grace_s: float = GRACE_S,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        self._caps = caps
+        self._limits = limits
         self._counters = counters
         self._record = record
         self._publisher = publisher
@@ -206,7 +206,7 @@ class Reconciler:
         source = await self._counters.source()
         if source is None or not self._is_ours(source):
             return
-        needed = self._caps().dimensions
+        needed = self._limits().dimensions
         counted = source.dimensions.including(needed)
         if counted != source.dimensions and not await self._counters.count(source, counted):
             return  # another budget service did; the next check looks again
@@ -220,13 +220,13 @@ class Reconciler:
 
     async def _fill(self, previous: CounterSource | None) -> None:
         logger = structlog.get_logger()
-        dimensions = Dimensions(self._caps().dimensions)
+        dimensions = Dimensions(self._limits().dimensions)
         periods = self._counters.periods(self._now(), dimensions)
         begun = self._now()
         is_first_start = (await self._lookup.facts(Stream.EVENTS)).last == 0
         if not is_first_start and not self._filling.lasting:
             why = "they are lost" if previous is None else "the log or the time zone is another"
-            effect = "no call is made under a hard cap until they are rebuilt" if self._caps().any_hard else "none"
+            effect = "no call is made under a hard cap until they are rebuilt" if self._limits().any_hard else "none"
             logger.warning("budgets_rebuilding", why=why, effect=effect)
         # If the log was lost with events that ClickHouse had not stored yet, Redis has counted them.
         lost_log = previous is not None and previous.zone == self._counters.zone.key
@@ -251,7 +251,7 @@ class Reconciler:
     async def _publish_repair(self, comparison: BudgetComparison, place: BudgetPlace) -> None:
         name, key = place
         counters = next(counters for counters in comparison.snapshot.periods if counters.period.name == name)
-        counter = self._caps().counter(key, counters.period.window)
+        counter = self._limits().counter(key, counters.period.window)
         was = counters.figures.get(key, AttemptSums())
         wrong = comparison.differences.get(place, AttemptSums())
         reasons = [f"{figure} was {value:+,} off" for figure, value in wrong.items() if value and figure != "spent"]

@@ -243,10 +243,10 @@ HANDLERS: Mapping[type, Callable[[ApiDependencies], object]] = MappingProxyType(
         ),
         GuardRoutes: lambda needs: GuardRoutes(Tasks(needs.redis), needs.publisher),
         BudgetRoutes: lambda needs: BudgetRoutes(
-            needs.live.caps, needs.budget_counters, needs.publisher, needs.compare_budgets
+            needs.live.limits, needs.budget_counters, needs.publisher, needs.compare_budgets
         ),
         CostRoutes: lambda needs: CostRoutes(
-            needs.analytics, needs.live.caps, needs.config.budgets.zone, needs.config.cost_tags
+            needs.analytics, needs.live.limits, needs.config.budgets.zone, needs.config.cost_tags
         ),
         IncidentRoutes: lambda needs: IncidentRoutes(
             needs.incidents, needs.config.agents, needs.config.alerts.channels

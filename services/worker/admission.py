@@ -45,7 +45,7 @@ def gates_of(worker: WorkerContext) -> Gates:
         partial(
             BudgetGate,
             budgets=worker.budgets,
-            caps=worker.caps,
+            limits=worker.limits,
             live=worker.live_reservations,
             is_local=worker.config.is_local,
             now=now,
@@ -61,7 +61,7 @@ def watches_of(worker: WorkerContext) -> Sequence[Coroutine[Any, Any, None]]:
     """Returns the background work of the gates under a config."""
     tasks = bound_tasks(worker.guards.tasks)
     reservations = LiveReservations(
-        worker.live_reservations, worker.redis, worker.budgets, worker.caps, worker.now
+        worker.live_reservations, worker.redis, worker.budgets, worker.limits, worker.now
     ).run()
     if all(agent.breaker is None for agent in worker.config.agents.values()):
         return (tasks, reservations)

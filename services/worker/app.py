@@ -50,7 +50,7 @@ def build(settings: Settings, config: Config) -> ServiceApp:
     live = LiveConfig(config)
     worker = context_for(
         config,
-        live.caps,
+        live.limits,
         redis=Redis(settings.redis_url.get_secret_value()),
         publisher=publisher_of(
             broker,

@@ -34,7 +34,7 @@ from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.security.encryption import OFF, Cipher
 from breakwater.kernel.types import is_identifier
 from breakwater.limits.gate.rate_limit import LimitsOf, configured_limits
-from breakwater.limits.rules.budget import CapTable
+from breakwater.limits.rules.budget import LimitTable
 from breakwater.limits.store.budgets import Budgets, LiveReservation
 from breakwater.limits.store.deployments import Deployments
 from breakwater.limits.store.rate_limits import RateLimits
@@ -87,7 +87,7 @@ class WorkerContext:
     retry_policies: Mapping[str, RetryPolicy]
     """The retry policy of each agent, without rules that a job brings."""
     limits_of: LimitsOf
-    caps: Callable[[], CapTable]
+    limits: Callable[[], LimitTable]
     """Returns the caps that apply now."""
     live_reservations: dict[str, LiveReservation] = field(default_factory=dict[str, LiveReservation])
     """The reservations of the calls in progress, by attempt."""
@@ -125,7 +125,7 @@ class WorkerContext:
 
 def context_for(
     config: Config,
-    caps: Callable[[], CapTable],
+    limits: Callable[[], LimitTable],
     *,
     redis: Redis,
     publisher: Publisher,
@@ -158,7 +158,7 @@ def context_for(
         room=ResponseRoom(redis),
         bodies=Bodies(publisher, lookup, config.limits.bodies_in_memory_bytes),
         rate_limits=RateLimits(),
-        caps=caps,
+        limits=limits,
     )
 
 

@@ -30,14 +30,14 @@ def edited(*replacements: tuple[str, str]) -> Config:
 def test_a_cap_that_is_raised_or_lowered_holds(cap: str, nano: int) -> None:
     live = LiveConfig(parse_config(TEXT))
     live.reload(edited(("daily_usd: 1", f"daily_usd: {cap}"), ("monthly_usd: 5", "monthly_usd: 7")))
-    assert live.caps().counter("agent:a", "daily").limit == nano
-    assert live.caps().counter("tenant:acme", "monthly").limit == 7 * USD
+    assert live.limits().counter("agent:a", "daily").limit == nano
+    assert live.limits().counter("tenant:acme", "monthly").limit == 7 * USD
 
 
 def test_an_agent_that_is_removed_stays_under_its_cap() -> None:
     live = LiveConfig(parse_config(TEXT))
     live.reload(edited(("  a: {model", "  c: {model")))
-    assert live.caps().counter("agent:a", "daily").limit == USD
+    assert live.limits().counter("agent:a", "daily").limit == USD
 
 
 def test_another_time_zone_is_no_reload() -> None:

@@ -11,9 +11,10 @@ from pydantic import ValidationError
 
 from breakwater.config import parse_config
 from breakwater.config.live import LiveConfig
-from breakwater.limits.rules.budget import MAX_CACHED, CapTable, Counter, reached_thresholds
+from breakwater.limits.rules.budget import MAX_CACHED, Counter, LimitTable, reached_thresholds
 from breakwater.limits.rules.scopes import ONLY_BASE, CallNames
 from breakwater.limits.settings import Caps
+from tests.limits.limit_tables import limit_table
 from tests.tables import each_row
 
 USD = 10**9
@@ -24,8 +25,8 @@ agents: {writer: {model: m}}
 NAMES = st.text(st.characters(blacklist_categories=("Cc", "Cs")), min_size=1, max_size=20)
 
 
-def table(total: Any = None, agents: Any = None, tenants: Any = None) -> CapTable:
-    return CapTable(
+def table(total: Any = None, agents: Any = None, tenants: Any = None) -> LimitTable:
+    return limit_table(
         Caps.model_validate(total or {}),
         {name: Caps.model_validate(caps) for name, caps in (agents or {}).items()},
         {name: Caps.model_validate(caps) for name, caps in (tenants or {}).items()},
@@ -62,7 +63,7 @@ def test_a_tenant_that_is_not_named_has_the_caps_of_the_others_by_itself() -> No
 
 def test_an_agent_that_the_config_does_not_know_is_tracked_only() -> None:
     counter = table(agents={"a": {"daily_usd": 1, "enforcement": "hard"}}).counter("agent:gone", "daily")
-    assert (counter.limit, counter.caps.enforcement) == (None, "none")
+    assert (counter.limit, counter.enforcement) == (None, "none")
 
 
 @given(NAMES, st.one_of(st.none(), NAMES))
@@ -94,9 +95,9 @@ def test_the_names_of_today_are_cached_however_many_there_were_before() -> None:
 
 def test_the_caps_that_an_agent_keeps_apply_to_its_next_call() -> None:
     live = LiveConfig(parse_config(CONFIG))
-    assert live.caps().counters(CallNames("gone"))[2].limit is None
+    assert live.limits().counters(CallNames("gone"))[2].limit is None
     live.keep("gone", Caps.model_validate({"daily_usd": 1, "enforcement": "hard"}))
-    assert live.caps().counters(CallNames("gone"))[2].hard_limit == USD
+    assert live.limits().counters(CallNames("gone"))[2].hard_limit == USD
 
 
 def test_all_scopes_are_listed_once_global_first() -> None:
@@ -116,7 +117,7 @@ def test_all_scopes_are_listed_once_global_first() -> None:
         (table(tenants={"*": {"enforcement": "hard", "daily_usd": 1}}), True),
     ],
 )
-def test_it_is_known_whether_any_cap_must_hold(caps: CapTable, expected: bool) -> None:
+def test_it_is_known_whether_any_cap_must_hold(caps: LimitTable, expected: bool) -> None:
     assert caps.any_hard is expected
 
 

@@ -23,8 +23,9 @@ from hypothesis.stateful import invariant, precondition, rule
 
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.limits.contract import CapRaise, Enforcement, Window
-from breakwater.limits.rules.budget import CapTable, Counter, ScopeCap, fits, periods_at, periods_since
+from breakwater.limits.rules.budget import Counter, fits, periods_at, periods_since
 from breakwater.limits.rules.ledger import AttemptSums, BudgetPlace, figures_of, ledger, places_of
+from breakwater.limits.rules.limit import Limit
 from breakwater.limits.rules.scopes import ONLY_BASE, CallNames, Dimension, Dimensions
 from breakwater.limits.settings import Caps
 from breakwater.limits.store.budget_counters import KEEP, BudgetCounters, Notes, Repair
@@ -39,6 +40,8 @@ from breakwater.limits.store.budgets import (
     Reserved,
     Settlement,
 )
+from tests.limits.limit_tables import limit as budget_limit
+from tests.limits.limit_tables import limit_table
 from tests.limits.machine import RedisMachine, run_for_steps
 from tests.records.test_messages import attempt
 from tests.servers import RunningServer
@@ -121,7 +124,7 @@ class Money(RedisMachine):
         super().__init__()
         self.budgets, self.all_counters = Budgets(self.redis, ZONE), BudgetCounters(self.redis, ZONE)
         self.periods = periods_since(self.now() - KEEP, self.now() + timedelta(days=1), ZONE, get_args(Window))
-        self.limits: dict[Dimension, dict[str, ScopeCap]] = {}
+        self.limits: dict[Dimension, Limit] = {}
         self.dimensions = ONLY_BASE
         self.caps = {key: Caps.model_construct(daily_usd=150, monthly_usd=200, enforcement="hard") for key in KEYS}
         self.calls: list[Call] = []
@@ -168,8 +171,7 @@ class Money(RedisMachine):
         for key, caps in self.caps.items():
             scope, _, name = key.partition(":")
             by_scope[scope][name] = caps
-        scopes = by_scope["agent"], by_scope["tenant"], self.limits
-        self.table = CapTable(by_scope["global"][""], *scopes)
+        self.table = limit_table(by_scope["global"][""], by_scope["agent"], by_scope["tenant"], self.limits.values())
         return self.table.counters(call.names, self.known_dimensions)
 
     @property
@@ -467,7 +469,7 @@ class Money(RedisMachine):
 
     @rule(limit=st.integers(0, 250))
     def a_limit_for_each_key_is_made(self, limit: int) -> None:
-        self.limits = {BY_KEY: {"key:*": ScopeCap(limit, "hard")}}
+        self.limits = {BY_KEY: budget_limit("key:*", BY_KEY.window, limit)}
 
     @precondition(lambda self: self.filled and self.limits and not self.dimensions.complete)
     @rule()
@@ -612,7 +614,7 @@ class Money(RedisMachine):
                 if caps.enforcement == "hard" and period.window in ("daily", "monthly")
             }
             if period.window == BY_KEY.window and self.dimensions.complete:
-                hard = {f"key:{caller}": self.limits[BY_KEY]["key:*"].limit for _, _, caller in OWNERS if caller}
+                hard = {f"key:{caller}": self.limits[BY_KEY].amount for _, _, caller in OWNERS if caller}
             for key, limit in hard.items():
                 place = period.name, key
                 if self.anew or limit is None:

@@ -23,12 +23,13 @@ from breakwater.kernel.process.background import stop
 from breakwater.kernel.redis.connection import Redis, ScriptCommand
 from breakwater.kernel.types import ms_from_time, time_from_ms
 from breakwater.limits.contract import Window
-from breakwater.limits.rules.budget import CapTable, Counter
+from breakwater.limits.rules.budget import Counter
 from breakwater.limits.rules.ledger import AttemptSums, ledger
 from breakwater.limits.rules.scopes import CallNames
 from breakwater.limits.settings import Caps
 from breakwater.limits.store.budget_counters import BudgetCounters, Snapshot
 from breakwater.limits.store.budgets import Budgets, PeriodChanged, Reserved, Settlement
+from tests.limits.limit_tables import limit_table
 
 if TYPE_CHECKING:  # the processes start faster without
     from tests.servers import RunningServer
@@ -47,7 +48,7 @@ def caps(daily: int, monthly: int) -> Caps:
     return Caps.model_construct(daily_usd=daily, monthly_usd=monthly, enforcement="hard")
 
 
-CAPS = CapTable(
+CAPS = limit_table(
     caps(TOTAL, 2 * TOTAL),
     {"a": caps(2 * OF_AGENT, OF_AGENT), "b": caps(OF_AGENT, 2 * OF_AGENT)},
     {"*": caps(TOTAL, TOTAL)},

@@ -15,7 +15,7 @@ from redis.exceptions import ResponseError
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.types import ms_from_time
 from breakwater.limits.contract import CapRaise, Enforcement, Window
-from breakwater.limits.rules.budget import CapTable, Counter, period, periods_at
+from breakwater.limits.rules.budget import Counter, period, periods_at
 from breakwater.limits.rules.ledger import AttemptSums, Ledger
 from breakwater.limits.rules.scopes import CallNames, Dimension, Dimensions
 from breakwater.limits.settings import Caps
@@ -32,6 +32,7 @@ from breakwater.limits.store.budgets import (
     Reserved,
     Settlement,
 )
+from tests.limits.limit_tables import limit_table
 
 WINDOWS: tuple[Window, Window] = ("daily", "monthly")
 ZONE = ZoneInfo("UTC")
@@ -61,7 +62,7 @@ def against(
     agent: str = "a",
     tenant: str | None = "t",
 ) -> tuple[Counter, ...]:
-    table = CapTable(total or caps(), {agent: of_agent or caps()}, {tenant or "": of_tenant or caps()})
+    table = limit_table(total, {agent: of_agent or caps()}, {tenant or "": of_tenant or caps()})
     return table.counters(CallNames(agent, tenant))
 
 
@@ -462,7 +463,7 @@ async def test_no_text_of_a_tag_changes_where_a_reservation_holds(redis: Redis) 
     budgets.dimensions = dimensions
     for number, tag in enumerate(("a\nb", "a\tb", "a\vuser:b", "a\th\n2026-11\tglobal\th", "a b", "é|:=\u00a0")):
         names = CallNames("a", "t", tags=(("project", tag),))
-        counters = CapTable(caps(), {}, {}).counters(names, dimensions)
+        counters = limit_table().counters(names, dimensions)
         command = budgets.reserve_command(f"j:{number}", names, 7, counters, now=now(), lease_ms=60_000)
         [answer] = await redis.run([command])
         assert isinstance(budgets.read_reservation(answer, counters, 7, now=now()), Reserved)
@@ -531,7 +532,7 @@ async def test_long_after_its_month_a_charge_is_forgotten(redis: Redis) -> None:
 async def test_a_charge_is_known_until_the_longest_of_its_periods_is_long_over(redis: Redis) -> None:
     await filled(redis)
     quarter = Dimensions(frozenset({Dimension(("agent",), "weekly"), Dimension(("agent",), "quarterly")}))
-    counters = CapTable(caps(), {}, {}).counters(CallNames("a", "t"), quarter)
+    counters = limit_table().counters(CallNames("a", "t"), quarter)
     at = now()
     await ask(redis, "j:1", 7, counters, at=at, lease_ms=1)
     await charge(redis, "j:1")

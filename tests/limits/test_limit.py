@@ -51,7 +51,7 @@ LIMITS = [
 
 
 def test_every_setting_that_limits_calls_is_a_limit() -> None:
-    documents = [limit_document(limit) for limit in parse_config(CONFIG).limit_table]
+    documents = [limit_document(limit) for limit in parse_config(CONFIG).limit_table.limits]
     assert [tuple(document.values())[1:] for document in documents] == LIMITS
     ids = [document["id"] for document in documents]
     assert ids[3] == "agents.writer.budget.daily_usd"

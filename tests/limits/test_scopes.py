@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from breakwater.config import parse_config
 from breakwater.kernel.errors import ConfigError
 from breakwater.limits.contract import Window
-from breakwater.limits.rules.budget import NEVER_FITS, CapTable, OverBudget
+from breakwater.limits.rules.budget import NEVER_FITS, LimitTable, OverBudget
 from breakwater.limits.rules.refusals import over_budget
 from breakwater.limits.rules.scopes import (
     MAX_DIMENSIONS,
@@ -45,11 +45,11 @@ DIMENSIONS = st.builds(
 )
 
 
-def caps(*limits: str) -> CapTable:
-    return parse_config(CONFIG.format(", ".join(limits))).caps
+def caps(*limits: str) -> LimitTable:
+    return parse_config(CONFIG.format(", ".join(limits))).limit_table
 
 
-def cap(table: CapTable, dimension: Dimension, names: CallNames) -> int | None:
+def cap(table: LimitTable, dimension: Dimension, names: CallNames) -> int | None:
     """The hard cap of a call in a dimension, in dollars."""
     key = dimension.key(names)
     assert key is not None

@@ -37,7 +37,7 @@ providers: {local: {base_url: "http://127.0.0.1:9/v1"}}
 budgets: {global: {monthly_usd: 100}, tenants: {acme: {monthly_usd: 20, enforcement: hard}, "*": {monthly_usd: 1}}}
 agents: {writer: {model: m, budget: {monthly_usd: 10, daily_usd: 1}}, reader: {model: m, budget: {daily_usd: 2}}}
 """
-).caps
+).limit_table
 
 
 @pytest.mark.parametrize(

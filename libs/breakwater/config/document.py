@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Annotated, Any, Literal, Self, cast, get_args
 
 from pydantic import Field, PrivateAttr, field_validator, model_validator
@@ -25,9 +25,9 @@ from breakwater.kernel.security.secret_refs import EnvName
 from breakwater.kernel.security.settings import Encryption
 from breakwater.kernel.telemetry.settings import Tracing
 from breakwater.kernel.types import Message, ModelId, Name, Off
-from breakwater.limits.rules.budget import CapTable, caps_of_limits, limit_problems
+from breakwater.limits.rules.budget import LimitTable, limit_problems
 from breakwater.limits.rules.limit import Limit, limits_of
-from breakwater.limits.settings import OTHERS, BudgetSettings
+from breakwater.limits.settings import OTHERS, BudgetSettings, LimitSettings
 from breakwater.records.settings import ClickHouse
 from breakwater.redaction.settings import RedactionRules
 
@@ -166,8 +166,7 @@ class Config(Message):
                 yield f"agents.{name}.params.{objection.path}: {objection.message}"
         yield from self._shared_breaker_problems()
         yield from self._retry_problems()
-        agents = {name: agent.budget for name, agent in self.agents.items()}
-        base = CapTable(self.budgets.total, agents, self.budgets.tenants)
+        base = LimitTable(self._limits(()))
         known_names: dict[str, Collection[str]] = {"agent": self.agents, "provider": self.providers}
         if not any("*" in agent.allowed_models for agent in self.agents.values()):
             known_names["model"] = self.known_models
@@ -265,16 +264,14 @@ class Config(Message):
         return frozenset(self.models).union(named) - {"*"}
 
     @property
-    def caps(self) -> CapTable:
-        """All caps."""
-        agents = {name: agent.budget for name, agent in self.agents.items()}
-        return CapTable(self.budgets.total, agents, self.budgets.tenants, caps_of_limits(self.budgets.limits))
-
-    @property
-    def limit_table(self) -> tuple[Limit, ...]:
+    def limit_table(self) -> LimitTable:
         """All limits."""
+        tenants = tuple(name for name in self.budgets.tenants if name != OTHERS)
+        return LimitTable(self._limits(self.budgets.limits), tuple(self.agents), tenants)
+
+    def _limits(self, further: Sequence[LimitSettings]) -> tuple[Limit, ...]:
         models = {name: model.rate_limit for name, model in self.models.items()}
-        return limits_of(self.budgets.total, self.budgets.tenants, self.agents, models, self.budgets.limits)
+        return limits_of(self.budgets.total, self.budgets.tenants, self.agents, models, further)
 
     def strict_params(self, agent: Agent, job: Job) -> str | None:
         """Returns the reason to pass only params that cost nothing but tokens; None if all params may pass.

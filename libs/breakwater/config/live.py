@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any, cast
 
 from breakwater.config.document import Config
 from breakwater.kernel.errors import ConfigError
-from breakwater.limits.rules.budget import CapTable
+from breakwater.limits.rules.budget import LimitTable
+from breakwater.limits.rules.limit import limits_of_agent
 from breakwater.limits.settings import Caps
 
 
@@ -17,21 +17,21 @@ class LiveConfig:
 
     def __init__(self, config: Config) -> None:
         self.now = config
-        self._caps = config.caps
+        self._limits = config.limit_table
 
-    def caps(self) -> CapTable:
-        """Returns the current caps. A removed agent keeps its last caps, because its jobs may still wait."""
-        return self._caps
+    def limits(self) -> LimitTable:
+        """Returns the current limits. A removed agent keeps its last budgets, because its jobs may still wait."""
+        return self._limits
 
     def reload(self, config: Config) -> None:
         """Replaces the config."""
-        caps = config.caps
-        self._caps = replace(caps, agents={**self._caps.agents, **caps.agents})
+        self._limits = config.limit_table.with_removed_agents(self._limits)
         self.now = config
 
     def keep(self, agent: str, caps: Caps) -> None:
-        """Keeps the caps of an agent that the config no longer has."""
-        self._caps = replace(self._caps, agents={agent: caps, **self._caps.agents})
+        """Keeps the budgets of an agent that the config no longer has."""
+        removed = LimitTable(tuple(limits_of_agent(agent, caps)), (agent,))
+        self._limits = self._limits.with_removed_agents(removed)
 
 
 def require_reloadable(before: Config, after: Config) -> None:

@@ -36,7 +36,7 @@ def unaffordable(config: Config, agent_name: str) -> str | None:
     Only its own caps and the global ones count, not those of tenants. None if any of its models may be called.
     """
     agent = config.agents[agent_name]
-    table = config.caps
+    table = config.limit_table
     caps = [
         (counter.hard_limit, counter.setting)
         for counter in table.counters(CallNames(agent_name), Dimensions(table.dimensions))

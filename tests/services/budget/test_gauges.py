@@ -20,16 +20,17 @@ from breakwater.kernel.telemetry.metrics import (
 )
 from breakwater.kernel.types import NANO_PER_USD
 from breakwater.limits.contract import CapRaise
-from breakwater.limits.rules.budget import CapTable, Period
+from breakwater.limits.rules.budget import Period
 from breakwater.limits.rules.ledger import AttemptSums
 from breakwater.limits.settings import Caps
 from breakwater.limits.store.budget_counters import BudgetCounters, CounterSource, Notes, PeriodCounters, Snapshot
 from breakwater.services.budget.gauges import FORECAST_EVERY_S, FORECAST_KEPT_S, BudgetGauges
 from tests.helpers import until
+from tests.limits.limit_tables import limit_table
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 USD = NANO_PER_USD
-CAPS = CapTable(
+CAPS = limit_table(
     Caps(monthly_usd=100),
     {"writer": Caps(daily_usd=10, enforcement="hard")},
     {"acme": Caps(daily_usd=4), "*": Caps(daily_usd=1)},

@@ -29,8 +29,8 @@ from breakwater.kernel.process import background
 from breakwater.kernel.redis.connection import Redis
 from breakwater.limits.contract import BudgetEvent
 from breakwater.limits.metrics import BudgetMetrics
-from breakwater.limits.rules.budget import CapTable, Period, ScopeCap, periods_at
-from breakwater.limits.rules.scopes import CallNames, Dimension, Dimensions, key_of, parse_scope
+from breakwater.limits.rules.budget import LimitTable, Period, periods_at
+from breakwater.limits.rules.scopes import CallNames, Dimensions, key_of, parse_scope
 from breakwater.limits.settings import Caps
 from breakwater.limits.store.budget_counters import BudgetCounters
 from breakwater.limits.store.budgets import Budgets, NotFilledError, Reserved, Settlement, period_key
@@ -41,13 +41,14 @@ from breakwater.services.budget import reconciler as reconciler_module
 from breakwater.services.budget.handlers import BudgetHandler
 from breakwater.services.budget.reconciler import Reconciler
 from tests.helpers import FIRST, until
+from tests.limits.limit_tables import limit, limit_table
 from tests.records.samples import new_database
 from tests.records.test_messages import attempt
 from tests.servers import RunningServer
 
 ZONE = ZoneInfo("Europe/Berlin")
 PLAN = Plan(agents={"writer": 1})
-CAPS = CapTable(Caps(), {"writer": Caps.model_construct(daily_usd=10**9, enforcement="hard")}, {})
+CAPS = limit_table(None, {"writer": Caps.model_construct(daily_usd=10**9, enforcement="hard")})
 NOWHERE = "http://127.0.0.1:1/nowhere"
 """Nothing listens there."""
 COSTS = (1, 20, 300, 4_000, 50_000)
@@ -57,7 +58,7 @@ def now() -> datetime:
     return datetime.now(UTC)
 
 
-def caps() -> CapTable:
+def caps() -> LimitTable:
     return CAPS
 
 
@@ -81,7 +82,7 @@ class BudgetPlane:
         *,
         analytics: Analytics | None = None,
         lookup: Lookup | None = None,
-        of_caps: Callable[[], CapTable] = caps,
+        of_caps: Callable[[], LimitTable] = caps,
     ) -> Reconciler:
         return Reconciler(
             of_caps,
@@ -477,15 +478,16 @@ async def test_a_limit_on_a_new_kind_of_scope_counts_what_was_spent_before_it(pl
     await plane.spend(11, submitted_by="other", user="bob", team="research")
     await plane.spend(100)
     users = key_of(parse_scope("user:* within team:research"))
-    limits: dict[Dimension, dict[str, ScopeCap]] = {
-        Dimension(("key",), "monthly"): {"key:*": ScopeCap(1, "hard")},
-        Dimension(("user", "team"), "quarterly"): {users: ScopeCap(1, "soft")},
-        Dimension(("tag:project",), "weekly"): {"tag:project=web": ScopeCap(1, "hard")},
-    }
+    limits = (
+        limit("key:*", "monthly", 1),
+        limit(users, "quarterly", 1, "alert"),
+        limit("tag:project=web", "weekly", 1),
+    )
+    limited = replace(CAPS, limits=(*CAPS.limits, *limits))
     periods = periods_at(now(), ZONE)
-    reconciler = plane.reconciler(of_caps=lambda: replace(CAPS, limits=limits))
+    reconciler = plane.reconciler(of_caps=lambda: limited)
     async with plane.kept(reconciler), asyncio.timeout(60):
-        while (source := await plane.counters.source()) is None or source.dimensions != Dimensions(frozenset(limits)):
+        while (source := await plane.counters.source()) is None or source.dimensions != Dimensions(limited.dimensions):
             await asyncio.sleep(0.01)
     await plane.spend(2, submitted_by="bot", user="ann", team="research", cost_tags={"project": "web"})
     within = [key_of(parse_scope(f"user:{user} within team:research")) for user in ("ann", "bob")]
@@ -509,8 +511,7 @@ async def test_without_clickhouse_leases_lapse_although_a_new_limit_lacks_the_pa
     await plane.fill()
     await plane.spend(*COSTS)
     await plane.trim(1)
-    by_key = Dimension(("key",), "monthly")
-    limited = replace(CAPS, limits={by_key: {"key:*": ScopeCap(1, "hard")}})
+    limited = replace(CAPS, limits=(*CAPS.limits, limit("key:*", "monthly", 1)))
     swept = asyncio.Event()
 
     async def sweep(_: str) -> None:
@@ -526,4 +527,4 @@ async def test_without_clickhouse_leases_lapse_although_a_new_limit_lacks_the_pa
         await nowhere.close()
     source = await plane.counters.source()
     assert source is not None
-    assert source.dimensions == Dimensions(pending=frozenset({by_key}))
+    assert source.dimensions == Dimensions(pending=limited.dimensions)

@@ -18,21 +18,20 @@ from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.redis.connection import Redis
 from breakwater.limits.contract import BudgetEvent, CapRaise
 from breakwater.limits.metrics import BudgetMetrics
-from breakwater.limits.rules.budget import CapTable, ScopeCap, periods_at
-from breakwater.limits.rules.scopes import Dimension
+from breakwater.limits.rules.budget import periods_at
+from breakwater.limits.rules.limit import Limit
 from breakwater.limits.settings import Caps
 from breakwater.limits.store.budget_counters import BudgetCounters
 from breakwater.limits.store.budgets import Budgets
 from breakwater.services.budget.handlers import BudgetHandler
 from tests.helpers import FIRST
+from tests.limits.limit_tables import limit as budget_limit
+from tests.limits.limit_tables import limit_table
 from tests.records.test_messages import attempt
 
 ZONE = ZoneInfo("UTC")
 LOG = "log"
 USD = 10**9
-
-
-Limits = dict[Dimension, dict[str, ScopeCap]]
 
 
 class Heard:
@@ -64,7 +63,7 @@ class Delivered:
 class Service:
     """A budget handler whose counters are there."""
 
-    def __init__(self, redis: Redis, caps: Callable[[], Caps], limits: Limits | None = None) -> None:
+    def __init__(self, redis: Redis, caps: Callable[[], Caps], limits: Sequence[Limit] = ()) -> None:
         self.counters, self._heard, self._sequence = BudgetCounters(redis, ZONE), Heard(), 0
 
         async def filled(_: bool) -> str:
@@ -75,7 +74,7 @@ class Service:
 
         self.start = fresh
         self._handler = BudgetHandler(
-            lambda: CapTable(Caps(), {"writer": caps()}, {}, limits or {}),
+            lambda: limit_table(None, {"writer": caps()}, {}, limits),
             Budgets(redis, ZONE),
             self.counters,
             cast(Publisher, self._heard),
@@ -166,8 +165,8 @@ async def test_a_refusal_by_a_cap_that_was_raised_since_reports_nothing(redis: R
 
 
 async def test_a_limit_that_refuses_is_reported_by_a_service_that_has_settled_nothing_yet(redis: Redis) -> None:
-    limit = ScopeCap(10 * USD, "hard", frozenset({100}))
-    service = Service(redis, lambda: hard(10 * USD), {Dimension(("key",), "weekly"): {"key:*": limit}})
+    by_key = budget_limit("key:*", "weekly", 10 * USD, thresholds=(100,))
+    service = Service(redis, lambda: hard(10 * USD), [by_key])
     await service.start()
     assert await service.refuses(10 * USD, by="key:bot/weekly", submitted_by="bot") == [100]
 

@@ -10,7 +10,7 @@ from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.types import NANO_PER_USD
 from breakwater.limits.api.budgets import current, known_keys, statuses
 from breakwater.limits.contract import BudgetStatus, CapRaise, EstimateAccuracy
-from breakwater.limits.rules.budget import CapTable, periods_at
+from breakwater.limits.rules.budget import LimitTable, periods_at
 from breakwater.limits.rules.ledger import AttemptSums, Ledger
 from breakwater.limits.rules.scopes import CallNames
 from breakwater.limits.store.budget_counters import BudgetCounters, Notes
@@ -26,11 +26,11 @@ budgets:
 agents:
   writer: {budget: {daily_usd: 10, enforcement: hard}}
   reader: {}
-""").caps
+""").limit_table
 ZONE = ZoneInfo("Europe/Berlin")
 
 
-async def statuses_of(caps: CapTable, counters: BudgetCounters, now: datetime) -> tuple[BudgetStatus, ...]:
+async def statuses_of(caps: LimitTable, counters: BudgetCounters, now: datetime) -> tuple[BudgetStatus, ...]:
     snapshot = await counters.snapshot(current(caps, counters, now))
     return statuses(caps, snapshot, known_keys(caps, snapshot))
 
@@ -39,7 +39,7 @@ async def reported(
     redis: Redis,
     figures: Ledger | None = None,
     notes: dict[str, CapRaise] | None = None,
-    caps: CapTable = CAPS,
+    caps: LimitTable = CAPS,
     now: datetime | None = None,
     announced: frozenset[str] = frozenset(),
 ) -> dict[str, BudgetStatus]:

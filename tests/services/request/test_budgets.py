@@ -43,7 +43,7 @@ agents:
   writer: {budget: {daily_usd: 10, enforcement: hard}}
   reader: {}
 """
-CAPS = parse_config(CONFIG).caps
+CAPS = parse_config(CONFIG).limit_table
 RAISE = {"budget": "agent:writer/daily", "limit_usd": "50.00", "reason": "launch day"}
 SUBJECT = subjects.budget("agent", "daily")
 

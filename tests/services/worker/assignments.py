@@ -22,7 +22,7 @@ def worker_without_servers(config: Config) -> WorkerContext:
     nothing: Any = None
     return context_for(
         config,
-        LiveConfig(config).caps,
+        LiveConfig(config).limits,
         redis=Redis("redis://127.0.0.1:1"),
         publisher=nothing,
         lookup=nothing,

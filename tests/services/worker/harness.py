@@ -277,7 +277,7 @@ async def running_worker(
         opened = {name: settings.open() for name, settings in parsed.providers.items()} | dict(providers or {})
         context = context_for(
             parsed,
-            LiveConfig(parsed).caps,
+            LiveConfig(parsed).limits,
             redis=redis,
             publisher=Publisher(lambda: client, "worker", cipher),
             lookup=Lookup(lambda: client, cipher),

@@ -77,7 +77,7 @@ class Bench:
         lookup: Any = None
         publisher: Any = self.published
         context = context_for(
-            config, LiveConfig(config).caps, redis=redis, publisher=publisher, lookup=lookup, providers={}
+            config, LiveConfig(config).limits, redis=redis, publisher=publisher, lookup=lookup, providers={}
         )
         self.worker = replace(context, metrics=WorkerMetrics([], CollectorRegistry()), jitter=lambda: 0.0)
         self.key = BreakerKey("writer", "sim/m")

@@ -10,17 +10,17 @@ from zoneinfo import ZoneInfo
 
 from breakwater.kernel.redis.connection import Redis
 from breakwater.limits.gate.budget import LiveReservations
-from breakwater.limits.rules.budget import CapTable
 from breakwater.limits.rules.ledger import AttemptSums
 from breakwater.limits.rules.scopes import CallNames
 from breakwater.limits.settings import Caps
 from breakwater.limits.store.budget_counters import BudgetCounters
 from breakwater.limits.store.budgets import RESERVATIONS, Budgets, LiveReservation, Reservation, Reserved, Settlement
+from tests.limits.limit_tables import limit_table
 
 ZONE = ZoneInfo("UTC")
 LOG = "log"
 NAMES = CallNames("a", "t")
-CAPS = CapTable(Caps(), {"a": Caps.model_construct(daily_usd=10, enforcement="hard")}, {})
+CAPS = limit_table(None, {"a": Caps.model_construct(daily_usd=10, enforcement="hard")})
 
 
 def now() -> datetime:

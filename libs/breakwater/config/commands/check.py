@@ -94,14 +94,14 @@ def check(
         for place, variable in unset_variables(config).items()
     )
     noted = (*warnings(config), *unset)
-    limits = [limit_document(limit) for limit in config.limit_table] if expand else []
+    limits = [limit_document(limit) for limit in config.limit_table.limits] if expand else []
     if as_json:
         document: dict[str, Any] = {"file": str(path), "ok": True, "agents": effective(config), "warnings": noted}
         output.json_document(document | ({"limits": limits} if expand else {}))
         return
     output.print_styled((f"{path}: ", ""), ("ok", "green"), (f", {quantity(len(config.agents), 'agent')}", ""))
     if expand:
-        output.table(LIMITS, config.limit_table, empty="no limits", width_in_pipe=100)
+        output.table(LIMITS, config.limit_table.limits, empty="no limits", width_in_pipe=100)
     else:
         _show_agents(config)
     for warning in noted:

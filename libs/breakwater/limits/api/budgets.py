@@ -31,7 +31,7 @@ from breakwater.limits.contract import (
     UnchangedBudget,
     Window,
 )
-from breakwater.limits.rules.budget import WINDOWS, CapTable, Counter, Period, periods_at, threshold
+from breakwater.limits.rules.budget import WINDOWS, Counter, LimitTable, Period, periods_at, threshold
 from breakwater.limits.rules.ledger import AttemptSums, is_reached
 from breakwater.limits.rules.scopes import BASE, dimension_of, key_from_text, parts_of
 from breakwater.limits.settings import OTHERS
@@ -45,7 +45,7 @@ class BudgetRoutes:
     """The budgets of the fleet, for people.
 
     Args:
-        caps: returns the current caps of the config.
+        limits: returns the current limits.
         counters: the counters in Redis.
         publisher: publishes raised caps.
         compare: compares the counters with the record. May raise StateUnavailableError, BusError,
@@ -55,13 +55,13 @@ class BudgetRoutes:
 
     def __init__(
         self,
-        caps: Callable[[], CapTable],
+        limits: Callable[[], LimitTable],
         counters: BudgetCounters,
         publisher: Publisher,
         compare: Callable[[], Awaitable[Reconciliation]],
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        self._caps = caps
+        self._limits = limits
         self._counters = counters
         self._publisher = publisher
         self._compare = compare
@@ -83,16 +83,16 @@ class BudgetRoutes:
         """Lists all budgets, or those that a call of the agent for the tenant counts against."""
         agent = request.input.agent
         tenant = request.input.tenant
-        caps = self._caps()
-        snapshot = await self._counters.snapshot(current(caps, self._counters, self._now()))
-        keys = known_keys(caps, snapshot)
+        limits = self._limits()
+        snapshot = await self._counters.snapshot(current(limits, self._counters, self._now()))
+        keys = known_keys(limits, snapshot)
         if agent is not None and f"agent:{agent}" not in keys:
-            message = f"no agent {agent!r} is known{suggestion(agent, caps.agents)}"
+            message = f"no agent {agent!r} is known{suggestion(agent, limits.agents)}"
             raise RequestError(404, "unknown_agent", message, [FieldError(path="agent", message=message)])
         if agent is not None or tenant is not None:
             named = {"agent": agent, "tenant": tenant}.items()
             keys = ("global", *(f"{scope}:{name}" for scope, name in named if name is not None))
-        return BudgetList(filled=snapshot.filled is not None, budgets=statuses(caps, snapshot, keys))
+        return BudgetList(filled=snapshot.filled is not None, budgets=statuses(limits, snapshot, keys))
 
     @operation(
         "GET",
@@ -147,13 +147,14 @@ class BudgetRoutes:
     async def _raise(self, request: ApiRequest[RaiseCapRequest]) -> BudgetEvent | UnchangedBudget:
         """Publishes a raise before recording it: a raise that only Redis knew would be lost when Redis is refilled."""
         now = self._now()
-        caps = self._caps()
+        limits = self._limits()
         limit = request.input.limit_usd
-        snapshot = await self._counters.snapshot(current(caps, self._counters, now))
-        counter = _counter(request.input.budget, caps, snapshot)
+        snapshot = await self._counters.snapshot(current(limits, self._counters, now))
+        counter = _counter(request.input.budget, limits, snapshot)
         configured = counter.limit
         if configured is None:
-            where = counter.setting or {
+            where = {
+                "global": f"budgets.global.{counter.window}_usd",
                 "agent": f"agents.{counter.scope_name}.budget.{counter.window}_usd",
                 "tenant": f"budgets.tenants.{counter.scope_name}.{counter.window}_usd",
             }.get(counter.scope, "budgets.limits")
@@ -186,7 +187,7 @@ class BudgetRoutes:
             total=before.spent,
             previous=before.limit,
             configured=configured,
-            enforcement=counter.caps.enforcement,
+            enforcement=counter.enforcement,
             by=request.by,
             reason=request.why,
             resets_at=before.resets_at,
@@ -205,22 +206,23 @@ class BudgetRoutes:
         return event
 
 
-def _counter(budget: str, caps: CapTable, snapshot: Snapshot) -> Counter:
+def _counter(budget: str, limits: LimitTable, snapshot: Snapshot) -> Counter:
     """Returns the counter of a budget by its name. Raises RequestError: there is no such budget."""
     text, _, window = budget.rpartition("/")
     key = key_from_text(text)
     names = [part.name for part in parts_of(key)]
-    has_cap = any(caps.counter(key, known_window).limit is not None for known_window in _windows(caps, key))
-    is_known = (has_cap and OTHERS not in names and all(map(is_identifier, names))) or key in known_keys(caps, snapshot)
+    has_cap = any(limits.counter(key, known_window).limit is not None for known_window in _windows(limits, key))
+    has_own_cap = has_cap and OTHERS not in names and all(map(is_identifier, names))
+    is_known = has_own_cap or key in known_keys(limits, snapshot)
     if is_known:
-        for known_window in _windows(caps, key):
+        for known_window in _windows(limits, key):
             if known_window == window:
-                return caps.counter(key, known_window)
+                return limits.counter(key, known_window)
     if key == f"tenant:{OTHERS}":
         hint = "each tenant that the config does not list has its own cap: name a tenant"
     else:
-        keys = (key,) if is_known else caps.keys()
-        known = [caps.counter(known_key, window).name for known_key in keys for window in _windows(caps, known_key)]
+        keys = (key,) if is_known else limits.keys()
+        known = [limits.counter(known_key, window).name for known_key in keys for window in _windows(limits, known_key)]
         hint = suggestion(budget, known).removeprefix("; ")
     raise unknown("budget", f"there is no budget {budget!r}", "budget", hint)
 
@@ -230,19 +232,19 @@ def _not_filled() -> RequestError:
     return unavailable("not_filled", message)
 
 
-def _windows(caps: CapTable, key: str) -> list[Window]:
+def _windows(limits: LimitTable, key: str) -> list[Window]:
     """Returns the windows in which a scope is counted."""
-    counted = caps.dimensions.union(BASE)
+    counted = limits.dimensions.union(BASE)
     return [window for window in WINDOWS if dimension_of(key, window) in counted]
 
 
-def current(caps: CapTable, counters: BudgetCounters, now: datetime) -> tuple[Period, ...]:
+def current(limits: LimitTable, counters: BudgetCounters, now: datetime) -> tuple[Period, ...]:
     """Returns the current periods of the windows that are counted: the day, the month, and others that caps need."""
-    windows = {dimension.window for dimension in caps.dimensions.union(BASE)}
+    windows = {dimension.window for dimension in limits.dimensions.union(BASE)}
     return tuple(period for period in periods_at(now, counters.zone).all if period.window in windows)
 
 
-def known_keys(caps: CapTable, snapshot: Snapshot) -> tuple[str, ...]:
+def known_keys(limits: LimitTable, snapshot: Snapshot) -> tuple[str, ...]:
     """Returns the scopes that the config names or that Redis has counters of: global, agents, tenants."""
     counted = {
         key
@@ -250,16 +252,16 @@ def known_keys(caps: CapTable, snapshot: Snapshot) -> tuple[str, ...]:
         for key in (*period_counters.figures, *period_counters.reserved, *period_counters.notes.raises)
     }
     # The sort is stable, so the scopes of the config come first, in its order.
-    return tuple(sorted(caps.keys(counted), key=lambda key: _SCOPES.index(caps.counter(key, "monthly").scope)))
+    return tuple(sorted(limits.keys(counted), key=lambda key: _SCOPES.index(limits.counter(key, "monthly").scope)))
 
 
-def statuses(caps: CapTable, snapshot: Snapshot, keys: Iterable[str]) -> tuple[BudgetStatus, ...]:
+def statuses(limits: LimitTable, snapshot: Snapshot, keys: Iterable[str]) -> tuple[BudgetStatus, ...]:
     """Returns the budgets of some scopes in the periods of a snapshot."""
     return tuple(
-        budget_status(caps.counter(key, period_counters.period.window), period_counters)
+        budget_status(limits.counter(key, period_counters.period.window), period_counters)
         for key in keys
         for period_counters in snapshot.periods
-        if period_counters.period.window in _windows(caps, key)
+        if period_counters.period.window in _windows(limits, key)
     )
 
 
@@ -269,7 +271,7 @@ def budget_status(counter: Counter, period_counters: PeriodCounters) -> BudgetSt
     reserved = period_counters.reserved.get(counter.key, 0)
     notes = period_counters.notes
     limit = period_counters.limit(counter)
-    enforcement = counter.caps.enforcement
+    enforcement = counter.enforcement
     reached = False
     if limit is not None:
         refused = enforcement == "hard" and threshold(counter.key, limit, 100) in notes.announced

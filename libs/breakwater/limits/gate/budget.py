@@ -23,8 +23,8 @@ from breakwater.limits.rules import refusals
 from breakwater.limits.rules.budget import (
     MAX_NAMES,
     OWN_CAP,
-    CapTable,
     Counter,
+    LimitTable,
     OverBudget,
     fits,
     spent_by,
@@ -58,7 +58,7 @@ class BudgetGate(Gate):
     """Reserves the worst case of the call in its budgets."""
 
     budgets: Budgets
-    caps: Callable[[], CapTable]
+    limits: Callable[[], LimitTable]
     """Returns the caps that apply now."""
     live: MutableMapping[str, LiveReservation]
     """The reservations of the worker's calls in progress, by attempt."""
@@ -78,9 +78,9 @@ class BudgetGate(Gate):
         admission = self.admission
         worst_case = admission.flight.reserved
         names = _names_of(admission)
-        caps = self.caps()
+        limits = self.limits()
         dimensions = self.budgets.dimensions
-        self._counters = caps.counters(names, dimensions)
+        self._counters = limits.counters(names, dimensions)
         self._asked_at = self.now()
         if worst_case is None and any(counter.hard_limit is not None for counter in self._counters):
             return self._refuse_unpriced("a hard budget")
@@ -93,7 +93,7 @@ class BudgetGate(Gate):
             lease_ms=admission.lease_ms,
             caller=admission.job.caller,
             most_names=MAX_NAMES if any("n" in counter.flags for counter in self._counters) else None,
-            is_incomplete=caps.is_incomplete(names, dimensions),
+            is_incomplete=limits.is_incomplete(names, dimensions),
         )
 
     def read(self, answer: Any) -> Refused | WaitForCapacity | AskAgain | None:
@@ -135,7 +135,7 @@ class BudgetGate(Gate):
         Does nothing without a hard cap: then no call waits for the rest of a budget.
         """
         at = attempt.reserved_at
-        counters = self.caps().counters(CallNames.of(attempt), self.budgets.dimensions)
+        counters = self.limits().counters(CallNames.of(attempt), self.budgets.dimensions)
         if at is None or all(counter.hard_limit is None for counter in counters):
             return None
         return self.budgets.release_command(attempt.attempt_id, at, figures_of(attempt).spent)
@@ -181,7 +181,7 @@ class BudgetGate(Gate):
             refusals.over_budget(over, self.admission.flight.model, wait_s),
             refused_by=over.counter.name,
             refused_cap=over.limit if over.amount <= over.limit or not over.limit else None,
-            ends_chain=over.counter.caps.on_exceeded == "fail",
+            ends_chain=over.counter.cap is not None and over.counter.cap.action == "refuse",
         )
 
 
@@ -207,14 +207,14 @@ class LiveReservations:
         live: Mapping[str, LiveReservation],
         redis: Redis,
         budgets: Budgets,
-        caps: Callable[[], CapTable],
+        limits: Callable[[], LimitTable],
         now: Callable[[], datetime],
     ) -> None:
         """Takes the reservations by attempt, to which calls add theirs and from which they remove them."""
         self._live = live
         self._redis = redis
         self._budgets = budgets
-        self._caps = caps
+        self._limits = limits
         self._now = now
         self._missing: set[str] = set()
         self._lost = Outage("budget counters")
@@ -247,7 +247,7 @@ class LiveReservations:
             wanted = missing & self._missing
             self._missing = missing
         else:
-            if self._caps().any_hard:
+            if self._limits().any_hard:
                 self._lost.note_failure("they are lost, or not made yet; until then no call is made under a hard cap")
             wanted = set(self._live)
         if commands := [
@@ -262,7 +262,7 @@ class LiveReservations:
             live.attempt_id,
             live.names,
             live.amount,
-            self._caps().counters(live.names, self._budgets.dimensions),
+            self._limits().counters(live.names, self._budgets.dimensions),
             now=now,
             lease_ms=round(lease.total_seconds() * 1000),
             at=live.at,

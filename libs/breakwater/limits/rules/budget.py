@@ -7,8 +7,9 @@ scripts in Redis apply the same rule.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date, datetime, time, timedelta
 from functools import cached_property, lru_cache
 from itertools import product
@@ -18,9 +19,9 @@ from zoneinfo import ZoneInfo
 from breakwater.kernel.formats import hint
 from breakwater.kernel.types import ms_from_time, time_from_ms
 from breakwater.limits.contract import BudgetEvent, BudgetScope, Enforcement, Window
+from breakwater.limits.rules.limit import CALENDAR, Limit
 from breakwater.limits.rules.scopes import (
     BASE,
-    DAY_AND_MONTH,
     EACH,
     MAX_DIMENSIONS,
     ONLY_BASE,
@@ -33,7 +34,7 @@ from breakwater.limits.rules.scopes import (
     parts_of,
     scope_text,
 )
-from breakwater.limits.settings import OTHERS, Caps, LimitSettings, OnExceeded
+from breakwater.limits.settings import LimitSettings
 
 if TYPE_CHECKING:
     from breakwater.jobs.contract.execution import Attempt
@@ -150,48 +151,29 @@ def periods_since(
 
 
 @dataclass(frozen=True, slots=True)
-class ScopeCap:
-    """The cap of one scope in one window.
-
-    Attributes:
-        limit: nano-dollars; None if there is none.
-        enforcement: `none`, `soft` or `hard`.
-        thresholds: the percentages that raise an alert.
-        on_exceeded: what happens to a call that a hard cap has no room for.
-        setting: the path of the cap in the config.
-        is_named: True if the config names the scope.
-    """
-
-    limit: int | None = None
-    enforcement: Enforcement = "none"
-    thresholds: frozenset[int] = frozenset()
-    on_exceeded: OnExceeded = "cheaper_model"
-    setting: str = ""
-    is_named: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Counter:
     """One budget that calls count towards.
 
     Attributes:
         window: of its periods.
         key: the scope's key among the counters of a period: `global`, `agent:<name>`, …
-        caps: its cap.
+        cap: its limit; None if its spend is only counted.
+        is_named: True if the config names its scope.
         hard_limit: the cap in nano-dollars if it refuses calls, else None.
         flags: the flags of its place in the script that reserves.
     """
 
     window: Window
     key: str
-    caps: ScopeCap
+    cap: Limit | None = None
+    is_named: bool = False
     hard_limit: int | None = field(init=False)
     flags: str = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "hard_limit", self.caps.limit if self.caps.enforcement == "hard" else None)
+        object.__setattr__(self, "hard_limit", self.limit if self.enforcement == "hard" else None)
         kinds = {part.kind for part in parts_of(self.key)}
-        is_made_up = not self.caps.is_named and any(kind in _MADE_UP or kind.startswith("tag:") for kind in kinds)
+        is_made_up = not self.is_named and any(kind in _MADE_UP or kind.startswith("tag:") for kind in kinds)
         # A tenant is also counted by month, which bounds its days.
         flags = "n" if is_made_up and (self.window != "daily" or kinds != {"tenant"}) else ""
         if self.hard_limit is not None and not kinds & {"key", "user"}:
@@ -221,14 +203,24 @@ class Counter:
         return f"{scope_text(self.key)}/{self.window}"
 
     @property
-    def setting(self) -> str:
-        """The path of its cap in the config: `agents.writer.budget.daily_usd`."""
-        return self.caps.setting
+    def setting(self) -> str | None:
+        """The path of its cap in the config: `agents.writer.budget.daily_usd`; None if it has none."""
+        return None if self.cap is None else self.cap.id
 
     @property
     def limit(self) -> int | None:
         """The cap in nano-dollars; None if there is none."""
-        return self.caps.limit
+        return None if self.cap is None else self.cap.amount
+
+    @property
+    def enforcement(self) -> Enforcement:
+        """The enforcement of its cap."""
+        return "none" if self.cap is None else self.cap.enforcement
+
+    @property
+    def thresholds(self) -> tuple[int, ...]:
+        """The percentages that raise an alert."""
+        return () if self.cap is None else self.cap.thresholds
 
     @property
     def agent(self) -> str | None:
@@ -265,17 +257,19 @@ _MADE_UP = frozenset({"tenant", "user", "team"})
 
 
 @dataclass(frozen=True)
-class CapTable:
-    """All caps of a config."""
+class LimitTable:
+    """All limits.
 
-    total: Caps
-    agents: Mapping[str, Caps]
-    tenants: Mapping[str, Caps]
-    limits: Mapping[Dimension, Mapping[str, ScopeCap]] = field(
-        default_factory=dict[Dimension, "Mapping[str, ScopeCap]"]
-    )
-    """Further ones, by the keys of their scopes, in which `*` stands for each name that has none itself."""
-    # Not of the constructor: a table that is copied with other caps must not inherit their counters.
+    Attributes:
+        limits: the limits. Of two on one scope in one window, the first one counts.
+        agents: the agents of the config.
+        tenants: the tenants that the config names, whose only caps are their own.
+    """
+
+    limits: tuple[Limit, ...] = ()
+    agents: tuple[str, ...] = ()
+    tenants: tuple[str, ...] = ()
+    # Not of the constructor: a table that is copied with other limits must not inherit their counters.
     _cached: dict[tuple[object, ...], tuple[Counter, ...]] = field(
         default_factory=dict[tuple[object, ...], "tuple[Counter, ...]"], init=False, compare=False, repr=False
     )
@@ -300,34 +294,40 @@ class CapTable:
         """Returns one budget, by its scope's key and its window."""
         counter = self._counters.get((key, window))
         if counter is None:
-            counter = Counter(window, key, self._cap(parts_of(key), window))
+            parts = parts_of(key)
+            cap = self._cap(parts, window)
+            is_named = key in self._named_keys or (cap is not None and cap.is_named)
+            counter = Counter(window, key, cap, is_named)
             _cache(self._counters, (key, window), counter)
         return counter
 
-    def _cap(self, parts: tuple[ScopePart, ...], window: Window) -> ScopeCap:
-        of_section = self._cap_of_section(parts[0], window) if len(parts) == 1 else None
-        if of_section is not None and of_section.limit is not None:
-            return of_section
-        by_key = self.limits.get(Dimension(tuple(part.kind for part in parts), window), {})
-        limits = (by_key.get(key_of(pattern)) for pattern in _patterns(parts))
-        return next((cap for cap in limits if cap is not None), of_section or ScopeCap())
+    def limit_on(self, dimension: Dimension, key: str) -> Limit | None:
+        """Returns the budget that is set on exactly this scope, by its key; it may contain `*`."""
+        return self._budgets.get(dimension, {}).get(key)
 
-    def _cap_of_section(self, part: ScopePart, window: Window) -> ScopeCap | None:
-        """Returns the cap that the config writes in the section of the agent, of tenants or of all agents."""
-        kind, name = part
-        if window not in DAY_AND_MONTH:
-            return None
-        if kind == "global":
-            return _cap_of(self.total, window, "budgets.global", is_named=True)
-        if kind == "agent" and name in self.agents:
-            return _cap_of(self.agents[name], window, f"agents.{name}.budget", is_named=True)
-        caps = (self.tenants.get(name) or self.tenants.get(OTHERS)) if kind == "tenant" else None
-        return caps and _cap_of(caps, window, f"budgets.tenants.{name}", is_named=name in self.tenants)
+    def _cap(self, parts: tuple[ScopePart, ...], window: Window) -> Limit | None:
+        by_key = self._budgets.get(Dimension(tuple(part.kind for part in parts), window), {})
+        patterns = (parts,) if key_of(parts) in self._named_keys else _patterns(parts)
+        return next((cap for pattern in patterns if (cap := by_key.get(key_of(pattern))) is not None), None)
+
+    @cached_property
+    def _budgets(self) -> Mapping[Dimension, Mapping[str, Limit]]:
+        """The budgets, by the keys of their scopes, in which `*` stands for each name that has none itself."""
+        budgets: defaultdict[Dimension, dict[str, Limit]] = defaultdict(dict)
+        for limit in self.limits:
+            if (dimension := limit.budget_dimension) is not None:
+                budgets[dimension].setdefault(limit.key, limit)
+        return budgets
+
+    @cached_property
+    def _named_keys(self) -> frozenset[str]:
+        """The keys of the scopes that the config names, whether they have caps or not."""
+        agents = (f"agent:{name}" for name in self.agents)
+        tenants = (f"tenant:{name}" for name in self.tenants)
+        return frozenset(("global", *agents, *tenants))
 
     def is_incomplete(self, names: CallNames, dimensions: Dimensions) -> bool:
         """Returns True if a hard cap applies to a call in a dimension that is not counted, or lacks the past."""
-        if not self.limits:
-            return False
         uncounted = (dimension for dimension in self.dimensions if dimension not in dimensions.complete)
         keys = ((dimension, dimension.key(names)) for dimension in uncounted)
         return any(
@@ -337,50 +337,30 @@ class CapTable:
     def keys(self, more: Iterable[str] = ()) -> tuple[str, ...]:
         """Returns the keys of all scopes in the config, global first, and then those in `more`, each once."""
         agents = (f"agent:{name}" for name in self.agents)
-        tenants = (f"tenant:{name}" for name in self.tenants if name != OTHERS)
-        limited = (key for by_key in self.limits.values() for key, cap in by_key.items() if cap.is_named)
+        tenants = (f"tenant:{name}" for name in self.tenants)
+        limited = (limit.key for limit in self.limits if limit.budget_dimension is not None and limit.is_named)
         return tuple(dict.fromkeys(("global", *agents, *tenants, *limited, *sorted(more))))
+
+    def with_removed_agents(self, earlier: LimitTable) -> LimitTable:
+        """Returns a table that also has the budgets of the agents that only an earlier one has."""
+        agents = tuple(name for name in earlier.agents if name not in self.agents)
+        scopes = {(ScopePart("agent", name),) for name in agents}
+        budgets = (limit for limit in earlier.limits if limit.parts in scopes and limit.budget_dimension is not None)
+        return replace(self, limits=(*self.limits, *budgets), agents=(*self.agents, *agents))
 
     @cached_property
     def dimensions(self) -> frozenset[Dimension]:
-        """The dimensions of the further caps."""
-        return frozenset(self.limits).difference(BASE)
+        """The dimensions of the budgets beside those that are always counted."""
+        return frozenset(self._budgets).difference(BASE)
 
-    @property
+    @cached_property
     def any_hard(self) -> bool:
-        """Returns True if any cap refuses calls."""
-        hard = any(cap.enforcement == "hard" for by_key in self.limits.values() for cap in by_key.values())
-        return hard or any(caps.is_hard for caps in (self.total, *self.agents.values(), *self.tenants.values()))
-
-
-_WINDOW_OF: Mapping[str, Window] = {"day": "daily", "week": "weekly", "month": "monthly", "quarter": "quarterly"}
-
-
-def place_of(limit: LimitSettings) -> tuple[Dimension, str]:
-    """Returns the dimension and the key of a limit's scope. Raises ValueError: the scope is none."""
-    parts = parse_scope(limit.scope)
-    return Dimension(tuple(part.kind for part in parts), _WINDOW_OF[limit.per]), key_of(parts)
-
-
-def caps_of_limits(limits: Sequence[LimitSettings]) -> dict[Dimension, dict[str, ScopeCap]]:
-    """Returns the caps of limits, by dimension and key."""
-    caps: dict[Dimension, dict[str, ScopeCap]] = {}
-    for number, limit in enumerate(limits):
-        dimension, key = place_of(limit)
-        enforcement: Enforcement = "none" if limit.action == "count" else "soft" if limit.action == "alert" else "hard"
-        caps.setdefault(dimension, {})[key] = ScopeCap(
-            limit.usd,
-            enforcement,
-            frozenset(limit.alerts_at),
-            "fail" if limit.action == "refuse" else "cheaper_model",
-            f"budgets.limits.{number}.usd",
-            is_named=all(part.name != EACH for part in parts_of(key)),
-        )
-    return caps
+        """Returns True if any budget refuses calls."""
+        return any(limit.budget_dimension is not None and limit.enforcement == "hard" for limit in self.limits)
 
 
 def limit_problems(
-    limits: Sequence[LimitSettings], tags: Collection[str], known_names: Mapping[str, Collection[str]], base: CapTable
+    limits: Sequence[LimitSettings], tags: Collection[str], known_names: Mapping[str, Collection[str]], base: LimitTable
 ) -> Iterator[str]:
     """Yields what is wrong with the limits of a config, each with its path.
 
@@ -388,17 +368,19 @@ def limit_problems(
         limits: the limits.
         tags: the config's cost tags.
         known_names: the names of the kinds whose names the config knows, such as `agent`.
-        base: the caps that the config writes elsewhere.
+        base: the limits that the config writes elsewhere.
     """
     first: dict[tuple[Dimension, str], int] = {}
     for number, limit in enumerate(limits):
         path = f"budgets.limits.{number}"
         try:
-            place = dimension, key = place_of(limit)
+            parts = parse_scope(limit.scope)
         except ValueError as error:
             yield f"{path}.scope: {error}"
             continue
-        for kind, name in parts_of(key):
+        key = key_of(parts)
+        dimension = Dimension(tuple(part.kind for part in parts), CALENDAR[limit.per])
+        for kind, name in parts:
             tag = kind.removeprefix("tag:")
             if tag != kind and tag not in tags:
                 yield f"{path}.scope: {tag!r} is none of cost_tags{hint(tag, tags)}"
@@ -408,23 +390,19 @@ def limit_problems(
                 yield f"{path}.scope: {name!r}: names have no wildcards; `*` alone is each name"
             elif kind in known_names and name not in known_names[kind]:
                 yield f"{path}.scope: no {kind} {name!r} is configured{hint(name, known_names[kind])}"
-        earlier = base.counter(key, dimension.window)
-        if place in first:
-            yield f"{path}: budgets.limits.{first[place]} limits the same scope in the same window; keep one of them"
-        elif earlier.limit is not None:
-            yield f"{path}: {earlier.setting} limits the same scope in the same window; keep one of them"
-        first.setdefault(place, number)
+        earlier = base.limit_on(dimension, key)
+        if (dimension, key) in first:
+            number_of_first = first[dimension, key]
+            yield f"{path}: budgets.limits.{number_of_first} limits the same scope in the same window; keep one of them"
+        elif earlier is not None:
+            yield f"{path}: {earlier.id} limits the same scope in the same window; keep one of them"
+        first.setdefault((dimension, key), number)
     dimensions = {dimension for dimension, _ in first}
     if len(dimensions) > MAX_DIMENSIONS:
         yield (
             f"budgets.limits: are of {len(dimensions)} combinations of kinds of scopes and windows; a call would count "
             f"in each of them, so at most {MAX_DIMENSIONS} are allowed"
         )
-
-
-def _cap_of(caps: Caps, window: Window, setting: str, *, is_named: bool) -> ScopeCap:
-    limit = caps.daily_usd if window == "daily" else caps.monthly_usd
-    return ScopeCap(limit, caps.enforcement, caps.thresholds, caps.on_exceeded, f"{setting}.{window}_usd", is_named)
 
 
 def _patterns(parts: tuple[ScopePart, ...]) -> Iterable[tuple[ScopePart, ...]]:
@@ -485,7 +463,7 @@ def reached_thresholds(counter: Counter, limit: int | None, spent: int, *, refus
         refused: True if the cap has refused a call. The cap is reached then, though a hard cap keeps the spend below
             it.
     """
-    percents = counter.caps.thresholds
+    percents = counter.thresholds
     if limit is None or not percents:
         return ()
     if limit == 0:  # every percentage of zero is reached from the start

@@ -19,13 +19,11 @@ from breakwater.kernel.formats import beyond, money, moneys, quantity
 from breakwater.kernel.json_values import NoJsonError, find_json
 from breakwater.limits.contract import GuardRule
 from breakwater.limits.rules.budget import fits
+from breakwater.limits.rules.limit import SOFT_PERCENT
 from breakwater.limits.settings import ConfidenceRules, GuardRules
 
 if TYPE_CHECKING:
     from breakwater.jobs.contract.execution import Execution, Reason
-
-SOFT_PERCENT = 80
-"""Share of a cap at which people are notified, once for each task."""
 
 
 @dataclass(frozen=True, slots=True)

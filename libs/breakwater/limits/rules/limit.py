@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from breakwater.limits.contract import Enforcement
-from breakwater.limits.rules.guard import SOFT_PERCENT
+from breakwater.limits.contract import Enforcement, Window
+from breakwater.limits.rules.scopes import EACH, Dimension, ScopePart, key_of, parse_scope, scope_text
 from breakwater.limits.settings import Caps, GuardRules, LimitSettings, RateLimit
 
 LimitUnit = Literal["usd", "tokens", "requests", "concurrent"]
@@ -28,7 +28,7 @@ class Limit:
 
     Attributes:
         id: the setting that it is written in: `agents.writer.budget.daily_usd`.
-        scope: whose calls it counts: `plane`, `agent:writer`, `user:* within team:research`; `*` is each by itself.
+        parts: the parts of its scope.
         unit: what it counts. The requests of a task are its jobs; elsewhere they are calls.
         window: the time in which it counts; None for calls at the same time.
         amount: nano-dollars, tokens, requests, or calls at the same time.
@@ -37,12 +37,48 @@ class Limit:
     """
 
     id: str
-    scope: str
+    parts: tuple[ScopePart, ...]
     unit: LimitUnit
     window: LimitWindow | None
     amount: int
     action: LimitAction
     thresholds: tuple[int, ...] = ()
+
+    @property
+    def scope(self) -> str:
+        """The calls that it counts: `plane`, `agent:writer`, `user:* within team:research`; `*` is each by itself."""
+        return "plane" if self.parts == PLANE else scope_text(self.key)
+
+    @property
+    def key(self) -> str:
+        """The key of its scope among the counters of a period; of several scopes, with `*` in place of a name."""
+        return key_of(self.parts)
+
+    @property
+    def is_named(self) -> bool:
+        """Returns True if it is of one scope."""
+        return all(part.name != EACH for part in self.parts)
+
+    @property
+    def budget_dimension(self) -> Dimension | None:
+        """The dimension that it is counted in; None if it is no budget: no limit on spend by the calendar."""
+        window = CALENDAR.get(self.window) if self.unit == "usd" and self.window is not None else None
+        return None if window is None else Dimension(tuple(part.kind for part in self.parts), window)
+
+    @property
+    def enforcement(self) -> Enforcement:
+        """The enforcement of a budget: `hard` if it refuses calls."""
+        return "none" if self.action == "count" else "soft" if self.action == "alert" else "hard"
+
+
+SOFT_PERCENT = 80
+"""Share of a cap at which people are notified, once for each task."""
+
+PLANE = (ScopePart("global", ""),)
+"""The scope of all calls."""
+
+CALENDAR: Mapping[str, Window] = {"day": "daily", "week": "weekly", "month": "monthly", "quarter": "quarterly"}
+"""The windows of a calendar, as budgets are named by them."""
 
 
 class LimitedAgent(Protocol):
@@ -73,29 +109,38 @@ def limits_of(
         agents: the agents, by their names.
         models: the rate limits of models, by their ids.
         further: the limits that the config writes as such.
+
+    Raises:
+        ValueError: the scope of one of `further` is none.
     """
     limits: list[Limit] = []
     for model, rate_limit in models.items():
-        limits += _of_rate_limit(f"models.{model}.rate_limit", f"model:{model}", rate_limit)
+        limits += _of_rate_limit(f"models.{model}.rate_limit", (ScopePart("model", model),), rate_limit)
     for name, agent in agents.items():
-        scope = f"agent:{name}"
-        limits += _of_caps(f"agents.{name}.budget", scope, agent.budget)
-        limits += _of_rate_limit(f"agents.{name}.rate_limit", scope, agent.rate_limit)
+        scope = ScopePart("agent", name)
+        limits += limits_of_agent(name, agent.budget)
+        limits += _of_rate_limit(f"agents.{name}.rate_limit", (scope,), agent.rate_limit)
         if agent.guard is not None:
-            limits += _of_guard(f"agents.{name}.guard", f"task:* within {scope}", agent.guard)
+            limits += _of_guard(f"agents.{name}.guard", (ScopePart("task", EACH), scope), agent.guard)
         if agent.max_cost_usd is not None:
+            of_jobs = (ScopePart("job", EACH), scope)
             setting = f"agents.{name}.max_cost_usd"
-            limits.append(Limit(setting, f"job:* within {scope}", "usd", "total", agent.max_cost_usd, "cheaper_model"))
-    limits += _of_caps("budgets.global", "plane", total)
+            limits.append(Limit(setting, of_jobs, "usd", "total", agent.max_cost_usd, "cheaper_model"))
+    limits += _of_caps("budgets.global", PLANE, total)
     for name, caps in tenants.items():
-        limits += _of_caps(f"budgets.tenants.{name}", f"tenant:{name}", caps)
+        limits += _of_caps(f"budgets.tenants.{name}", (ScopePart("tenant", name),), caps)
     for number, limit in enumerate(further):
-        place = (f"budgets.limits.{number}.usd", limit.scope)
+        place = (f"budgets.limits.{number}.usd", parse_scope(limit.scope))
         limits.append(Limit(*place, "usd", limit.per, limit.usd, limit.action, limit.alerts_at))
     return tuple(limits)
 
 
-def _of_caps(setting: str, scope: str, caps: Caps) -> Iterator[Limit]:
+def limits_of_agent(name: str, caps: Caps) -> Iterator[Limit]:
+    """Yields the budgets of an agent."""
+    return _of_caps(f"agents.{name}.budget", (ScopePart("agent", name),), caps)
+
+
+def _of_caps(setting: str, scope: tuple[ScopePart, ...], caps: Caps) -> Iterator[Limit]:
     beyond_hard: LimitAction = "cheaper_model" if caps.on_exceeded == "cheaper_model" else "refuse"
     actions: Mapping[Enforcement, LimitAction] = {"none": "count", "soft": "alert", "hard": beyond_hard}
     action = actions[caps.enforcement]
@@ -106,7 +151,7 @@ def _of_caps(setting: str, scope: str, caps: Caps) -> Iterator[Limit]:
         yield Limit(f"{setting}.monthly_usd", scope, "usd", "month", caps.monthly_usd, action, thresholds)
 
 
-def _of_rate_limit(setting: str, scope: str, rate_limit: RateLimit | None) -> Iterator[Limit]:
+def _of_rate_limit(setting: str, scope: tuple[ScopePart, ...], rate_limit: RateLimit | None) -> Iterator[Limit]:
     if rate_limit is None:
         return
     action: LimitAction = "wait" if rate_limit.on_exceeded == "wait" else "cheaper_model"
@@ -123,7 +168,7 @@ def _of_rate_limit(setting: str, scope: str, rate_limit: RateLimit | None) -> It
             yield Limit(f"{setting}.{name}", scope, unit, window, amount, action)
 
 
-def _of_guard(setting: str, scope: str, guard: GuardRules) -> Iterator[Limit]:
+def _of_guard(setting: str, scope: tuple[ScopePart, ...], guard: GuardRules) -> Iterator[Limit]:
     caps: Iterable[tuple[str, LimitUnit, int | None]] = (
         ("max_iterations", "requests", guard.max_iterations),
         ("max_tokens", "tokens", guard.max_tokens),

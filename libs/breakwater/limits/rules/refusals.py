@@ -12,7 +12,7 @@ from breakwater.kernel.formats import beyond, moment, moneys
 from breakwater.kernel.types import time_from_ms
 from breakwater.limits.contract import GuardRule
 from breakwater.limits.rules.budget import MAX_NAMES, Counter, OverBudget, fits
-from breakwater.limits.rules.guard import SOFT_PERCENT
+from breakwater.limits.rules.limit import SOFT_PERCENT
 from breakwater.limits.rules.rate_limit import HELD
 from breakwater.limits.rules.scopes import scope_in_words
 from breakwater.limits.settings import RateLimit

@@ -191,7 +191,7 @@ class Budgets:
             attempt_id: whose reservation it is. Asking again holds nothing more.
             names: those that the call counts under.
             amount: nano-dollars.
-            counters: from `CapTable.counters`, in the present `dimensions`.
+            counters: from `LimitTable.counters`, in the present `dimensions`.
             now: by the caller's clock; Redis' clock decides the periods.
             lease_ms: of the reservation; None only asks, and holds nothing.
             at: the moment of a reservation that Redis has lost. Caps do not matter then.

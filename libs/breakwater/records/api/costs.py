@@ -12,7 +12,7 @@ from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.formats import csv_text
 from breakwater.kernel.types import ms_from_time, time_from_ms, usd_from_nano
 from breakwater.limits.contract import CostLine, Costs, CostsListQuery, CostsQuery
-from breakwater.limits.rules.budget import CapTable, period
+from breakwater.limits.rules.budget import LimitTable, period
 from breakwater.records.api.executions import ask_clickhouse
 from breakwater.records.rules.costs import (
     CostSums,
@@ -37,14 +37,14 @@ class CostRoutes:
 
     Args:
         analytics: the database.
-        caps: returns the current caps of the config.
+        limits: returns the current limits.
         zone: the time zone of the budgets.
         cost_tags: the names of the tags in the config.
         now: the clock.
     """
 
     analytics: Analytics
-    caps: Callable[[], CapTable]
+    limits: Callable[[], LimitTable]
     zone: ZoneInfo
     cost_tags: tuple[str, ...]
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
@@ -96,10 +96,10 @@ class CostRoutes:
         # A daily cap is raised for one day, so that only the present month has one.
         today = [period("daily", now, self.zone)] if month.holds(ms_from_time(now)) else []
         raises = raises_of(await ask_clickhouse(budget_notes(self.analytics, [month, *today])))
-        caps = self.caps()
+        limits = self.limits()
 
         def line(name: str | None, sums: CostSums, key: str | None) -> CostLine:
-            return cost_line(name, sums, cap_of(key, caps, raises), month, following, now_ms)
+            return cost_line(name, sums, cap_of(key, limits, raises), month, following, now_ms)
 
         dearest = sorted(sums.items(), key=_by_spend)
         listed = dearest[:limit]

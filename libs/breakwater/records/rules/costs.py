@@ -13,7 +13,15 @@ from zoneinfo import ZoneInfo
 
 from breakwater.kernel.types import time_from_ms
 from breakwater.limits.contract import BudgetEvent, CostLine, CostsBy, Window
-from breakwater.limits.rules.budget import CapTable, Period, effective_limit, forecast, next_forecast, period, scope_key
+from breakwater.limits.rules.budget import (
+    LimitTable,
+    Period,
+    effective_limit,
+    forecast,
+    next_forecast,
+    period,
+    scope_key,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,24 +118,24 @@ def raises_of(events: Iterable[BudgetEvent]) -> Raises:
     return raises
 
 
-def cap_of(key: str | None, caps: CapTable, raises: Raises) -> Cap:
+def cap_of(key: str | None, limits: LimitTable, raises: Raises) -> Cap:
     """Returns the caps of a scope: the config's current ones, as operators raised them.
 
     Args:
         key: the scope's key: `global`, `agent:<name>` or `tenant:<name>`; None for a line without a budget.
-        caps: the config's caps.
+        limits: the limits.
         raises: the result of `raises_of`.
     """
     if key is None:
         return Cap()
-    daily, monthly = caps.counters_of(key)
-    limits = {
+    daily, monthly = limits.counters_of(key)
+    caps = {
         counter.window: effective_limit(counter.limit, raises.get((counter.window, key)))
         for counter in (daily, monthly)
     }
     capping_counter = daily if monthly.limit is None else monthly
-    raised_from = capping_counter.limit if limits[capping_counter.window] != capping_counter.limit else None
-    return Cap(limits["monthly"], monthly.hard_limit is not None, limits["daily"], raised_from)
+    raised_from = capping_counter.limit if caps[capping_counter.window] != capping_counter.limit else None
+    return Cap(caps["monthly"], monthly.hard_limit is not None, caps["daily"], raised_from)
 
 
 def scope_of(by: CostsBy, name: str | None) -> str | None:

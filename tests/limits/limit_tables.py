@@ -1,0 +1,46 @@
+"""Tables of limits for tests, by the caps of a config's sections."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from breakwater.limits.contract import Window
+from breakwater.limits.rules.budget import LimitTable
+from breakwater.limits.rules.limit import Limit, LimitAction, LimitedAgent, LimitWindow, limits_of
+from breakwater.limits.rules.scopes import parts_of
+from breakwater.limits.settings import OTHERS, Caps, GuardRules, RateLimit
+
+WINDOWS: Mapping[Window, LimitWindow] = {
+    "daily": "day", "weekly": "week", "monthly": "month", "quarterly": "quarter"
+}  # fmt: skip
+
+
+class _Agent:
+    """An agent whose only setting is its budget."""
+
+    rate_limit: RateLimit | None = None
+    guard: GuardRules | None = None
+    max_cost_usd: int | None = None
+
+    def __init__(self, budget: Caps) -> None:
+        self.budget = budget
+
+
+def limit_table(
+    total: Caps | None = None,
+    agents: Mapping[str, Caps] | None = None,
+    tenants: Mapping[str, Caps] | None = None,
+    further: Iterable[Limit] = (),
+) -> LimitTable:
+    """Returns the table of a config with these caps, and further limits."""
+    of_agents: Mapping[str, LimitedAgent] = {name: _Agent(caps) for name, caps in (agents or {}).items()}
+    tenants = tenants or {}
+    limits = limits_of(total or Caps(), tenants, of_agents, {}, ())
+    return LimitTable((*limits, *further), tuple(of_agents), tuple(name for name in tenants if name != OTHERS))
+
+
+def limit(
+    key: str, window: Window, amount: int, action: LimitAction = "cheaper_model", thresholds: tuple[int, ...] = ()
+) -> Limit:
+    """Returns a limit on the spend of a scope, by its key."""
+    return Limit(f"test.{key}", parts_of(key), "usd", WINDOWS[window], amount, action, thresholds)
