@@ -1,4 +1,4 @@
-"""Metrics of the budgets that the config names, in the current day and month."""
+"""Metrics of the budgets that the config names, in the current periods."""
 
 from __future__ import annotations
 

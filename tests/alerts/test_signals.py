@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from breakwater.alerts.contract import Alert
-from breakwater.alerts.rules.alert_rules import severity_of
+from breakwater.alerts.rules.alert_rules import budget_of, severity_of
 from breakwater.alerts.rules.incidents import IncidentRules, decide
 from breakwater.alerts.rules.signals import (
     Firing,
@@ -25,7 +25,7 @@ from breakwater.kernel.formats import moment
 from breakwater.kernel.nats.contract import DeadLetter
 from breakwater.kernel.types import nano_from_usd
 from breakwater.limits.contract import BudgetEvent, GuardEvent
-from tests.records.samples import attempt, budget_event
+from tests.records.samples import alert, attempt, budget_event
 from tests.tables import each_row
 
 AT = datetime(2026, 11, 21, 10, 0, 0, tzinfo=UTC)
@@ -208,6 +208,22 @@ def test_a_budget_alert_distinguishes_what_is_spent_held_by_calls_in_flight_and_
     assert alert.payload["reserved"] == "0.750000000"
 
 
+@each_row(
+    ("place", "budget"),
+    [
+        ({"scope": "global"}, "global/daily"),
+        ({"scope": "tenant", "tenant": "acme"}, "tenant:acme/daily"),
+        ({"scope": "key", "name": "acme-bot"}, "key:acme-bot/daily"),
+        ({"scope": "user", "name": "ann", "within": "team:research"}, "user:ann within team:research/daily"),
+        ({"scope": "agent", "within": "team:research"}, "agent:writer within team:research/daily"),
+    ],
+)
+def test_the_incident_of_a_budget_of_any_scope_names_the_budget(place: dict[str, Any], budget: str) -> None:
+    firing = signal_of(crossing(**place))
+    assert isinstance(firing, Firing)
+    assert budget_of(alert(event=firing.event, payload=firing.payload)) == budget
+
+
 def test_a_budget_of_a_tenant_or_of_all_is_reported_as_theirs_with_the_agent_that_reached_it() -> None:
     tenant = signal_of(crossing(scope="tenant", tenant="acme"))
     assert isinstance(tenant, Firing)
@@ -216,7 +232,7 @@ def test_a_budget_of_a_tenant_or_of_all_is_reported_as_theirs_with_the_agent_tha
     assert (tenant.agent, tenant.payload["agent"], tenant.payload["tenant"]) == (None, "writer", "acme")
     everyone = signal_of(crossing(scope="global", threshold_percent=100))
     assert everyone is not None
-    assert (everyone.event, everyone.title) == ("budget_soft_cap", "Budget used up: all agents, daily")
+    assert (everyone.event, everyone.title) == ("budget_soft_cap", "Budget used up: the plane, daily")
     refusing = signal_of(crossing(kind="hard_cap", threshold_percent=100))
     assert refusing is not None
     assert refusing.title == "Budget refuses calls: writer, daily"
@@ -463,8 +479,8 @@ def test_a_closed_breaker_says_that_nothing_is_to_be_done() -> None:
         ),
         (
             {"enforcement": "soft", "scope": "global", "agent": None, "window": "monthly", "period": "2026-11"},
-            "Budget at 80 %: all agents, monthly",
-            "$4.00 of $5.00 (80 %) spent by all agents in 2026-11, as of 2026-11-21 10:00:00 UTC. "
+            "Budget at 80 %: the plane, monthly",
+            "$4.00 of $5.00 (80 %) spent by the plane in 2026-11, as of 2026-11-21 10:00:00 UTC. "
             "The cap is not enforced: calls continue. To do: check whether this is expected.",
         ),
         (

@@ -300,7 +300,7 @@ def test_config_check_shows_shared_caps_and_warns_of_what_is_hardly_meant(run: R
     ran = run("config", "check", str(file))
     assert ran.code == ExitCode.OK
     assert "$0.50 a job" in ran.out
-    assert "budgets.tenants.*: $5.00/day, $4.00/month soft, days and months of Europe/Berlin" in ran.out
+    assert "budgets.tenants.*: $5.00/day, $4.00/month soft, days in Europe/Berlin" in ran.out
     assert run("config", "check", str(file), "--json").json["warnings"] == [
         "agents.a.budget: is hard but has no cap, so it refuses nothing; set daily_usd or monthly_usd",
         "budgets.tenants.*: the daily cap exceeds the monthly one",

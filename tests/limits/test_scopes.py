@@ -86,7 +86,7 @@ def test_a_scope_is_read_as_it_is_written(text: str, parts: list[tuple[str, str]
 def test_a_scope_is_a_part_of_a_sentence() -> None:
     scopes = ("plane", "agent:a:b", "user:ann within team:research", "tag:project=web")
     words = [scope_in_words(key_of(parse_scope(scope))) for scope in scopes]
-    assert words == [None, "agent a:b", "user ann within team research", "tag project=web"]
+    assert words == ["the plane", "agent a:b", "user ann within team research", "tag project=web"]
 
 
 def test_a_name_with_the_word_within_is_a_name() -> None:

@@ -38,7 +38,7 @@ def require_reloadable(before: Config, after: Config) -> None:
     """Raises ConfigError if a running plane can't change from one config to the other."""
     if before.budgets.timezone != after.budgets.timezone:
         raise ConfigError(
-            "budgets.timezone: it would shift days and months of spend that is already counted; "
+            "budgets.timezone: it would shift the periods of spend that is already counted; "
             "stop all services before you change it"
         )
     if before.encryption != after.encryption:

@@ -38,7 +38,7 @@ def list_(
         typer.Option("--tenant", metavar="NAME", help="Filter by tenant: budgets that calls for it count against."),
     ] = None,
 ) -> None:
-    """List the budgets of this day and month. `mode` is how a cap is enforced: hard, soft or none.
+    """List the budgets of the current periods. `mode` is how a cap is enforced: hard, soft or none.
 
     `in flight` is reserved by running calls, and `free` is left for others. `est.` is the cost of calls as a
     percentage of their reservations. A `+` after the spend marks calls of unknown cost.
@@ -81,7 +81,7 @@ def raise_(
     limit: Annotated[str, typer.Argument(metavar="LIMIT", help="New cap in USD.")],
     reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Reason; it is recorded.")],
 ) -> None:
-    """Raise a cap until its day or month ends. To revoke a raise, set the config's cap.
+    """Raise a cap until its period ends. To revoke a raise, set the config's cap.
 
     For example:
 

@@ -86,7 +86,7 @@ class BudgetStatus(Event):
 
 
 class BudgetList(Event):
-    """The budgets of the current day and month."""
+    """The budgets of the current periods."""
 
     filled: bool = Field(
         description="True if the counters are complete. While they are rebuilt from the record, the "

@@ -69,13 +69,13 @@ class BudgetRow:
 
     @property
     def title(self) -> str:
-        """The title of the budget: `Global, daily`, `content-writer, monthly`, `tenant acme, daily`."""
+        """The title of the budget: `the plane, daily`, `content-writer, monthly`, `tenant acme, daily`."""
         return f"{self.owner}, {self.status.window}"
 
     @property
     def owner(self) -> str:
-        """The owner of the budget: `Global`, `content-writer`, `tenant acme`."""
-        return owner_of(self.status) or "Global"
+        """The owner of the budget: `the plane`, `content-writer`, `tenant acme`."""
+        return owner_of(self.status)
 
     @property
     def bar(self) -> Markup | None:

@@ -226,7 +226,9 @@ MAX_LIMITS = 1_000
 class BudgetSettings(Message):
     """Caps over all agents, and the calendar of every budget."""
 
-    timezone: ZoneName = Field(default="UTC", description="The time zone of days and months, such as `Europe/Berlin`.")
+    timezone: ZoneName = Field(
+        default="UTC", description="The time zone in which days and longer periods begin, such as `Europe/Berlin`."
+    )
     total: Caps = Field(default=Caps(), alias="global")
     compare_every_s: float = Field(
         default=600,

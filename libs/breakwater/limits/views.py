@@ -15,9 +15,9 @@ WARN_PERCENT = 80
 """A budget that has used a larger share of its cap is a warning."""
 
 
-def owner_of(budget: BudgetStatus) -> str | None:
-    """The owner of a budget: `content-writer`, `tenant acme`, `user ann within team research`; None for all agents."""
-    if budget.scope == "agent" and budget.within is None:
+def owner_of(budget: BudgetStatus) -> str:
+    """The owner of a budget: `the plane`, `content-writer`, `tenant acme`, `user ann within team research`."""
+    if budget.scope == "agent" and budget.within is None and budget.agent is not None:
         return budget.agent
     return scope_in_words(key_from_text(budget.budget.rpartition("/")[0]))
 

@@ -126,7 +126,7 @@ async def test_thresholds_that_a_budget_crosses_within_a_minute_are_one_message_
     passed_s = 50
     await bot.send(most)  # it is late, and says less
     [message] = double.channel_view()
-    assert message.startswith("*[critical] Budget refuses calls: all agents, daily*")
+    assert message.startswith("*[critical] Budget refuses calls: the plane, daily*")
     assert double.counted() == {"posts": 1, "updates": 1, "replies": 0, "refused": 0}
     await bot.send(acknowledged(half))
     assert double.channel_view() == [message], "the message is about the cap by now"

@@ -102,7 +102,7 @@ async def test_all_budgets_with_what_is_spent_and_how_much_of_the_cap(console: C
     assert "raised by zoë" in page.words
     assert "Nothing spent yet" in page.words
     assert page.text.count('<figure class="chart"') == 2, "those nearest to their caps"
-    assert page.words.index("Spend: tenant acme, daily") < page.words.index("Spend: Global, daily")
+    assert page.words.index("Spend: tenant acme, daily") < page.words.index("Spend: the plane, daily")
     assert 'href="/budgets/agent%3Awri%2Fter%2Fmonthly"' in page.text
 
 

@@ -127,7 +127,7 @@ FINE = live(agents=[health("writer")], breakers=[breaker("writer", "m")], budget
             "bad",
             [
                 "The breaker of a on m is open +1",
-                "The global daily budget is exhausted",
+                "The daily budget of the plane is exhausted",
                 "The breaker of c on m is half-open",
             ],
         ),
@@ -219,7 +219,7 @@ def test_there_are_up_to_three_cards_and_the_others_are_counted_with_their_links
     overall = of_plane(ended(0, failed=1), live(breakers=breakers, budgets=budgets, queues=[queue("a", 1, 0)]))
     assert [(card.problem.severity, card.title, card.more) for card in overall.cards] == [
         ("critical", "The breaker of a on m is open", 3),
-        ("critical", "The global daily budget is exhausted", 0),
+        ("critical", "The daily budget of the plane is exhausted", 0),
         ("critical", "100 % of executions failed in the last 24h", 0),
     ]
     assert [card.title for card in overall.overflow] == [

@@ -120,7 +120,7 @@ async def test_the_five_questions_are_answered(console: Console):
     ago = r"\d+ (s|min|h|d) ago"
     for card in (
         rf"The breaker of writer on gpt-4.1 is open critical {ago} Reset: let its calls through…",
-        r"The global daily budget is exhausted critical \$5\.00 of \$5\.00 is spent: calls that might exceed "
+        r"The daily budget of the plane is exhausted critical \$5\.00 of \$5\.00 is spent: calls that might exceed "
         r"it are refused\. Raise: let more calls through…",
         "sink is behind by 12,000 messages critical and 2 more: writer is stopped , 50 % of executions failed in the "
         r"last 1h \.",

@@ -8,6 +8,7 @@ from string import Template
 from breakwater.alerts.contract import Alert, AlertEvent, Severity
 from breakwater.alerts.settings import ALERT_FIELDS, Route
 from breakwater.kernel.formats import moment
+from breakwater.limits.rules.scopes import WITHIN
 
 SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
 """The severities, in ascending order."""
@@ -115,14 +116,17 @@ def concerned_agents(alert: Alert) -> tuple[str, ...]:
 
 def budget_of(alert: Alert) -> str | None:
     """Returns the name of the budget that an incident is about, such as `agent:writer/daily`; None for other ones."""
-    names = {name: alert.payload.get(name) for name in ("scope", "window", "agent", "tenant")}
-    scope = names["scope"]
-    if not began_with(alert).startswith("budget") or not isinstance(scope, str) or not isinstance(names["window"], str):
+    place = {name: alert.payload.get(name) for name in ("scope", "window", "agent", "tenant", "name", "within")}
+    scope = place["scope"]
+    if not began_with(alert).startswith("budget") or not isinstance(scope, str) or not isinstance(place["window"], str):
         return None
-    if scope == "global":
-        return f"{scope}/{names['window']}"
-    owner = names.get(scope)
-    return f"{scope}:{owner}/{names['window']}" if isinstance(owner, str) else None
+    if scope != "global":
+        owner = place[scope if scope in ("agent", "tenant") else "name"]
+        if not isinstance(owner, str):
+            return None
+        scope = f"{scope}:{owner}"
+    within = "" if place["within"] is None else f"{WITHIN}{place['within']}"
+    return f"{scope}{within}/{place['window']}"
 
 
 def route_matches(route: Route, alert: Alert) -> bool:

@@ -261,9 +261,10 @@ def _of_budget(event: BudgetEvent) -> tuple[Signal, ...]:
     name = scope.partition(":")[2] or None
     place = (event.scope, name, event.window, event.period)
     is_agent = event.scope == "agent" and event.within is None
-    owner = str(event.agent) if is_agent else scope_in_words(scope_key(event)) or "all agents"
+    owner = str(event.agent) if is_agent else scope_in_words(scope_key(event))
     fields = ("scope", "limit", "total", "reserved", "window", "agent", "tenant", "period", "enforcement", "resets_at")
-    fields += () if event.name is None else ("name", "within")
+    fields += () if event.name is None else ("name",)
+    fields += () if event.within is None else ("within",)
     figures = _figures(event, *fields, "threshold_percent", timestamp="at")
     origin = (event.event_id, event.at, figures)
     if event.kind == "raised" and event.limit:

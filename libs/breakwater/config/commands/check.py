@@ -123,7 +123,7 @@ def _show_agents(config: Config) -> None:
     named_agents = (_NamedAgent(name, agent) for name, agent in config.agents.items())
     output.table(columns, named_agents, width_in_pipe=100)
     for name, caps in _shared_caps(config).items():
-        output.write(f"{name}: {_caps(caps)}, days and months of {config.budgets.timezone}")
+        output.write(f"{name}: {_caps(caps)}, days in {config.budgets.timezone}")
     if keys := config.encryption.keys:
         output.write(f"encryption: on; the first of {quantity(len(keys), 'key')} encrypts, all decrypt")
     elif private := config.private_agents:

@@ -303,12 +303,10 @@ def _of_breaker(breaker: BreakerStatus) -> Problem:
 def _of_budget(budget: BudgetStatus) -> Problem:
     is_hard = budget.enforcement == "hard"
     effect = "calls that might exceed it are refused" if is_hard else "calls continue, as it is a soft cap"
-    owner = owner_of(budget)
-    name = f"global {budget.window} budget" if owner is None else f"{budget.window} budget of {owner}"
     return Problem(
         "budget",
         "critical" if is_hard and budget.scope in ("global", "agent") and budget.within is None else "warning",
-        f"The {name} is exhausted",
+        f"The {budget.window} budget of {owner_of(budget)} is exhausted",
         f"/budgets/{segment(budget.budget)}",
         "/budgets",
         f"{money(budget.spent)} of {money(budget.limit or 0)} is spent: {effect}.",

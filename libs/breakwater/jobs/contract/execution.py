@@ -182,7 +182,7 @@ class Attempt(Event):
         default=None, description="Worst case, reserved in the budgets during the call. Null without a price."
     )
     reserved_at: Timestamp | None = Field(
-        default=None, description="By Redis' clock. The cost counts for the day and month of this time."
+        default=None, description="By Redis' clock. The cost counts for the day and the longer periods of this time."
     )
     outcome: Outcome
     error: ErrorInfo | None = None

@@ -74,9 +74,9 @@ class BudgetRoutes:
         "/api/v1/budgets",
         tag="budgets",
         summary="The state of every budget",
-        description="Those of the current day and month, for all agents and tenants in the config and all others that "
-        "called a model. With a parameter, only those that such a call counts against.",
-        result="Global, then agents, then tenants.",
+        description="Those of the current periods, for the plane, all agents and tenants in the config, and all "
+        "others that called a model. With a parameter, only those that such a call counts against.",
+        result="The plane's, then those of agents, then tenants.",
         errors={404: "The agent is not known (`unknown_agent`).", 503: REDIS_UNAVAILABLE},
     )
     async def list_budgets(self, request: ApiRequest[BudgetQuery]) -> BudgetList:
@@ -120,7 +120,7 @@ class BudgetRoutes:
         "POST",
         "/api/v1/budgets/raise",
         tag="budgets",
-        summary="Raise a cap until its day or month ends",
+        summary="Raise a cap until its period ends",
         description="Setting exactly the config's cap revokes an earlier raise. If the cap already has this "
         "value, the response is an `UnchangedBudget`.",
         result="The raise, which is now in effect; or, if there was nothing to do, the budget with `unchanged`.",

@@ -141,7 +141,7 @@ def raise_command(budget: str) -> str:
 
 
 def _budget(counter: Counter) -> str:
-    return f"the {counter.window} budget of {scope_in_words(counter.key) or 'all agents'}"
+    return f"the {counter.window} budget of {scope_in_words(counter.key)}"
 
 
 # Tasks

@@ -85,10 +85,10 @@ def scope_text(key: str) -> str:
     return key.replace(_JOINT, WITHIN)
 
 
-def scope_in_words(key: str) -> str | None:
-    """Returns a scope as a part of a sentence: `agent writer`, `user ann within team research`; None for all agents."""
+def scope_in_words(key: str) -> str:
+    """Returns a scope as a part of a sentence: `the plane`, `agent writer`, `user ann within team research`."""
     parts = [str(part).replace(":", " ", 1) for part in parts_of(key)]
-    return None if parts == ["global"] else WITHIN.join(parts)
+    return "the plane" if parts == ["global"] else WITHIN.join(parts)
 
 
 def key_from_text(text: str) -> str:
