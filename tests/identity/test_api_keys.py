@@ -12,7 +12,7 @@ import pytest
 
 from breakwater.identity.api_keys import ApiKeysError, KeyRing, create_key, list_keys, revoke_key
 from breakwater.identity.contract import KEY_SCOPES, KeyScope
-from breakwater.identity.rules.callers import ENTROPY_BYTES, holder_of_key, mint, opens, scopes_for, split
+from breakwater.identity.rules.callers import ENTROPY_BYTES, mint, opens, scopes_for, split
 from tests.tables import each_row
 
 AT = datetime(2026, 11, 21, 10, tzinfo=UTC)
@@ -217,10 +217,9 @@ def test_scopes_that_are_broken_by_an_edit_open_nothing_more(path: Path, scopes:
 def test_a_key_has_the_user_team_and_tags_of_its_making(path: Path) -> None:
     bound = create_key(path, "ada", ("submit",), user="ada@example.com", team="search", tags={"project": "ranking"})
     ring = KeyRing(path)
-    key, free_key = ring.holder(bound), ring.holder(create_key(path, "free"))
-    assert key is not None
-    assert free_key is not None
-    caller, free_caller = holder_of_key(key), holder_of_key(free_key)
+    caller, free_caller = ring.holder(bound), ring.holder(create_key(path, "free"))
+    assert caller is not None
+    assert free_caller is not None
     assert (caller.user, caller.team, caller.tags) == ("ada@example.com", "search", {"project": "ranking"})
     assert (free_caller.user, free_caller.team, free_caller.tags) == (None, None, {})
 

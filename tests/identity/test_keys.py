@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from breakwater.identity.key_log import PlaneKey, kept_s
-from breakwater.identity.rules.callers import ENTROPY_BYTES, SECRET_BYTES, Caller, mint, split
+from breakwater.identity.rules.callers import ENTROPY_BYTES, SECRET_BYTES, Caller, digest_of, mint, split
 from breakwater.identity.rules.keys import MAX_KEYS, KeyRecord, KeyRefusedError, check_creation, grant_objection
 from tests.tables import each_row
 
@@ -70,7 +70,7 @@ def test_each_secret_of_a_rotated_key_is_valid_until_its_own_end() -> None:
     def is_valid(text: str, after: timedelta) -> bool:
         parts = split(text)
         assert parts is not None
-        return plane_key.holder_with(parts[1], (AT + after).timestamp()) is not None
+        return plane_key.holder_by(digest_of(parts[1]), (AT + after).timestamp()) is not None
 
     moments = (timedelta(0), HOUR * 0.99, HOUR, 2 * HOUR)
     assert [is_valid(first, after) for after in moments] == [True, True, False, False]
@@ -86,7 +86,7 @@ def test_each_secret_of_a_rotated_key_is_valid_until_its_own_end() -> None:
     replaced = record.rotate(b"s" * SECRET_BYTES, timedelta(0), at=AT, **BY)[1]
     first_parts = split(first)
     assert first_parts is not None
-    assert PlaneKey.of(replaced, replaced.json_bytes()).holder_with(first_parts[1], slow_clock) is None
+    assert PlaneKey.of(replaced, replaced.json_bytes()).holder_by(digest_of(first_parts[1]), slow_clock) is None
     with pytest.raises(KeyRefusedError, match="has expired"):
         ending.expire(None, at=AT + 2 * HOUR, **BY)
 

@@ -20,7 +20,16 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from breakwater.identity.contract import KEY_SCOPES, MAX_TAGS, KeyScope
-from breakwater.identity.rules.callers import ENTROPY_BYTES, ApiKey, Caller, holder_of_key, mint, opens, split
+from breakwater.identity.rules.callers import (
+    ENTROPY_BYTES,
+    ApiKey,
+    Caller,
+    digest_of,
+    holder_of_key,
+    mint,
+    opens,
+    split,
+)
 from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.process.files import write_private
 from breakwater.kernel.process.outage import Outage
@@ -185,17 +194,17 @@ class KeyRing:
             return None
         key_id, secret = parts
         if (plane_key := self._plane_key(key_id)) is not None:
-            return plane_key.holder_with(secret, time.time())
+            return plane_key.holder_by(digest_of(secret), time.time())
         key = self._keys.get(key_id)
         return holder_of_key(key) if key is not None and opens(key, secret) else None
 
-    def of(self, key_id: str) -> Caller | None:
-        """Returns the holder of the key with an id, who has proved its secret before; None if the key has ended."""
+    def holder_by_digest(self, key_id: str, digest: str) -> Caller | None:
+        """Returns the holder of a key, who has proved a secret before; None if the key or the secret has ended."""
         self._refresh()
         if (plane_key := self._plane_key(key_id)) is not None:
-            return plane_key.holder if plane_key.is_active(time.time()) else None
+            return plane_key.holder_by(digest, time.time())
         key = self._keys.get(key_id)
-        return None if key is None else holder_of_key(key)
+        return holder_of_key(key) if key is not None and key.sha256 == digest else None
 
     def why_refused(self, text: str) -> str | None:
         """Returns why a key that was valid once has no holder any more; None if it is unknown."""

@@ -285,14 +285,14 @@ class RequireApiKey:
                 raise unauthorized_error("JSON Web Tokens are not accepted here (identity.jwt); send an API key")
             return await verifier.caller(token)
         if not is_session(token):
-            key_id = await self.sessions.redeem(token) if is_link(token) else None
-            return self.keys.of(key_id) if key_id else self.keys.holder(token)
+            offered = await self.sessions.redeem(token) if is_link(token) else None
+            return self.keys.holder_by_digest(*offered) if offered else self.keys.holder(token)
         stored = await self.sessions.find(token)
         if stored is None:
             return None
         match stored.session:
-            case KeySession(key_id):
-                return self.keys.of(key_id)
+            case KeySession(key_id, digest):
+                return self.keys.holder_by_digest(key_id, digest)
             case PersonSession() as session:
                 return self._person(session, time_from_ms(stored.began_ms))
 
@@ -311,6 +311,8 @@ class RequireApiKey:
             return None
         except RequestError as problem:
             return problem.message if problem.status == 401 else None
+        if caller is None and is_session(key):
+            return "this session has ended; sign in again"
         if caller is None:
             return self.keys.why_refused(key) or "this API key was revoked"
         return None if caller.may(needed) else "this API key no longer has access to this"

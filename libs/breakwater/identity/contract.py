@@ -155,7 +155,7 @@ class NewSession(Event):
     """A session, in which the holder of an API key, or a person, is signed in."""
 
     token: str = Field(description="Replaces an API key. Shown only once.")
-    ends_at: Timestamp = Field(description="The session ends earlier on sign-out, or when the key is revoked.")
+    ends_at: Timestamp = Field(description="The session ends earlier on sign-out, or with the secret that began it.")
 
 
 class EndedSession(Event):

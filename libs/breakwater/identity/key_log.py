@@ -84,18 +84,18 @@ class PlaneKey:
         """Returns True if it had ended at a moment."""
         return self.ends_at is not None and self.ends_at <= moment
 
-    def holder_with(self, secret: str, now: float) -> Caller | None:
-        """Returns the caller that a secret proves to hold the key; None if the secret is not valid, or no more."""
+    def holder_by(self, digest: str, now: float) -> Caller | None:
+        """Returns the caller that a secret, by its digest, proves to hold the key; None if it is not valid now."""
         if not self.is_active(now):
             return None
-        digest = digest_of(secret)
         if hmac.compare_digest(self.digest, digest):
             return self.holder
         if self.old_digest is None or now >= self.old_until or not hmac.compare_digest(self.old_digest, digest):
             return None
         old_until = datetime.fromtimestamp(self.old_until, UTC)
         ends_at = self.holder.expires_at
-        return replace(self.holder, expires_at=old_until if ends_at is None else min(ends_at, old_until))
+        ends_at = old_until if ends_at is None else min(ends_at, old_until)
+        return replace(self.holder, digest=digest, expires_at=ends_at)
 
     def why_refused(self, secret: str) -> str | None:
         """Returns why a secret that was valid once is refused; None if it never was."""

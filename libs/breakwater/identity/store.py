@@ -59,6 +59,8 @@ class KeySession:
     """The holder of an API key, who is signed in."""
 
     key_id: str
+    digest: str = ""
+    """The digest of the secret with which the session was begun, which ends with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,15 +139,24 @@ class Sessions:
             return None
         return session
 
-    async def offer(self, key_id: str) -> str:
-        """Makes a sign-in link and returns its token, which works as a key once. Only its digest is stored."""
+    async def offer(self, key_id: str, digest: str) -> str:
+        """Makes a sign-in link and returns its token, which works once as the key. Only its digest is stored.
+
+        Args:
+            key_id: the key.
+            digest: the digest of its secret.
+        """
         token = f"{LINK_PREFIX}_{secrets.token_urlsafe(16)}"
-        await self._redis.client.set(_link(token), key_id, ex=LINK_S)
+        await self._redis.client.set(_link(token), f"{key_id} {digest}", ex=LINK_S)
         return token
 
-    async def redeem(self, token: str) -> str | None:
-        """Uses a link and returns the id of its key; None if the link was used before, or is too old."""
-        return cast("str | None", await self._redis.client.getdel(_link(token)))
+    async def redeem(self, token: str) -> tuple[str, str] | None:
+        """Uses a link and returns what it was made of; None if the link was used before, or is too old."""
+        stored = cast("str | None", await self._redis.client.getdel(_link(token)))
+        if stored is None:
+            return None
+        key_id, _, digest = stored.partition(" ")
+        return key_id, digest
 
     async def end(self, token: str) -> SessionRecord | None:
         """Ends a session, so that its token is invalid. Returns the session; None if there was none."""

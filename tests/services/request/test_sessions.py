@@ -12,6 +12,7 @@ import pytest_asyncio
 from breakwater.config import parse_config
 from breakwater.identity.api_keys import create_key, revoke_key
 from breakwater.identity.contract import KeyScope
+from breakwater.identity.rules.callers import digest_of, split
 from breakwater.identity.store import LASTS_MS, LINK_S, MAX_OF_A_HOLDER, Sessions
 from breakwater.kernel.redis.connection import Redis
 from breakwater.local.ports import free_port
@@ -161,9 +162,16 @@ async def test_without_nats_people_sign_in_all_the_same(governed: HttpApi, own_n
     assert (await look(governed, token)).status == 200
 
 
+async def link_of(redis: Redis, key: str) -> str:
+    """A sign-in link of a key."""
+    parts = split(key)
+    assert parts is not None
+    return await Sessions(redis).offer(parts[0], digest_of(parts[1]))
+
+
 async def test_a_link_begins_a_session_once_with_the_rights_of_its_key(governed: HttpApi, redis: Redis) -> None:
     key = new_key(governed)
-    link = await Sessions(redis).offer(key.split("_")[1])
+    link = await link_of(redis, key)
     [stored] = [one async for one in redis.client.scan_iter("bw:sign-in:link:*")]
     assert link not in stored
     assert LINK_S - 5 <= await redis.client.ttl(stored) <= LINK_S
@@ -183,6 +191,29 @@ async def test_what_is_no_link_signs_nobody_in(governed: HttpApi, link: str) -> 
 
 async def test_a_link_of_a_revoked_key_signs_nobody_in(governed: HttpApi, redis: Redis) -> None:
     key = new_key(governed)
-    link = await Sessions(redis).offer(key.split("_")[1])
+    link = await link_of(redis, key)
     revoke_key(governed.settings.api_keys_file, key.split("_")[1])
     assert (await look(governed, link)).status == 401
+
+
+async def test_a_session_ends_with_the_secret_that_has_begun_it_and_not_with_the_key(
+    governed: HttpApi, redis: Redis
+) -> None:
+    first = (await governed.act("keys", name="console", scopes=["read"])).json["key"]
+    before = await begin(governed, first)
+    second = (await governed.act("keys/console/rotate", grace_s=3600)).json
+    in_grace = await begin(governed, first)
+    by_link = await begin(governed, await link_of(redis, first))
+    of_second = await begin(governed, second["key"])
+    shown = [(await look(governed, token)).json for token in (before, in_grace, by_link, of_second)]
+    assert [session["expires_at"] for session in shown] == [second["old_secret_until"]] * 3 + [None]
+
+    link = await link_of(redis, first)
+    third = (await governed.act("keys/console/rotate", grace_s=3600)).json
+    ended = [await look(governed, token) for token in (before, in_grace, by_link, link)]
+    assert [(answer.status, answer.code) for answer in ended] == [(401, "unauthorized")] * 4
+    assert ended[0].message == "this session has ended; sign in again"
+    assert (await look(governed, of_second)).json["expires_at"] == third["old_secret_until"]
+    of_third = await begin(governed, third["key"])
+    await governed.act("keys/console/rotate", grace_s=0)
+    assert [(await look(governed, token)).status for token in (of_second, of_third)] == [401, 401]

@@ -89,8 +89,8 @@ class SessionRoutes:
         tag="sessions",
         summary="Begin a session",
         description="For programs that sign people in, such as the console: a session's token has the rights of the "
-        "key, and may be kept where the key may not. It lasts for twelve hours, until it is ended, or until the key is "
-        "revoked. Of one key there are at most 20; beyond them, the oldest ends.",
+        "key, and may be kept where the key may not. It lasts for twelve hours, until it is ended, or until the secret "
+        "that began it is no longer valid. Of one key there are at most 20; beyond them, the oldest ends.",
         result="The session.",
         errors={409: "The request was sent with a session's token (`is_a_session`).", 503: REDIS_UNAVAILABLE},
     )
@@ -99,7 +99,7 @@ class SessionRoutes:
         key = request.caller
         if request.session is not None:
             raise RequestError(409, "is_a_session", "a session starts with an API key, not with another session")
-        begun = await self.sessions.begin(KeySession(key.id))
+        begun = await self.sessions.begin(KeySession(key.id, key.digest))
         request.log("signed_in", session=begun.id)
         await self.audit.note("sign_in", actor_of(key), {"session": begun.id})
         return NewSession(token=begun.token, ends_at=time_from_ms(begun.ends_ms))

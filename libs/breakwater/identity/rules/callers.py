@@ -256,6 +256,7 @@ class Caller:
         tags: cost tags of all jobs that the caller submits.
         forwarded: the names that a trusted proxy has set on the request.
         expires_at: the time at which the caller loses its access; None if the key does not expire.
+        digest: the digest of the secret that the holder of a key has proved.
     """
 
     kind: CallerKind
@@ -272,6 +273,7 @@ class Caller:
     models: tuple[str, ...] = ()
     forwarded: Attribution = NOBODY
     expires_at: datetime | None = None
+    digest: str = ""
 
     def may(self, needed: Collection[KeyScope]) -> bool:
         """Returns True if the caller has at least one of the scopes."""
@@ -293,6 +295,7 @@ def holder_of_key(key: ApiKey, expires_at: datetime | None = None) -> Caller:
         tags=key.tags,
         models=key.models,
         expires_at=expires_at,
+        digest=key.sha256,
     )
 
 

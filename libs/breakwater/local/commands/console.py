@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
-from breakwater.identity.rules.callers import split
+from breakwater.identity.rules.callers import digest_of, split
 from breakwater.identity.store import Sessions
 from breakwater.kernel.commands import connect, output
 from breakwater.kernel.commands.errors import CliError
@@ -36,7 +36,7 @@ async def sign_in_link(endpoints: Endpoints, page: str = "/") -> str:
             "`breakwater keys create NAME --scope all` creates one.",
         )
     async with connect.state(endpoints.redis_url) as redis:
-        token = await Sessions(redis).offer(key[0])
+        token = await Sessions(redis).offer(key[0], digest_of(key[1]))
     # Escapes only characters that would end the parameter, so that the link stays short on a terminal.
     next_page = "" if page == "/" else f"&next={quote(page, safe='/?=:')}"
     return f"{endpoints.console_url}/sign-in/link?token={token}{next_page}"
