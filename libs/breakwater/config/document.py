@@ -25,9 +25,10 @@ from breakwater.kernel.security.secret_refs import EnvName
 from breakwater.kernel.security.settings import Encryption
 from breakwater.kernel.telemetry.settings import Tracing
 from breakwater.kernel.types import Message, ModelId, Name, Off
+from breakwater.limits.contract import LimitSettings
 from breakwater.limits.rules.budget import LimitTable, limit_problems
 from breakwater.limits.rules.limit import Limit, limits_of
-from breakwater.limits.settings import OTHERS, BudgetSettings, LimitSettings
+from breakwater.limits.settings import OTHERS, BudgetSettings
 from breakwater.records.settings import ClickHouse
 from breakwater.redaction.settings import RedactionRules
 

@@ -1,12 +1,12 @@
-"""Budgets and costs in the HTTP API."""
+"""Limits, budgets and costs on the bus, in the HTTP API and in the config."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import BeforeValidator, Field, StringConstraints, WithJsonSchema, model_validator
 
-from breakwater.kernel.http.contract import OperatorRequest, ReasonText
+from breakwater.kernel.http.contract import Moment, OperatorRequest, ReasonText
 from breakwater.kernel.types import (
     NO_CONTROLS,
     Count,
@@ -17,6 +17,240 @@ from breakwater.kernel.types import (
     Timestamp,
     UsdAmount,
 )
+
+LimitUnit = Literal["usd", "tokens", "requests", "concurrent"]
+
+LimitWindow = Literal["minute", "hour", "rolling day", "day", "week", "month", "quarter", "total"]
+"""The windows of minutes and hours slide, and so does a `rolling day`; the longer ones are those of a calendar."""
+
+LimitAction = Literal["count", "alert", "refuse", "wait", "cheaper_model"]
+"""The effect on a call beyond the amount: none, people are told, the job ends, it waits, or its next model is tried."""
+
+LimitScope = Annotated[str, StringConstraints(min_length=1, max_length=400, pattern=NO_CONTROLS)]
+
+
+class LimitSettings(Message):
+    """A limit of any scope, such as an API key, a user or a team. The config and the API write it in the same way."""
+
+    scope: LimitScope = Field(
+        description="`plane`, or `agent`, `model`, `provider`, `tenant`, `key`, `user` or `team` with a name or `*` "
+        "for each, such as `key:acme-bot`; `tag:<name>=<value>` for one of `cost_tags`; or two of them: "
+        "`user:* within team:research`.",
+        examples=["key:acme-bot", "user:*", "tag:project=web", "user:* within team:research"],
+    )
+    usd: UsdAmount | None = Field(
+        default=None, description="Spend allowed in each period. Set this or one of the next three."
+    )
+    tokens: int | None = Field(
+        default=None, ge=1, le=10_000_000_000, description="Input and output tokens allowed in each period."
+    )
+    requests: int | None = Field(default=None, ge=1, le=10_000_000, description="Calls allowed in each period.")
+    concurrent: int | None = Field(
+        default=None, ge=1, le=100_000, description="Calls in flight at the same time; without `per`."
+    )
+    per: Literal["minute", "hour", "day", "week", "month", "quarter", "total"] | None = None
+    action: LimitAction = Field(
+        default="refuse",
+        description="Beyond it: nothing; alert at the thresholds; also refuse calls that could exceed it, and end the "
+        "job, let it wait, or try the next model of its chain.",
+    )
+    thresholds: tuple[Annotated[int, Field(ge=1, le=100)], ...] = Field(
+        default=(50, 80, 100),
+        description="Percentages that raise an alert. A limit that refuses raises one at 100, too, and one that only "
+        "counts raises none.",
+    )
+    until: Moment | None = Field(default=None, description="When the limit ends; null for never.")
+
+    @model_validator(mode="after")
+    def _one_amount_in_a_window(self) -> Self:
+        amounts = (self.usd, self.tokens, self.requests, self.concurrent)
+        if sum(amount is not None for amount in amounts) != 1:
+            raise ValueError("set exactly one of usd, tokens, requests and concurrent")
+        if self.concurrent is None and self.per is None:
+            raise ValueError("per: is missing; it is minute, hour, day, week, month, quarter or total")
+        if self.concurrent is not None and self.per is not None:
+            raise ValueError("per: calls in flight at the same time are limited at each moment; leave it out")
+        return self
+
+    @property
+    def unit(self) -> LimitUnit:
+        """The unit in which it counts."""
+        if self.usd is not None:
+            return "usd"
+        if self.tokens is not None:
+            return "tokens"
+        return "requests" if self.requests is not None else "concurrent"
+
+    @property
+    def amount(self) -> int:
+        """The amount that it allows: nano-dollars, tokens, requests, or calls at the same time."""
+        amounts = (self.usd, self.tokens, self.requests, self.concurrent)
+        return next(amount for amount in amounts if amount is not None)
+
+    @property
+    def refuses(self) -> bool:
+        """Returns True if it refuses calls."""
+        return self.action in ("refuse", "cheaper_model")
+
+    @property
+    def alerts_at(self) -> tuple[int, ...]:
+        """The percentages that raise an alert, in order."""
+        if self.action == "count":
+            return ()
+        return tuple(sorted({*self.thresholds, *((100,) if self.refuses else ())}))
+
+
+def _as_text(value: object) -> object:
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+_AMOUNT = r"^\d{1,16}(\.\d{1,9})?$"
+
+LimitAmount = Annotated[str, Field(pattern=_AMOUNT, examples=["20.000000000", "400000"])]
+"""An amount in the unit of its limit: USD, tokens, requests, or calls at the same time."""
+
+StatedAmount = Annotated[
+    str,
+    BeforeValidator(_as_text),
+    StringConstraints(pattern=_AMOUNT),
+    WithJsonSchema({"anyOf": [{"type": "number", "minimum": 0}, {"type": "string", "pattern": _AMOUNT}]}),
+]
+"""The same as people write it: `40`, `"40"` or `"40.00"`."""
+
+
+class SetLimitRequest(LimitSettings, OperatorRequest):
+    """A limit, and the reason for it."""
+
+    stop: bool = Field(
+        default=False,
+        description="True to accept an amount that is spent already: the next call is refused. False for an error.",
+    )
+
+
+class DeleteLimitRequest(OperatorRequest):
+    """The end of a limit, now."""
+
+
+class RaiseLimitRequest(OperatorRequest):
+    """A larger amount of a limit for some time, and the reason."""
+
+    amount: StatedAmount = Field(
+        description="In the limit's unit. The amount of the limit itself ends an earlier raise.", examples=["40.00"]
+    )
+    until: Moment | None = Field(default=None, description="When the raise ends; by default, with the present period.")
+    scope: LimitScope | None = Field(
+        default=None, description="Of a limit on each name by itself (`*`): whose it is, such as `key:acme-bot`."
+    )
+    reason: Annotated[ReasonText, Field(min_length=1)] = Field(  # pyright: ignore[reportIncompatibleVariableOverride]  # is frozen
+        description="Reason, required because it is about money; stored redacted."
+    )
+
+
+LIMITS_PER_PAGE = 1_000
+
+ScopeKind = Literal["plane", "agent", "model", "provider", "tenant", "key", "user", "team", "tag", "task", "job"]
+
+
+class LimitQuery(Message):
+    """A page of limits."""
+
+    scope: LimitScope | None = Field(
+        default=None, description="Those of this scope, or of this part of one: `team:research`, `user:*`."
+    )
+    kind: ScopeKind | None = Field(default=None, description="Those on scopes of this kind, or within one.")
+    after: Identifier | None = Field(default=None, description="Continue after the limit with this id.")
+    limit: Annotated[int, Field(ge=1, le=LIMITS_PER_PAGE, description="The most to list.")] = 100
+
+
+class LimitUseQuery(Message):
+    """Selects whose use of a limit is shown."""
+
+    scope: LimitScope | None = Field(
+        default=None, description="Of a limit on each name by itself (`*`): whose, such as `key:acme-bot`."
+    )
+
+
+class LimitRaise(Event):
+    """A larger amount of a limit for some time. It ends earlier if the amount of the limit is changed."""
+
+    amount: LimitAmount
+    configured: LimitAmount = Field(description="Amount of the limit at that time.")
+    until: Timestamp
+    scope: str | None = Field(default=None, description="Whose it is, of a limit on each name by itself (`*`).")
+    by: str
+    reason: str
+    at: Timestamp
+
+
+class ListedLimit(Event):
+    """A limit, and what of it is used now."""
+
+    id: str = Field(description="Of a limit in the config, its setting: `agents.writer.budget.daily_usd`.")
+    source: Literal["config", "api"] = Field(description="A limit of the config can only be raised here.")
+    scope: str
+    unit: LimitUnit
+    amount: LimitAmount = Field(description="The amount in effect, as it was raised.")
+    usd: Money | None = Field(default=None, description="The limit itself, in its unit; as for the next three.")
+    tokens: Count | None = None
+    requests: Count | None = None
+    concurrent: Count | None = None
+    per: LimitWindow | None = Field(default=None, description="Null for calls at the same time.")
+    action: LimitAction
+    thresholds: tuple[int, ...] = Field(default=(), description="Percentages that raise an alert.")
+    until: Timestamp | None = Field(default=None, description="When it ends; null for never.")
+    used: LimitAmount | None = Field(
+        default=None,
+        description="In the present period. Null if it is not known here, or if the limit is on each name by itself "
+        "(`*`): ask for one limit with `scope`.",
+    )
+    reserved: LimitAmount | None = Field(default=None, description="Reserved by calls in flight; null as `used` is.")
+    remaining: LimitAmount | None = Field(default=None, description="Left for further calls; null as `used` is.")
+    resets_at: Timestamp | None = Field(default=None, description="End of the present period of a calendar.")
+    raised: LimitRaise | None = Field(default=None, description="The raise that is in effect.")
+    shadowed_by: str | None = Field(
+        default=None,
+        description="The setting of a limit in the config on the same scope, unit and window, which counts instead.",
+    )
+    by: str | None = Field(default=None, description="Who changed it last; null in the config, as below.")
+    reason: str | None = Field(default=None, description="Why, redacted.")
+    at: Timestamp | None = Field(default=None, description="When.")
+
+
+class LimitList(Event):
+    """Limits: those of the config in its order, then the others by their ids."""
+
+    limits: tuple[ListedLimit, ...]
+    continue_after: str | None = Field(default=None, description="Pass this as `after` to continue. Null at the end.")
+
+
+LimitChange = Literal["created", "changed", "deleted", "raised", "raise_ended"]
+
+
+class LimitRecord(Event):
+    """The state of a limit since its last change, as LIMITS has it, with who made the change and why."""
+
+    id: str
+    limit: LimitSettings | None = Field(description="Null: it was deleted, or it is in the config.")
+    raises: tuple[LimitRaise, ...] = ()
+    change: LimitChange
+    by: str
+    reason: str | None
+    at: Timestamp
+
+
+class LimitEvent(Event):
+    """A person made, changed, deleted or raised a limit, or ended a raise."""
+
+    event_id: str = Field(description="Unique for the change.")
+    kind: LimitChange
+    limit_id: str
+    scope: str = Field(description="Of the limit; of a raise, whose.")
+    before: LimitSettings | None = Field(default=None, description="The limit before; null if there was none.")
+    after: LimitSettings | None = Field(default=None, description="The limit since; null if it was deleted.")
+    raised: LimitRaise | None = Field(default=None, description="The raise that was made or ended.")
+    by: str
+    reason: str | None
+    at: Timestamp
 
 
 class BudgetQuery(Message):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Annotated, Literal, Self
 from zoneinfo import ZoneInfo
 
-from pydantic import Field, StringConstraints, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from breakwater.breakers.settings import Preset, take_preset
-from breakwater.kernel.types import NO_CONTROLS, Message, Name, Off, UsdAmount, ZoneName
-from breakwater.limits.contract import Enforcement, Window
+from breakwater.kernel.types import Message, Name, Off, UsdAmount, ZoneName
+from breakwater.limits.contract import Enforcement, LimitSettings, Window
 
 LimitPeriod = Literal["minute", "hour", "day"]
 
@@ -184,41 +184,6 @@ class GuardRules(Message):
         return cap
 
 
-class LimitSettings(Message):
-    """A cap on the spend of any scope, such as an API key, a user or a team."""
-
-    scope: Annotated[str, StringConstraints(min_length=1, max_length=400, pattern=NO_CONTROLS)] = Field(
-        description="`plane`, or `agent`, `model`, `provider`, `tenant`, `key`, `user` or `team` with a name or `*` "
-        "for each, such as `key:acme-bot`; `tag:<name>=<value>` for one of `cost_tags`; or two of them: "
-        "`user:* within team:research`.",
-        examples=["key:acme-bot", "user:*", "tag:project=web", "user:* within team:research"],
-    )
-    usd: UsdAmount = Field(description="Spend allowed in each period.")
-    per: Literal["day", "week", "month", "quarter"]
-    action: Literal["count", "alert", "refuse", "cheaper_model"] = Field(
-        default="refuse",
-        description="Beyond it: nothing; alert at the thresholds; also refuse calls that could exceed it, and end the "
-        "job or try the next model of its chain.",
-    )
-    thresholds: tuple[Annotated[int, Field(ge=1, le=100)], ...] = Field(
-        default=(50, 80, 100),
-        description="Percentages that raise an alert. A limit that refuses raises one at 100, too, and one that only "
-        "counts raises none.",
-    )
-
-    @property
-    def refuses(self) -> bool:
-        """Returns True if it refuses calls."""
-        return self.action in ("refuse", "cheaper_model")
-
-    @property
-    def alerts_at(self) -> tuple[int, ...]:
-        """The percentages that raise an alert, in order."""
-        if self.action == "count":
-            return ()
-        return tuple(sorted({*self.thresholds, *((100,) if self.refuses else ())}))
-
-
 MAX_LIMITS = 1_000
 """The most limits in a config."""
 
@@ -240,7 +205,7 @@ class BudgetSettings(Message):
         default_factory=dict, description="Caps per tenant; `*` applies to each tenant that is not listed."
     )
     limits: tuple[LimitSettings, ...] = Field(
-        default=(), max_length=MAX_LIMITS, description="Caps of any other scope, or by week or quarter."
+        default=(), max_length=MAX_LIMITS, description="Limits of any other scope, or by week or quarter."
     )
 
     @property

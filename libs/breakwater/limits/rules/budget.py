@@ -18,8 +18,8 @@ from zoneinfo import ZoneInfo
 
 from breakwater.kernel.formats import hint
 from breakwater.kernel.types import ms_from_time, time_from_ms
-from breakwater.limits.contract import BudgetEvent, BudgetScope, Enforcement, Window
-from breakwater.limits.rules.limit import CALENDAR, Limit
+from breakwater.limits.contract import BudgetEvent, BudgetScope, Enforcement, LimitSettings, Window
+from breakwater.limits.rules.limit import Limit, enforcement_problem, limit_of
 from breakwater.limits.rules.scopes import (
     BASE,
     EACH,
@@ -34,7 +34,6 @@ from breakwater.limits.rules.scopes import (
     parts_of,
     scope_text,
 )
-from breakwater.limits.settings import LimitSettings
 
 if TYPE_CHECKING:
     from breakwater.jobs.contract.execution import Attempt
@@ -379,7 +378,11 @@ def limit_problems(
             yield f"{path}.scope: {error}"
             continue
         key = key_of(parts)
-        dimension = Dimension(tuple(part.kind for part in parts), CALENDAR[limit.per])
+        if (problem := enforcement_problem(limit)) is not None:
+            yield f"{path}: {problem}"
+            continue
+        dimension = limit_of(path, limit).budget_dimension
+        assert dimension is not None
         for kind, name in parts:
             tag = kind.removeprefix("tag:")
             if tag != kind and tag not in tags:

@@ -8,18 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
-from breakwater.limits.contract import Enforcement, Window
+from breakwater.limits.contract import Enforcement, LimitAction, LimitSettings, LimitUnit, LimitWindow, Window
 from breakwater.limits.rules.scopes import EACH, Dimension, ScopePart, key_of, parse_scope, scope_text
-from breakwater.limits.settings import Caps, GuardRules, LimitSettings, RateLimit
-
-LimitUnit = Literal["usd", "tokens", "requests", "concurrent"]
-LimitWindow = Literal["minute", "hour", "rolling day", "day", "week", "month", "quarter", "total"]
-"""The windows of minutes and hours slide, and so does a `rolling day`; the longer ones are those of a calendar."""
-
-LimitAction = Literal["count", "alert", "refuse", "wait", "cheaper_model"]
-"""The effect on a call beyond the amount: none, people are told, the job ends, it waits, or its next model is tried."""
+from breakwater.limits.settings import Caps, GuardRules, RateLimit
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +123,22 @@ def limits_of(
     for name, caps in tenants.items():
         limits += _of_caps(f"budgets.tenants.{name}", (ScopePart("tenant", name),), caps)
     for number, limit in enumerate(further):
-        place = (f"budgets.limits.{number}.usd", parse_scope(limit.scope))
-        limits.append(Limit(*place, "usd", limit.per, limit.usd, limit.action, limit.alerts_at))
+        setting = f"budgets.limits.{number}.{limit.unit}"
+        limits.append(limit_of(setting, limit))
     return tuple(limits)
+
+
+def limit_of(limit_id: str, settings: LimitSettings) -> Limit:
+    """Returns a limit that is written as such. Raises ValueError: its scope is none."""
+    of_scope = (limit_id, parse_scope(settings.scope))
+    return Limit(*of_scope, settings.unit, settings.per, settings.amount, settings.action, settings.alerts_at)
+
+
+def enforcement_problem(settings: LimitSettings) -> str | None:
+    """Returns why the plane can't enforce a limit, which is refused where it is made; None if it can."""
+    if settings.unit != "usd" or settings.per not in CALENDAR:
+        return "only limits of usd by day, week, month or quarter are enforced yet; use one of them"
+    return "a limit of usd can't wait for its next period; use refuse" if settings.action == "wait" else None
 
 
 def limits_of_agent(name: str, caps: Caps) -> Iterator[Limit]:
