@@ -26,6 +26,8 @@ from breakwater.identity.auth import AcceptedTokens, RequireApiKey, wait_until_r
 from breakwater.identity.json_web_tokens import KEYS_AGAIN_S, LEEWAY_S, REUSE_S
 from breakwater.identity.rules.callers import Caller
 from breakwater.identity.settings import TokenSettings
+from breakwater.jobs.contract.job import Job
+from breakwater.jobs.rules.ownership import objection_to
 from breakwater.kernel.http.problems import RequestError
 from breakwater.kernel.http.server import Shares
 from tests.helpers import until
@@ -128,6 +130,30 @@ async def test_a_token_names_the_user_the_team_and_the_tags_of_its_calls(
     caller = await tokens.caller(signed(claims(**stated), OURS))
     assert named(caller) == expected
     assert (caller.kind, caller.scopes, caller.id) == ("token", ("submit",), caller.name)
+
+
+@each_row(
+    ("stated", "settings", "forbidden"),
+    [
+        ({}, {}, {"team"}),
+        ({}, MAPPED, {"team", "project"}),
+        ({"groups": ["search"]}, MAPPED, {"project"}),
+        ({"groups": ["search"], "work": {"project": 12}}, MAPPED, set()),
+        ({}, {"tags": {"team": "group"}}, {"team"}),
+        ({}, {**MAPPED, "metadata_may_name": True}, set()),
+    ],
+)
+async def test_the_holder_of_a_token_can_not_choose_who_pays_where_its_claims_should_say_so(
+    issuer: Issuer, stated: dict[str, Any], settings: dict[str, Any], forbidden: set[str]
+) -> None:
+    tokens = issuer.tokens(**settings)
+    caller = await tokens.caller(signed(claims(email="ada@example.com", **stated), OURS))
+    assert set(caller.forbidden_metadata) == forbidden
+    for name in ("team", "project", "region"):
+        sent = Job(agent="writer", prompt="x", metadata={name: "search"})
+        objection = objection_to(caller, sent, by_operator=False)
+        assert (objection and objection.field) == (f"metadata.{name}" if name in forbidden else None)
+    assert objection_to(caller, Job(agent="writer", prompt="x", metadata={"team": None}), by_operator=False) is None
 
 
 REFUSED: list[tuple[Callable[[], str], str]] = [

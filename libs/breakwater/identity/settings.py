@@ -183,6 +183,11 @@ class TokenSettings(Message):
     tags: dict[CostTag, ClaimPath] = Field(
         default_factory=dict, max_length=MAX_TAGS, description="Claims with values of `cost_tags`."
     )
+    metadata_may_name: bool = Field(
+        default=False,
+        description="True: a job's metadata may name the team, and the `tags` above, where its token has no such "
+        "claim. By default such a job is refused, as its sender would choose who pays.",
+    )
     agents: tuple[Identifier, ...] = Field(default=(), description="Agents that tokens may be used for; empty: all.")
     tenants: tuple[Name, ...] = Field(
         default=(),

@@ -63,6 +63,14 @@ async def test_tokens_and_headers_of_a_proxy_say_whose_call_it_is(start_api: Sta
         cancelled = await api.ask("POST", f"/api/v1/jobs/{job_id}/cancel", json={}, headers=ours)
         assert cancelled.status == 202
 
+        teamless = {"Authorization": f"Bearer {token(groups=[], project=None)}"}
+        for metadata, status in ({"team": "ads"}, 403), ({"project": "ads"}, 403), ({"region": "eu"}, 202):
+            assert (await submit(api, teamless, metadata=metadata)).status == status
+        assert await names(api) == ("jwt:u-1", "jwt:u-1", "u-1", None)
+        refused = await submit(api, teamless, metadata={"team": "ads"})
+        assert (refused.code, refused.paths) == ("forbidden", ["metadata.team"])
+        assert "the token of 'jwt:u-1' names no team" in refused.message
+
         expired = token(exp=1)
         for path, code, header in (
             ("/api/v1/jobs", "unauthorized", {"Authorization": f"Bearer {expired}"}),

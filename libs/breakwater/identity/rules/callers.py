@@ -257,6 +257,7 @@ class Caller:
         forwarded: the names that a trusted proxy has set on the request.
         expires_at: the time at which the caller loses its access; None if the key does not expire.
         digest: the digest of the secret that the holder of a key has proved.
+        forbidden_metadata: what the metadata of the caller's jobs must not name, as its token should have named it.
     """
 
     kind: CallerKind
@@ -274,6 +275,7 @@ class Caller:
     forwarded: Attribution = NOBODY
     expires_at: datetime | None = None
     digest: str = ""
+    forbidden_metadata: tuple[str, ...] = ()
 
     def may(self, needed: Collection[KeyScope]) -> bool:
         """Returns True if the caller has at least one of the scopes."""
@@ -318,7 +320,9 @@ def holder_of_token(claims: Mapping[str, Any], settings: TokenSettings, now: flo
         raise UnusableClaimError(f"its claim {settings.user if subject else 'sub'!r} is missing")
     if settings.user == "email" and _is_unverified(claims):
         raise UnusableClaimError("its e-mail address is not verified")
+    team = None if settings.team is None else _claimed_name(claims, settings.team)
     tags = {tag: _claimed_name(claims, path) for tag, path in settings.tags.items()}
+    missing = dict.fromkeys(name for name, value in (("team", team), *tags.items()) if value is None)
     return Caller(
         "token",
         name,
@@ -328,8 +332,9 @@ def holder_of_token(claims: Mapping[str, Any], settings: TokenSettings, now: flo
         settings.tenants,
         settings.agents,
         user=user,
-        team=None if settings.team is None else _claimed_name(claims, settings.team),
+        team=team,
         tags={tag: value for tag, value in tags.items() if value is not None},
+        forbidden_metadata=() if settings.metadata_may_name else tuple(missing),
     )
 
 

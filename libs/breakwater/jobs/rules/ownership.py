@@ -112,6 +112,11 @@ def objection_to(sender: Caller, job: Job, *, by_operator: bool) -> SenderObject
         bound = sender.user if claim.kind == "user" else sender.team
         message = f"{claim.path}: names the {claim.kind} {claim.name!r}, and {sender.name!r} is bound to {bound!r}"
         return SenderObjection(claim.path, message, f"is not {bound!r}; leave it out")
+    for name in sender.forbidden_metadata:
+        if job.metadata.get(name) is not None:
+            path = f"metadata.{name}"
+            message = f"{path}: the token of {sender.name!r} names no {name}, and its holder can't choose one"
+            return SenderObjection(path, message, "is not in the token; leave it out")
     if job.reply_to is None:
         return None
     own_replies = f"{REPLIES}{encode_token(sender.name)}."
