@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 import sys
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -54,6 +55,33 @@ def test_since_says_how_it_is_written(text: str) -> None:
     with pytest.raises(CliError, match="neither a duration nor a time") as caught:
         formats.since(text, NOW)
     assert "2h" in caught.value.remedy
+
+
+def test_a_time_ahead_is_read_in_the_terminals_time_zone(
+    monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests
+) -> None:
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    try:
+        for text, moment in {
+            "90s": NOW + timedelta(seconds=90),
+            "7d": NOW + timedelta(days=7),
+            "18:00": datetime(2026, 11, 21, 17, 0, tzinfo=UTC),
+            "9:30": datetime(2026, 11, 22, 8, 30, tzinfo=UTC),
+            "tomorrow": datetime(2026, 11, 21, 23, 0, tzinfo=UTC),
+            "2026-12-01": datetime(2026, 11, 30, 23, 0, tzinfo=UTC),
+            "2026-12-01T08:00": datetime(2026, 12, 1, 7, 0, tzinfo=UTC),
+            "2026-11-21T10:00Z": NOW,
+        }.items():
+            with subtests.test(text):
+                assert formats.ahead(text, NOW, "--until") == moment
+        for text in ("", "soon", "25:00", "18", "99999999999d", "2026-13-01", "0001-01-01"):
+            with subtests.test(text), pytest.raises(CliError, match="is no time ahead") as caught:
+                formats.ahead(text, NOW, "--until")
+            assert "tomorrow" in caught.value.remedy
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_a_table_in_a_pipe_is_aligned_and_never_cut(capsys: pytest.CaptureFixture[str]) -> None:

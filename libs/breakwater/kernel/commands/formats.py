@@ -6,7 +6,7 @@ import re
 import shlex
 import shutil
 import sys
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, time, timedelta
 from pathlib import Path
 
 import typer
@@ -30,6 +30,7 @@ __all__ = [
 ]
 
 _AGO = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d|w)")
+_TIME_OF_DAY = re.compile(r"\d{1,2}:\d{2}")
 _UNITS = {"s": "seconds", "m": "minutes", "min": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
@@ -67,14 +68,32 @@ def usd(text: str) -> str:
 
 
 def ahead(text: str, now: datetime, option: str) -> datetime:
-    """Parses the time of an option that looks ahead: `90s`, `10m`, `2h`, `7d`, or `2026-11-21T10:00Z`.
+    """Parses the time of an option that looks ahead, in the terminal's time zone unless the text names another.
+
+    It is a duration (`90s`, `10m`, `2h`, `7d`), a time of day (`18:00`, today or, if that is over, tomorrow), a date or
+    `tomorrow`, which begin at midnight, or a time with its date (`2026-11-21T10:00Z`).
 
     Raises:
-        CliError: if the text is neither a duration nor a time.
+        CliError: if the text is none of these.
     """
-    if _AGO.fullmatch(text.strip()):
-        return now + (now - since(text, now, option))
-    return since(text, now, option)
+    word = text.strip()
+    try:
+        if _AGO.fullmatch(word):
+            return now + (now - since(word, now, option))
+        local = now.astimezone().replace(tzinfo=None)
+        if word == "tomorrow":
+            moment = datetime.combine(local.date() + timedelta(days=1), time())
+        elif _TIME_OF_DAY.fullmatch(word):
+            moment = datetime.combine(local.date(), time.fromisoformat(word.rjust(5, "0")))
+            moment += timedelta(days=int(moment <= local))
+        else:
+            moment = datetime.fromisoformat(word)
+        return moment.astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise usage_error(
+            f"{option} {text!r} is no time ahead",
+            "Write it like 10m, 2h, 7d, 18:00, tomorrow, 2026-12-01 or 2026-11-21T10:00Z.",
+        ) from None
 
 
 def since(text: str, now: datetime, option: str = "--since") -> datetime:
