@@ -172,7 +172,7 @@ class ApiDependencies:
     @cached_property
     def intake(self) -> JobIntake:
         """The steps by which jobs of all APIs are accepted."""
-        return JobIntake(self.config, self.queue, self.lookup, self.availability, self.plan_log)
+        return JobIntake(self.config, self.live.limits, self.queue, self.lookup, self.availability, self.plan_log)
 
     @cached_property
     def request_handler(self) -> ModelRequestHandler:
@@ -259,6 +259,7 @@ HANDLERS: Mapping[type, Callable[[ApiDependencies], object]] = MappingProxyType(
             needs.bus,
             Replays(
                 needs.config,
+                needs.live.limits,
                 needs.bus,
                 needs.queue,
                 needs.publisher,

@@ -55,6 +55,7 @@ class JobReader:
     def __init__(self, worker: WorkerContext, agent_name: str, agent: Agent) -> None:
         self._worker = worker
         self._config = worker.config
+        self._limits = worker.limits
         self._agent_name = agent_name
         self._agent = agent
         self._output_guard = worker.output_guards.get(agent_name)
@@ -109,7 +110,7 @@ class JobReader:
         header = delivery.headers.get(Header.MSG_ID.value) if takes_message_id else None
         if header is not None and (why := id_objection(config.redaction, header)) is not None:
             raise _InvalidJobError(f"{Header.MSG_ID.value}: {why}")
-        if (problem := validate_job(config, job)) is not None:
+        if (problem := validate_job(config, self._limits(), job)) is not None:
             raise _InvalidJobError(f"{problem.path}: {problem.message}", job)
         # Check the rights of the sender. Those of an HTTP sender were checked at the API.
         if job.reply_to is not None and not may_be_answered_at(job.reply_to, sender):

@@ -71,7 +71,7 @@ def parsed(settings: str) -> Config:
 
 
 def refused(config: Config, agent: str, params: dict[str, Any], **job: Any) -> str | None:
-    problem = validate_job(config, Job(agent=agent, prompt="x", params=params, **job))
+    problem = validate_job(config, config.limit_table, Job(agent=agent, prompt="x", params=params, **job))
     return None if problem is None else f"{problem.path}: {problem.message}"
 
 
@@ -117,6 +117,29 @@ def test_each_kind_of_provider_has_params_of_its_own() -> None:
     for name in ("container", "context_management", "betas", "fallbacks"):
         assert (refused(strict, "claude", {name: {}}) or "").startswith(f"params.{name}: ")
     assert (refused(strict, "claude", {"tools": [{"type": "advisor_1"}]}) or "").startswith("params.tools.0.type: ")
+
+
+@each_row(
+    ("scope", "refused_jobs"),
+    [
+        ("plane", {"open", "acme", "mixed"}),
+        ("agent:open", {"open", "acme"}),
+        ("tenant:*", {"acme"}),
+        ("tenant:other", set()),
+        ("model:claude/m", {"mixed"}),
+        ("provider:claude", {"mixed"}),
+        ("model:claude/m within tenant:*", set()),
+        ("key:bot", {"open", "acme", "mixed"}),
+        ("user:*", {"open", "acme", "mixed"}),
+        ("key:bot within model:claude/m", {"mixed"}),
+        ("user:* within tenant:*", {"acme"}),
+    ],
+)
+def test_a_limit_makes_params_strict_for_those_jobs_alone_that_it_may_count(scope: str, refused_jobs: set[str]) -> None:
+    limited = config(budgets={"limits": [{"scope": scope, "usd": 1, "per": "week"}]})
+    jobs = {"open": {"agent": "open"}, "acme": {"agent": "open", "tenant": "acme"}, "mixed": {"agent": "mixed"}}
+    params = {"enable_search": True}
+    assert {name for name, job in jobs.items() if refused(limited, params=params, **job)} == refused_jobs
 
 
 def test_a_tenant_without_a_cap_and_a_soft_cap_are_no_hard_cap() -> None:

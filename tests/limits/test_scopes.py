@@ -36,6 +36,7 @@ defaults: {{model: m}}
 cost_tags: [project]
 agents: {{writer: {{budget: {{daily_usd: 1}}}}}}
 budgets:
+  tenants: {{"*": {{daily_usd: 7, enforcement: hard}}}}
   limits: [{}]
 """
 KINDS = st.sampled_from(["agent", "model", "provider", "tenant", "key", "user", "team", "tag:project", "tag:a b"])
@@ -78,9 +79,8 @@ def test_the_parts_of_a_scope_come_back_from_its_key(parts: list[ScopePart]) -> 
 def test_a_scope_is_read_as_it_is_written(text: str, parts: list[tuple[str, str]]) -> None:
     read = parse_scope(text)
     assert read == tuple(ScopePart(*part) for part in parts)
-    if text != "plane":
-        assert scope_text(key_of(read)) == text
-        assert key_from_text(text) == key_of(read)
+    assert key_from_text(text) == key_of(read)
+    assert scope_text(key_of(read)) == text.replace("plane", "global")
 
 
 def test_a_scope_is_a_part_of_a_sentence() -> None:
@@ -135,12 +135,15 @@ def test_the_most_particular_limit_of_a_scope_is_its_cap() -> None:
         '{scope: "user:ann within team:research", usd: 4, per: month}',
         '{scope: "key:*", usd: 5, per: week}',
         '{scope: "plane", usd: 6, per: quarter}',
+        '{scope: "tenant:acme", usd: 8, per: day}',
     )
     both = Dimension(("user", "team"), "monthly")
     named = [("bob", "sales"), ("bob", "research"), ("ann", "sales"), ("ann", "research")]
     assert [cap(table, both, CallNames("a", user=user, team=team)) for user, team in named] == [1, 2, 3, 4]
     assert cap(table, Dimension(("key",), "weekly"), CallNames("a", key="k")) == 5
     assert cap(table, Dimension(("global",), "quarterly"), CallNames("a")) == 6
+    # Of the section of tenants and of the list of limits alike.
+    assert [cap(table, Dimension(("tenant",), "daily"), CallNames("a", name)) for name in ("acme", "else")] == [8, 7]
     assert table.dimensions == {both, Dimension(("key",), "weekly"), Dimension(("global",), "quarterly")}
     # A call counts only where it has all names.
     counted = Dimensions(table.dimensions)

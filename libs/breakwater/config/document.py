@@ -274,19 +274,19 @@ class Config(Message):
         models = {name: model.rate_limit for name, model in self.models.items()}
         return limits_of(self.budgets.total, self.budgets.tenants, self.agents, models, further)
 
-    def strict_params(self, agent: Agent, job: Job) -> str | None:
+    def strict_params(self, agent: Agent, job: Job, limits: LimitTable) -> str | None:
         """Returns the reason to pass only params that cost nothing but tokens; None if all params may pass.
 
         Only explicitly set caps are a reason, not those of the default guard.
+
+        Args:
+            agent: the job's agent.
+            job: the job.
+            limits: the current limits.
         """
         if agent.allowed_models:
             return "for an agent with allowed_models"
-        tenants = self.budgets.tenants
-        tenant_caps = None if job.tenant is None else tenants.get(job.tenant) or tenants.get(OTHERS)
-        hard = any(caps.is_hard for caps in (self.budgets.total, agent.budget, tenant_caps) if caps is not None)
-        # Whose key, user or team it is, is not known here.
-        hard = hard or any(limit.refuses for limit in self.budgets.limits)
-        if hard or agent.max_cost_usd is not None:
+        if agent.max_cost_usd is not None or (limits.any_hard and limits.may_refuse(self._names(agent, job))):
             return "under a hard cap"
         guard = agent.guard
         agent_caps_task = (
@@ -294,6 +294,18 @@ class Config(Message):
         )
         job_caps_task = job.guard is not None and job.guard.get("max_cost_usd") is not None
         return "under a cap of the task" if agent_caps_task or job_caps_task else None
+
+    def _names(self, agent: Agent, job: Job) -> dict[str, Collection[str]]:
+        """Returns the names that a job's calls can count under, as far as they are known before the calls."""
+        chain = agent.chain_for(job)
+        providers = {self.provider_name(agent, model) for model in chain}
+        return {
+            "global": ("",),
+            "agent": (job.agent,),
+            "tenant": () if job.tenant is None else (job.tenant,),
+            "model": chain,
+            "provider": tuple(provider for provider in providers if provider is not None),
+        }
 
     def name_at_provider(self, provider: str, model: str) -> str:
         """Returns a model's name at a provider: the configured name, or its id without the provider's prefix."""

@@ -19,21 +19,24 @@ from breakwater.jobs.rules.attribution import name_claims
 from breakwater.kernel.formats import listing
 from breakwater.kernel.types import is_identifier
 from breakwater.kernel.validation import FieldError
+from breakwater.limits.rules.budget import LimitTable
 from breakwater.prices.rules.price import term_of
 from breakwater.redaction.rules.redact import id_objection
 
 _IDS = ("job_id", "tenant", "task_id", "parent_execution_id", "plan_id")
 
 
-def validate_job(config: Config, job: Job, *, with_figures: bool = False) -> FieldError | None:
+def validate_job(config: Config, limits: LimitTable, job: Job, *, with_figures: bool = False) -> FieldError | None:
     """Returns the reason why its configured agent can't run a well-formed job; None if it can.
 
     Args:
         config: the config.
+        limits: the current limits.
         job: the job.
         with_figures: True if the reason may name the config's bounds, which only operators may see.
     """
     agent = config.agents[job.agent]
+    strictness = config.strict_params(agent, job, limits)
     ids = [(path, name) for path in _IDS if (name := getattr(job, path)) is not None]
     models = [(f"fallback_models.{number}", model) for number, model in enumerate(job.fallback_models or ())]
     if job.model is not None:
@@ -48,11 +51,14 @@ def validate_job(config: Config, job: Job, *, with_figures: bool = False) -> Fie
             return FieldError(claim.path, objection)
     if job.api == "embeddings" and (problem := _embeddings_objection(config, agent, job)) is not None:
         return problem
-    if job.api_request is not None and (problem := _request_objection(config, agent, job, job.api_request)) is not None:
+    if (
+        job.api_request is not None
+        and (problem := _request_objection(config, agent, job, job.api_request, strictness)) is not None
+    ):
         return FieldError(f"api_request.body.{problem.path}", problem.message)
-    if job.params and (problem := _params_objection(config, agent, job, job.params)) is not None:
+    if job.params and (problem := _params_objection(config, agent, job, job.params, strictness)) is not None:
         return FieldError(f"params.{problem.path}", problem.message)
-    if job.messages is not None and (problem := _parts_objection(config, agent, job, job.messages)) is not None:
+    if job.messages is not None and (problem := _parts_objection(agent, job, job.messages, strictness)) is not None:
         return FieldError(f"messages.{problem.path}", problem.message)
     allowed = {*agent.chain, *agent.allowed_models} if models else set[str]()
     for path, model in models:
@@ -92,7 +98,9 @@ def _embeddings_objection(config: Config, agent: Agent, job: Job) -> FieldError 
     return None if problem is None else FieldError("model", f"agent {job.agent!r} can't embed: {problem}")
 
 
-def _request_objection(config: Config, agent: Agent, job: Job, request: NativeRequest) -> FieldError | None:
+def _request_objection(
+    config: Config, agent: Agent, job: Job, request: NativeRequest, strictness: str | None
+) -> FieldError | None:
     """Returns the reason why a job's native request can't be sent to the providers of its models; None if it can."""
     try:
         form = chat_form(request)
@@ -103,7 +111,7 @@ def _request_objection(config: Config, agent: Agent, job: Job, request: NativeRe
     losses = [loss for loss in form.losses if not (drops and is_droppable(loss.path))]
     if losses and not any(config.speaks(provider, request.api) for provider in providers):
         return losses[0]
-    if (strictness := config.strict_params(agent, job)) is not None:
+    if strictness is not None:
         for unpriced in form.unpriced:
             name = re.split(r"[.\[]", unpriced.path)[0]
             if name not in agent.allowed_params:
@@ -118,8 +126,8 @@ def _request_objection(config: Config, agent: Agent, job: Job, request: NativeRe
         if (problem := too_many_batches(body, config.max_inputs(agent.chain_for(job)))) is not None:
             return problem
         unpriced_params = {name: value for name, value in form.params.items() if name not in PARAMS}
-        return _params_objection(config, agent, job, unpriced_params)
-    problem = _params_objection(config, agent, job, form.params)
+        return _params_objection(config, agent, job, unpriced_params, strictness)
+    problem = _params_objection(config, agent, job, form.params, strictness)
     return None if problem is None else FieldError(form.in_body(problem.path), problem.message)
 
 
@@ -135,7 +143,9 @@ def _tier_objection(config: Config, chain: Iterable[str], params: Mapping[str, J
     return None
 
 
-def _params_objection(config: Config, agent: Agent, job: Job, params: Mapping[str, JsonValue]) -> FieldError | None:
+def _params_objection(
+    config: Config, agent: Agent, job: Job, params: Mapping[str, JsonValue], strictness: str | None
+) -> FieldError | None:
     """Returns the reason why a job's params can't be sent to the providers of its models; None if they can."""
     if (problem := params_objection(params)) is not None:
         return problem
@@ -147,7 +157,7 @@ def _params_objection(config: Config, agent: Agent, job: Job, params: Mapping[st
     }
     if kinds and (problem := connection_objection(params)) is not None:
         return problem
-    if (strictness := config.strict_params(agent, job)) is None:
+    if strictness is None:
         return None
     for kind in sorted(kinds):
         if (problem := unknown_objection(params, kind, agent.allowed_params)) is not None:
@@ -157,9 +167,11 @@ def _params_objection(config: Config, agent: Agent, job: Job, params: Mapping[st
     return None
 
 
-def _parts_objection(config: Config, agent: Agent, job: Job, messages: Iterable[ChatMessage]) -> FieldError | None:
+def _parts_objection(
+    agent: Agent, job: Job, messages: Iterable[ChatMessage], strictness: str | None
+) -> FieldError | None:
     """Returns the reason why parts of a job's messages, which may cost more than tokens, are not allowed."""
-    if (strictness := config.strict_params(agent, job)) is None:
+    if strictness is None:
         return None
     if (problem := unknown_part(messages, agent.allowed_params)) is None:
         return None

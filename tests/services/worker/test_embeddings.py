@@ -181,14 +181,14 @@ def test_what_can_not_be_embedded_is_refused_in_words(
     agent: dict[str, Any], body: dict[str, Any], path: str | None, words: str
 ) -> None:
     request = NativeRequest(api="embeddings", body={"input": "x", **body})
-    problem = validate_job(config(**agent), Job(agent="index", api_request=request))
+    problem = validate_job(config(**agent), config(**agent).limit_table, Job(agent="index", api_request=request))
     assert (None if problem is None else problem.path) == path
     assert problem is None or words in problem.message
 
 
 def test_a_job_for_embeddings_does_not_stream() -> None:
     request = NativeRequest(api="embeddings", body={"input": "x"})
-    problem = validate_job(config(), Job(agent="index", api_request=request, stream=True))
+    problem = validate_job(config(), config().limit_table, Job(agent="index", api_request=request, stream=True))
     assert problem is not None
     assert problem.path == "stream"
 

@@ -349,7 +349,7 @@ def test_a_job_needs_at_most_a_hundred_calls() -> None:
     assert config.max_inputs(["sim/f", "sim/e"]) == 2
     for count, words in ((200, None), (201, "has 201 inputs; at most 200 can be embedded, 2 in each call")):
         request = NativeRequest(api="embeddings", body={"input": ["x"] * count})
-        problem = validate_job(config, Job(agent="index", api_request=request))
+        problem = validate_job(config, config.limit_table, Job(agent="index", api_request=request))
         assert (problem is None) if words is None else (problem is not None and words in problem.message)
 
 

@@ -175,7 +175,7 @@ def asked_for(api: str, body: Mapping[str, Any], agent: str, *, streamed: bool =
         job = Job.model_validate({"agent": agent, "stream": streamed and api != "embeddings", **given_body})
     except ValueError:
         return None
-    return job if validate_job(CONFIG, job) is None else None
+    return job if validate_job(CONFIG, CONFIG.limit_table, job) is None else None
 
 
 def assignment(job: Job) -> tuple[Assignment, Target]:
@@ -538,7 +538,9 @@ def test_what_may_cost_more_than_its_tokens_is_refused_under_any_cap(subtests: p
                 config = CONFIG.model_dump(mode="json", include={"providers", "models"})
                 config = Config.model_validate({**config, "agents": {"a": {"model": f"{provider}/m", **agent}}})
                 given_body = body if api == "chat" else {"api_request": {"api": api, "body": body}}
-                problem = validate_job(config, Job.model_validate({"agent": "a", **given_body, **more}))
+                problem = validate_job(
+                    config, config.limit_table, Job.model_validate({"agent": "a", **given_body, **more})
+                )
                 assert (problem is not None and path in problem.path) == refused
 
 

@@ -73,6 +73,7 @@ from breakwater.kernel.process.byte_budget import ByteBudget
 from breakwater.kernel.security.encryption import LEFT_OUT, OFF, Cipher, DecryptionError
 from breakwater.kernel.surrogates import read_whole
 from breakwater.kernel.types import Event, Identifier, Message, format_time
+from breakwater.limits.rules.budget import LimitTable
 from breakwater.redaction.rules.redact import Redactor
 
 ALL_DEAD_LETTERS = "bw.dlq.>"
@@ -206,6 +207,7 @@ class Replays:
     """Runs the jobs of dead letters again, and knows which were run again before."""
 
     config: Config
+    limits: Callable[[], LimitTable]
     lookup: Lookup
     queue: JobQueue
     publisher: Publisher
@@ -282,7 +284,7 @@ class Replays:
             raise ValueError(
                 f"the job is for agent {job.agent!r}, and was published on the subject of {stored.dead_letter.agent!r}"
             )
-        if (problem := validate_job(self.config, job, with_figures=True)) is not None:
+        if (problem := validate_job(self.config, self.limits(), job, with_figures=True)) is not None:
             raise ValueError(f"{problem.path}: {problem.message}")
         return job
 

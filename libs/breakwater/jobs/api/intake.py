@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from urllib.parse import quote
@@ -47,6 +47,7 @@ from breakwater.kernel.process import background
 from breakwater.kernel.redis.connection import StateUnavailableError
 from breakwater.kernel.telemetry import tracing
 from breakwater.kernel.validation import FieldError
+from breakwater.limits.rules.budget import LimitTable
 from breakwater.redaction.rules.redact import id_objection
 
 LOOK_UP_S = 1.0
@@ -76,6 +77,7 @@ class JobIntake:
     """Accepts jobs."""
 
     config: Config
+    limits: Callable[[], LimitTable]
     queue: JobQueue
     lookup: JobLookup
     availability: AgentAvailability
@@ -118,7 +120,7 @@ class JobIntake:
                 else with_field(body, "tenant", own_job.tenant)
             )
             job = own_job
-        if (problem := validate_job(self.config, job, with_figures=by_operator)) is not None:
+        if (problem := validate_job(self.config, self.limits(), job, with_figures=by_operator)) is not None:
             raise invalid_job([problem])
         sent = submission(
             job,

@@ -254,6 +254,9 @@ SCOPES: tuple[BudgetScope, ...] = get_args(BudgetScope)
 _MADE_UP = frozenset({"tenant", "user", "team"})
 """The kinds of names that callers may make up."""
 
+KNOWN_BEFORE_CALLS = frozenset({"global", "agent", "tenant", "model", "provider"})
+"""The kinds of names that a job can count under, as far as the job itself tells."""
+
 
 @dataclass(frozen=True)
 class LimitTable:
@@ -351,6 +354,34 @@ class LimitTable:
     def dimensions(self) -> frozenset[Dimension]:
         """The dimensions of the budgets beside those that are always counted."""
         return frozenset(self._budgets).difference(BASE)
+
+    def may_refuse(self, names: Mapping[str, Collection[str]]) -> bool:
+        """Returns True if a hard cap may apply to a job's calls.
+
+        Args:
+            names: the names that they can count under, of each kind of `KNOWN_BEFORE_CALLS`.
+        """
+        for dimension, scopes in self._hard_scopes.items():
+            if KNOWN_BEFORE_CALLS.issuperset(dimension.kinds):
+                scopes_of_job = product(*([ScopePart(kind, name) for name in names[kind]] for kind in dimension.kinds))
+                if any(self.counter(key_of(parts), dimension.window).hard_limit is not None for parts in scopes_of_job):
+                    return True
+            elif any(
+                all(name in names[kind] or (name == EACH and names[kind]) for kind, name in known_parts)
+                for known_parts in scopes
+            ):
+                return True
+        return False
+
+    @cached_property
+    def _hard_scopes(self) -> Mapping[Dimension, frozenset[tuple[ScopePart, ...]]]:
+        """The scopes of hard caps by their dimension, without the parts that are unknown before a call."""
+        scopes: defaultdict[Dimension, set[tuple[ScopePart, ...]]] = defaultdict(set)
+        for dimension, by_key in self._budgets.items():
+            for limit in by_key.values():
+                if limit.enforcement == "hard":
+                    scopes[dimension].add(tuple(part for part in limit.parts if part.kind in KNOWN_BEFORE_CALLS))
+        return {dimension: frozenset(known_parts) for dimension, known_parts in scopes.items()}
 
     @cached_property
     def any_hard(self) -> bool:

@@ -93,6 +93,8 @@ def scope_in_words(key: str) -> str:
 
 def key_from_text(text: str) -> str:
     """Returns the key of a scope that is written as `scope_text` writes it."""
+    if text == "plane":
+        return "global"
     scope, _, within = text.rpartition(WITHIN)
     is_part = within.partition(":")[0] in {*_NAMED, "tag"}  # names may have that word, too
     return f"{scope}{_JOINT}{within}" if scope and is_part else text
