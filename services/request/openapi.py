@@ -88,12 +88,17 @@ _SECURITY = {
         "replay. Without `--scope`, a key has `submit`."
     ),
 }
+_RETRY_HEADERS = {
+    "Retry-After": {"description": "Seconds until a retry makes sense.", "schema": {"type": "integer"}},
+    "retry-after-ms": {"description": "The same in milliseconds.", "schema": {"type": "integer"}},
+    "x-should-retry": {"description": "`false` if SDKs must not retry by themselves.", "schema": {"type": "string"}},
+}
 _HEADERS = {
     202: {"Location": {"description": "URL of the result.", "schema": {"type": "string"}}},
     401: {"WWW-Authenticate": {"description": "`Bearer`", "schema": {"type": "string"}}},
     403: {"WWW-Authenticate": {"description": "`Bearer` with `insufficient_scope`.", "schema": {"type": "string"}}},
-    429: {"Retry-After": {"description": "Seconds until a retry makes sense.", "schema": {"type": "integer"}}},
-    503: {"Retry-After": {"description": "Seconds until a retry makes sense.", "schema": {"type": "integer"}}},
+    429: _RETRY_HEADERS,
+    503: _RETRY_HEADERS,
 }
 _OF_STREAMS = (Progress, Attempt, ExecutionSummary, BreakerTransition, BudgetEvent, GuardEvent, Alert, EventGap)
 _ERRORS_OF_BODIES = {

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -135,6 +135,17 @@ def test_of_open_breakers_the_one_that_may_be_asked_first_says_when() -> None:
     quota = failed("c", error={"kind": "rate_limit", "class": "RateLimitError", "message": "", "retry_after_s": 1.0})
     reason, error = why_unanswered([quota, *refusals, refused_by("breaker_open", "d")], "breaker_open")
     assert (reason, error.retry_after_s) == ("breaker_open", 3.0)
+
+
+@pytest.mark.parametrize("reason", ["breaker_open", "rate_limited", "budget_exceeded"])
+def test_of_several_refusals_the_one_that_ends_first_says_when_from_the_end_of_the_job(reason: Reason) -> None:
+    ends = datetime(2026, 1, 1, 12, tzinfo=UTC)
+    earlier = refused_by(reason, "a", retry_after_s=9.0).model_copy(
+        update={"completed_at": ends - timedelta(seconds=4)}
+    )
+    for last_wait_s, wait_s in ((None, 5.0), (60.0, 5.0), (4.5, 4.5)):
+        last = refused_by(reason, "b", retry_after_s=last_wait_s).model_copy(update={"completed_at": ends})
+        assert why_unanswered([earlier, last], reason)[1].retry_after_s == wait_s, last_wait_s
 
 
 @each_row(

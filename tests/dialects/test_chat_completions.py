@@ -106,10 +106,41 @@ def test_why_a_job_ended_is_a_status_and_a_code(
     assert found.param == ("messages" if kind == "context_overflow" else None)
 
 
-def test_a_wait_is_in_whole_seconds_and_never_zero() -> None:
-    for wait, seconds in ((0.2, 1), (7.1, 8), (None, None)):
-        error = {"kind": "rate_limit", "class": "E", "message": "m", "retry_after_s": wait}
-        assert error_of({"status": "dead_lettered", "reason": "error", "error": error}).retry_after_s == seconds
+REFUSED = {"short_circuited": True}
+CALLED = {"short_circuited": False}
+
+
+@each_row(
+    ("reason", "class_name", "wait_s", "attempts", "status", "code", "may_retry"),
+    [
+        ("rate_limited", "RateLimitExceededError", 7.1, [REFUSED], 429, "rate_limit_exceeded", True),
+        ("rate_limited", "ModelHeldError", 7.1, [REFUSED, REFUSED], 429, "rate_limit_exceeded", True),
+        ("breaker_open", "CircuitOpenError", 7.1, [REFUSED], 503, "breaker_open", True),
+        ("budget_exceeded", "BudgetExceededError", 7.1, [REFUSED], 429, "insufficient_quota", True),
+        ("budget_exceeded", "BudgetHeldError", 5.0, [REFUSED], 429, "rate_limit_exceeded", True),
+        ("budget_exceeded", "BudgetsRebuildingError", 5.0, [REFUSED], 503, "unavailable", True),
+        # Waiting does not help.
+        ("rate_limited", "RateLimitExceededError", None, [REFUSED], 429, "rate_limit_exceeded", False),
+        ("budget_exceeded", "CallOverCapError", None, [REFUSED], 429, "insufficient_quota", False),
+        ("breaker_open", "CircuitOpenError", None, [REFUSED], 503, "breaker_open", False),
+        ("guard_tripped", "GuardTrippedError", None, [REFUSED], 403, "guard_tripped", False),
+        # A repetition would make the calls again that failed before.
+        ("rate_limited", "RateLimitExceededError", 7.1, [CALLED, REFUSED], 429, "rate_limit_exceeded", False),
+    ],
+)
+def test_a_refused_job_may_be_repeated_where_waiting_helps_and_it_has_called_nothing(
+    reason: str,
+    class_name: str,
+    wait_s: float | None,
+    attempts: list[dict[str, bool]],
+    status: int,
+    code: str,
+    may_retry: bool,
+) -> None:
+    error = {"kind": reason, "class": class_name, "message": "m", "retry_after_s": wait_s}
+    found = error_of({"status": "dead_lettered", "reason": reason, "error": error, "attempts": attempts})
+    assert (found.status, found.code, found.may_retry) == (status, code, may_retry)
+    assert found.retry_after_s == wait_s
 
 
 def test_a_wait_that_the_provider_asks_for_and_the_job_has_no_time_for_is_passed_on() -> None:

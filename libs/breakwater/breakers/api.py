@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
@@ -146,13 +145,13 @@ class AgentAvailability:
 def _agent_unavailable(agent: str, untils: dict[str, int], now_ms: int) -> RequestError:
     """Returns 503 with the time when a model may be called again. In `untils`, 0 means an isolated breaker."""
     first_ms = min((until for until in untils.values() if until), default=None)
-    headers = {} if first_ms is None else {"Retry-After": str(max(1, math.ceil((first_ms - now_ms) / 1000)))}
+    wait_s = None if first_ms is None else (first_ms - now_ms) / 1000
     details = list[FieldError]()
     for model, until in untils.items():
         when = format_time(time_from_ms(until)) if until else "an operator resets its breaker"
         details.append(FieldError(path="agent", message=f"no call to {model!r} before {when}"))
     message = f"agent {agent!r} is temporarily unavailable due to recent failures"
-    return RequestError(503, "agent_unavailable", message, details, headers)
+    return RequestError(503, "agent_unavailable", message, details, retry_after_s=wait_s)
 
 
 class BreakerRoutes:

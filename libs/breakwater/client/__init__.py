@@ -757,13 +757,21 @@ class _Retries:
         may_pass = isinstance(error, ApiUnavailableError) or error.code == "too_many_requests"
         # A breaker that refuses a job (`agent_unavailable`) would refuse it again.
         may_pass = may_pass or (error.status in _UNAVAILABLE and error.code != "agent_unavailable")
-        if isinstance(error, ApiRefusedError) and (seconds := error.headers.get("Retry-After", "")).isdecimal():
-            pause_s += float(seconds)
+        if isinstance(error, ApiRefusedError):
+            pause_s += _retry_after_s(error.headers) or 0.0
         self._until = self._until or time.monotonic() + self._for_s
         if not may_pass or time.monotonic() + pause_s > self._until:
             raise error
         await asyncio.sleep(pause_s)
         self._pause_s = min(self._pause_s * 2, _LONGEST_PAUSE_S)
+
+
+def _retry_after_s(headers: Mapping[str, str]) -> float | None:
+    """Returns the wait that a response asks for: to the tenth of a second if it comes from Breakwater."""
+    for name, per_second in (("retry-after-ms", 1000), ("Retry-After", 1)):
+        if (value := headers.get(name, "")).isdecimal():
+            return int(value) / per_second
+    return None
 
 
 def _with_id(job: Job) -> Job:

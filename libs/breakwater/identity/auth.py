@@ -394,7 +394,7 @@ def _too_many() -> RequestError:
         "this API key has reached its limit of concurrent requests; most of them wait for "
         "results. Retry when some have ended, or wait for fewer results at a time"
     )
-    return RequestError(429, "too_many_requests", message, headers={"Retry-After": "1"})
+    return RequestError(429, "too_many_requests", message, retry_after_s=1.0)
 
 
 def _in_words(names: Iterable[str]) -> str:

@@ -66,10 +66,10 @@ class OpenStreams:
         key_limit = self._limit or MAX_OF_A_KEY
         if len(self._open) >= limit:
             message = f"{limit} {self._noun} are open here, which is the most; close one, or ask again later"
-            raise RequestError(503, f"too_many_{self._noun}", message, headers={"Retry-After": "5"})
+            raise RequestError(503, f"too_many_{self._noun}", message, retry_after_s=5.0)
         if sum(holder == key_id for holder in self._open.values()) >= key_limit:
             message = f"this API key has {key_limit} {self._noun} open here, the most for a key; close one"
-            raise RequestError(429, f"too_many_{self._noun}", message, headers={"Retry-After": "5"})
+            raise RequestError(429, f"too_many_{self._noun}", message, retry_after_s=5.0)
         ending: Ending = asyncio.get_running_loop().create_future()
         self._open[ending] = key_id
         try:

@@ -1,4 +1,4 @@
-"""Error responses that precede the body of their request."""
+"""Error responses that precede the body of their request, and those that say when to repeat it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from breakwater.kernel.http import problems
-from breakwater.kernel.http.problems import BODY_IS_READ, DROPPED_BYTES, RequestError
+from breakwater.kernel.http.problems import BODY_IS_READ, DROPPED_BYTES, RequestError, retry_headers
 from tests.tables import each_row
 
 PIECE = 1_000_000
@@ -73,3 +73,38 @@ async def test_nothing_is_awaited_that_does_not_come(
     client = Client()
     await respond(client, headers, http_version=http_version, is_read=is_read)
     assert (client.sent > 0) is dropped
+
+
+NEVER = {"x-should-retry": "false"}
+
+
+@each_row(
+    ("status", "wait_s", "may_retry", "headers"),
+    [
+        # Whole seconds for all clients, tenths for SDKs, and never too early.
+        (429, 2.31, True, {"Retry-After": "3", "retry-after-ms": "2400"}),
+        (429, 0.3, True, {"Retry-After": "1", "retry-after-ms": "300"}),
+        (429, 0.0, True, {"Retry-After": "1", "retry-after-ms": "100"}),
+        (503, 59.95, True, {"Retry-After": "60", "retry-after-ms": "60000"}),
+        # Anthropic's SDK would block its program until then, and OpenAI's for Node.js would retry at once.
+        (429, 60.0, True, {"Retry-After": "60", "retry-after-ms": "60000", **NEVER}),
+        (429, 86_400.0, True, {"Retry-After": "86400", "retry-after-ms": "86400000", **NEVER}),
+        # Waiting does not help.
+        (429, None, True, NEVER),
+        (503, None, True, NEVER),
+        (409, None, True, NEVER),
+        (429, 5.0, False, {"Retry-After": "5", "retry-after-ms": "5000", **NEVER}),
+        (502, None, False, NEVER),
+        # These are up to the SDK.
+        (400, None, True, {}),
+        (408, None, True, {}),
+    ],
+)
+def test_a_client_is_told_when_to_repeat_a_request_or_that_it_must_not(
+    status: int,
+    wait_s: float | None,
+    may_retry: bool,
+    headers: dict[str, str],
+) -> None:
+    assert retry_headers(status, wait_s, may_retry=may_retry) == headers
+    assert RequestError(status, "c", "m", retry_after_s=wait_s, may_retry=may_retry).headers == headers

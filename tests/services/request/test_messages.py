@@ -148,7 +148,7 @@ async def test_a_bad_request_is_refused_in_anthropics_shape(
     ("reason", "kind", "error", "status", "name", "wait"),
     [
         ("budget_exceeded", "budget_exceeded", {"retry_after_s": 60.0}, 429, "rate_limit_error", "60"),
-        ("error", "rate_limit", {"status_code": 429, "retry_after_s": 2.5}, 429, "rate_limit_error", "3"),
+        ("rate_limited", "rate_limit", {"retry_after_s": 60.1}, 429, "rate_limit_error", "61"),
         ("breaker_open", "breaker_open", {}, 529, "overloaded_error", None),
         ("error", "server", {"status_code": 529}, 529, "overloaded_error", None),
         ("error", "server", {"status_code": 500}, 502, "api_error", None),

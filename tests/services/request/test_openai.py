@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import openai
@@ -52,6 +53,9 @@ class Decider:
         self.executions: list[str | None] = []
         self.deciding: list[asyncio.Task[None]] = []
         self.end: dict[str, Any] = {}
+        self.ends: list[dict[str, Any]] = []
+        """Those of the first jobs, before `end`."""
+        self.begun_at: list[float] = []
         self.may_answer = asyncio.Event()
         self.may_answer.set()
 
@@ -64,9 +68,11 @@ class Decider:
             return
         self.executions.append(execution_id)
         self.jobs.append(job)
-        self.deciding.append(asyncio.create_task(self._decide(message, job, str(execution_id))))
+        self.begun_at.append(time.monotonic())
+        end = self.ends.pop(0) if self.ends else self.end
+        self.deciding.append(asyncio.create_task(self._decide(message, job, str(execution_id), end)))
 
-    async def _decide(self, message: Msg, job: dict[str, Any], execution_id: str) -> None:
+    async def _decide(self, message: Msg, job: dict[str, Any], execution_id: str, end: dict[str, Any]) -> None:
         await self.may_answer.wait()
         name = name_in(message.headers or {}, Header.OWNER)
         digest = job_digest(Job.model_validate(job), name)
@@ -77,7 +83,7 @@ class Decider:
             "job_digest": digest,
             "completed_at": datetime.now(UTC),
         }
-        result = result_of(execution_id, job["agent"]).model_copy(update=known | self.end)
+        result = result_of(execution_id, job["agent"]).model_copy(update=known | end)
         await publish_result(self.api.bus, Result.model_validate(result.model_dump()))
 
 
@@ -338,7 +344,7 @@ async def test_a_failed_job_is_an_error_that_the_sdk_does_not_retry(plane: Decid
     for reason, kind, error, expected in (
         ("budget_exceeded", "budget_exceeded", {"retry_after_s": 60.0}, (openai.RateLimitError, "insufficient_quota")),
         ("error", "rate_limit", {"status_code": 429}, (openai.RateLimitError, "rate_limit_exceeded")),
-        ("breaker_open", "breaker_open", {"retry_after_s": 30.5}, (openai.InternalServerError, "breaker_open")),
+        ("breaker_open", "breaker_open", {"retry_after_s": 90.5}, (openai.InternalServerError, "breaker_open")),
         ("guard_tripped", "guard_tripped", {}, (openai.PermissionDeniedError, "guard_tripped")),
         ("error", "server", {"status_code": 500}, (openai.InternalServerError, "provider_error")),
     ):
@@ -350,8 +356,40 @@ async def test_a_failed_job_is_an_error_that_the_sdk_does_not_retry(plane: Decid
         headers = found.value.response.headers
         assert headers["x-should-retry"] == "false"
         assert headers["x-breakwater-execution-id"] == plane.jobs[-1]["job_id"]
-        assert headers.get("retry-after") == {"budget_exceeded": "60", "breaker_open": "31"}.get(reason)
+        assert headers.get("retry-after") == {"budget_exceeded": "60", "breaker_open": "91"}.get(reason)
         assert len(plane.jobs) == before + 1
+
+
+async def test_who_cannot_wait_is_told_when_and_the_sdk_retries_then_and_not_by_its_own_backoff(
+    plane: Decider,
+) -> None:
+    wait_s = 0.75  # the SDK's own first pause is at most 0.5 s
+    plane.ends = [failing("rate_limited", "rate_limit", retry_after_s=wait_s)]
+    raw = await client(plane, max_retries=1).chat.completions.with_raw_response.create(model="writer", **ASK)
+    assert raw.parse().choices[0].message.content == "done"
+    assert raw.retries_taken == 1
+    first, second = plane.begun_at
+    assert wait_s <= second - first < wait_s + 0.5
+    # Without a retry, its caller reads the same: whole seconds, and tenths in milliseconds.
+    plane.ends = [failing("rate_limited", "rate_limit", retry_after_s=wait_s)]
+    with pytest.raises(openai.RateLimitError) as told:
+        await client(plane, max_retries=0).chat.completions.create(model="writer", **ASK)
+    headers = told.value.response.headers
+    assert (headers["retry-after"], headers["retry-after-ms"]) == ("1", "800")
+    assert "x-should-retry" not in headers
+
+
+async def test_the_sdk_does_not_repeat_a_refusal_that_its_idempotency_key_would_get_again(plane: Decider) -> None:
+    plane.end = failing("rate_limited", "rate_limit", retry_after_s=30.0)
+    once = {"Idempotency-Key": "order 1"}
+    for later_s in (0, 12):
+        plane.end["completed_at"] = datetime.now(UTC) - timedelta(seconds=later_s)
+        with pytest.raises(openai.RateLimitError) as told:
+            await client(plane, max_retries=5).chat.completions.create(model="writer", extra_headers=once, **ASK)
+        headers = told.value.response.headers
+        assert headers["x-should-retry"] == "false"
+        assert 0 <= 30 - later_s - int(headers["retry-after-ms"]) / 1000 < 5
+        once = {"Idempotency-Key": "order 2"}
 
 
 async def test_an_answer_whose_text_was_left_out_is_an_error_and_not_an_empty_answer(plane: Decider) -> None:

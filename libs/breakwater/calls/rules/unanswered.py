@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from datetime import timedelta
 from typing import cast
 
 from breakwater.calls.rules.classify import NOT_SENT, REFUSED_REQUEST_CLASSES, WORKER_LOST
@@ -12,7 +13,8 @@ from breakwater.jobs.contract.execution import Attempt, ErrorInfo, Reason
 def why_unanswered(attempts: Sequence[Attempt], stop: Reason) -> tuple[Reason, ErrorInfo]:
     """Returns the reason why a job ends without an answer, and its error: those of its last attempt, call or refusal.
 
-    There are two exceptions. If a retry was refused because of the failures before it, by the retry budget or by the
+    There are three exceptions. Of several refusals for one reason, the one that ends first counts, with the wait from
+    the end of the last attempt. If a retry was refused because of the failures before it, by the retry budget or by the
     breaker of a model that the job has called, the failure is the reason. And the refusal of a request by a fallback
     model does not explain the failure of the requested one: see `_explaining_attempts`.
 
@@ -39,10 +41,17 @@ def why_unanswered(attempts: Sequence[Attempt], stop: Reason) -> tuple[Reason, E
             return reason, ErrorInfo(kind="invalid", class_="ConfigChangedError", message=message)
         message = "the job's total timeout expired before it could make a call"
         return reason, ErrorInfo(kind="timeout", class_="TotalTimeoutError", message=message)
-    # If breakers refused the job, it is worth retrying as soon as the first of them admits calls.
-    refusals = [attempt.error for attempt in attempts if attempt.refused_reason == reason == "breaker_open"]
-    waits = [error for error in refusals if error is not None and error.retry_after_s is not None]
-    return reason, min(waits, key=lambda error: error.retry_after_s or 0.0, default=last.error)
+    # A refused job is worth repeating as soon as the first of its models admits calls.
+    refusals = [
+        (attempt.completed_at + timedelta(seconds=attempt.error.retry_after_s), attempt.error)
+        for attempt in attempts
+        if attempt.refused_reason == reason and attempt.error is not None and attempt.error.retry_after_s is not None
+    ]
+    if not refusals:
+        return reason, last.error
+    admitted_at, error = min(refusals, key=lambda refusal: refusal[0])
+    wait_s = max(0.0, (admitted_at - attempts[-1].completed_at).total_seconds())
+    return reason, error.model_copy(update={"retry_after_s": wait_s})
 
 
 _OF_MODELS: frozenset[Reason | None] = frozenset({None, "error", "breaker_open", "rate_limited"})

@@ -50,7 +50,7 @@ def _openai_response(problem: RequestError) -> Response:
         kind = code if code == "insufficient_quota" else "rate_limit_error"
     message, param = _message_and_param(problem)
     body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
-    return ErrorResponse(orjson.dumps(body), status, _sdk_headers(problem), "application/json")
+    return ErrorResponse(orjson.dumps(body), status, problem.headers, "application/json")
 
 
 def _anthropic_response(problem: RequestError) -> Response:
@@ -63,7 +63,7 @@ def _anthropic_response(problem: RequestError) -> Response:
     if param in _UNSUPPORTED:
         error["details"] = _UNSUPPORTED[param]
     body = {"type": "error", "error": error, "request_id": REQUEST_ID.get(None)}
-    return ErrorResponse(orjson.dumps(body), status, _sdk_headers(problem), "application/json")
+    return ErrorResponse(orjson.dumps(body), status, problem.headers, "application/json")
 
 
 def _message_and_param(problem: RequestError) -> tuple[str, str | None]:
@@ -73,11 +73,6 @@ def _message_and_param(problem: RequestError) -> tuple[str, str | None]:
     path = problem.details[0].path
     param = openai_param(path)
     return problem.message.replace(f"{path}: ", f"{param}: ", 1), param
-
-
-def _sdk_headers(problem: RequestError) -> dict[str, str]:
-    # The SDKs retry conflicts by default, but this conflict would not go away.
-    return {"x-should-retry": "false", **problem.headers} if problem.status == 409 else problem.headers
 
 
 def openai_param(path: str) -> str:

@@ -368,12 +368,12 @@ def _no_room(refused: NoRoom, max_bytes: int) -> RequestError:
             "minutes, or once the background responses under way have ended; or send `store: false` without "
             "`background`, or raise limits.responses_max_bytes"
         )
-        return RequestError(429, "stored_responses_full", message, headers={"Retry-After": "60"})
+        return RequestError(429, "stored_responses_full", message, retry_after_s=60.0)
     message = (
         "RESPONSES is full of what was stored while background responses are under way; try again once they have "
         "ended, or raise limits.responses_max_bytes"
     )
-    return RequestError(503, "stored_responses_full", message, headers={"Retry-After": "60"})
+    return RequestError(503, "stored_responses_full", message, retry_after_s=60.0)
 
 
 def _wrong(param: str, message: str, status: int = 400, code: str = "invalid_request") -> RequestError:

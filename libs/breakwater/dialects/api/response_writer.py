@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, cast
 from urllib.parse import quote
 
@@ -20,9 +21,6 @@ from breakwater.jobs.api.submission import Submission
 from breakwater.kernel.http.problems import RequestError, unavailable
 from breakwater.kernel.validation import FieldError
 
-_NO_RETRY = {"x-should-retry": "false"}
-"""Keeps the client from retrying, as Breakwater has already retried as often as the agent allows."""
-
 
 @dataclass(frozen=True, slots=True)
 class ResponseWriter:
@@ -36,20 +34,25 @@ class ResponseWriter:
         result = with_error_as_answer(result)
         if result["status"] == "succeeded" and (why := result.get("encrypted")) is not None:
             message = f"the text of the answer was {why}"
-            problem = RequestError(503, "undecryptable", message, headers=headers | _NO_RETRY)
+            problem = RequestError(503, "undecryptable", message, headers=headers)
             return error_response(problem, pending.path)
         if result["status"] == "succeeded":
             return Response(pending.answer.body(pending.sent, result), 200, headers, "application/json")
         error = error_of(result)
-        if error.retry_after_s is not None:
-            headers["Retry-After"] = str(error.retry_after_s)
+        sent = pending.sent
+        # The same idempotency key gets the same refusal again, however long the client waits.
+        may_retry = error.may_retry and sent.id_generated
+        wait_s = error.retry_after_s
+        if wait_s is not None and not sent.id_generated:
+            wait_s = max(0.0, wait_s - _age_s(result))
         param = error.param
-        request = pending.sent.job.api_request
+        request = sent.job.api_request
         if param is not None and request is not None:
             param = chat_form(request).in_body(param)
         details = [] if param is None else [FieldError(path=param, message=error.message)]
-        headers |= {} if error.may_retry else _NO_RETRY
-        problem = RequestError(error.status, error.code, error.message, details, headers)
+        problem = RequestError(
+            error.status, error.code, error.message, details, headers, retry_after_s=wait_s, may_retry=may_retry
+        )
         return error_response(problem, pending.path)
 
     def result_headers(self, sent: Submission, result: dict[str, Any]) -> dict[str, str]:
@@ -101,6 +104,11 @@ class ResponseWriter:
             "cache": "miss",
         }
         return option_headers(values, self._dropped_fields(sent, model, first_message.get("dropped_params") or ()))
+
+
+def _age_s(result: Mapping[str, Any]) -> float:
+    """Returns the seconds since the end of a job, which a request with the same id may ask for much later."""
+    return max(0.0, (datetime.now(UTC) - datetime.fromisoformat(result["completed_at"])).total_seconds())
 
 
 def option_headers(values: Mapping[str, str | None], dropped: Iterable[str]) -> dict[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -26,15 +25,15 @@ class ChatError:
         code: the code, if possible one that OpenAI's clients know.
         message: the message, for people.
         param: the field of the request at fault; None if there is none.
-        retry_after_s: the seconds until a call may succeed; None if unknown.
-        may_retry: True if a retry by the client may help. Breakwater has retried whatever it may retry.
+        retry_after_s: the seconds from the end of the job until a call may succeed; None if unknown, or never.
+        may_retry: True if the client may repeat the request once that time is over, as the job has made no call.
     """
 
     status: int
     code: str
     message: str
     param: str | None = None
-    retry_after_s: int | None = None
+    retry_after_s: float | None = None
     may_retry: bool = False
 
 
@@ -65,6 +64,12 @@ _ERRORS: Mapping[str, tuple[int, str]] = {
 _OF_THE_PLANE = frozenset({401, 402, 403, 407})
 """Statuses about the plane's own key at the provider: the client's key is not at fault."""
 _OVERLOADED = frozenset({503, 529})
+
+_OF_REFUSALS: Mapping[str, tuple[int, str]] = {
+    "BudgetHeldError": (429, "rate_limit_exceeded"),
+    "BudgetsRebuildingError": (503, "unavailable"),
+}
+"""Statuses and codes of refusals by a budget that is not used up, by the error's class."""
 
 _OF_ANSWERS: Mapping[str, tuple[int, str]] = {
     "ContentFilteredError": (400, "content_filter"),
@@ -113,18 +118,17 @@ def error_of(result: Mapping[str, Any]) -> ChatError:
     reason = str(result.get("reason") or result["status"])
     kind = str(error.get("kind"))
     message = join_figures(str(error.get("message") or f"the job ended {reason}"), error.get("figures"))
-    wait = error.get("retry_after_s")
-    retry_after_s = None if wait is None else max(1, math.ceil(wait))
+    wait_s = cast(float | None, error.get("retry_after_s"))
     status_code = error.get("status_code")
-    if reason == "timeout" and (kind == "rate_limit" or wait is not None):
+    if reason == "timeout" and (kind == "rate_limit" or wait_s is not None):
         # There was no time to wait for a retry, so the job has ended with this failure rather than a timeout.
         reason = "error"
     if reason != "error" or kind != "client":
         status, code = _ERRORS.get(kind if reason == "error" else reason, (502, "provider_error"))
         if code == "provider_error" and status_code in _OVERLOADED:
             status = 503
-        if error.get("class") == "BudgetHeldError":
-            return ChatError(429, "rate_limit_exceeded", message, None, retry_after_s, may_retry=True)
+        if (status_and_code := _OF_REFUSALS.get(str(error.get("class")))) is not None:
+            status, code = status_and_code
         api: CallApi = result.get("api") or "chat"
         place = "input" if api in {"responses", "embeddings"} else "messages"
         if code == OVERFLOW:
@@ -132,7 +136,9 @@ def error_of(result: Mapping[str, Any]) -> ChatError:
             param = None if api == "messages" else place
             return ChatError(status, code, overflow_message(message, api), param)
         of_conversation = kind == "orphan_tool_calls" and status == 400
-        return ChatError(status, code, message, place if of_conversation else None, retry_after_s)
+        # Breakwater has repeated the calls that it made as often as it may, and each would cost money again.
+        may_retry = wait_s is not None and all(attempt["short_circuited"] for attempt in result.get("attempts", ()))
+        return ChatError(status, code, message, place if of_conversation else None, wait_s, may_retry)
     if (answer_error := _OF_ANSWERS.get(str(error.get("class")))) is not None:
         return ChatError(*answer_error, message)
     if not isinstance(status_code, int) or not 400 <= status_code < 500 or status_code in _OF_THE_PLANE:

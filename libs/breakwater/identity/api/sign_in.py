@@ -319,7 +319,7 @@ def _attempt(limits: SignInLimits, request: Request) -> Generator[SignInTry]:
                 raise
     except TooManySignInsError:
         message = "too many sign-ins from this address are in progress, or have failed within a minute; wait a minute"
-        raise RequestError(429, "too_many_sign_ins", message, headers={"Retry-After": "60"}) from None
+        raise RequestError(429, "too_many_sign_ins", message, retry_after_s=60.0) from None
 
 
 def _link_used_error() -> RequestError:

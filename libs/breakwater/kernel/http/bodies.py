@@ -243,8 +243,7 @@ class _Room:
             async with asyncio.timeout(WAIT_TIMEOUT_S):
                 await self._hold.take(size)
         except (TimeoutError, NoRoomError):
-            headers = {"Retry-After": "5", "Connection": "close"}
-            raise RequestError(503, "busy", NO_ROOM, headers=headers) from None
+            raise RequestError(503, "busy", NO_ROOM, headers={"Connection": "close"}, retry_after_s=5.0) from None
         if self.reading is not None and deadline is not None:
             self.reading.reschedule(deadline + loop.time() - begun)
 

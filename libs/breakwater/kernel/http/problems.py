@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
@@ -13,6 +14,33 @@ from starlette.types import Receive, Scope, Send
 
 from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.validation import FieldError
+
+LONGEST_RETRY_S = 60.0
+"""The wait from which on no SDK is to retry by itself: some would not wait, and others block their program for days."""
+
+_RETRIED_STATUSES = frozenset({409, 429, 503})
+"""Statuses that SDKs retry after a pause of their own, unless they are told otherwise."""
+
+
+def retry_headers(status: int, wait_s: float | None, *, may_retry: bool = True) -> dict[str, str]:
+    """Returns the headers that tell a client when to repeat a request, or that its SDK must not do so by itself.
+
+    `Retry-After` has whole seconds, as clients fail at a fraction; `retry-after-ms`, which SDKs prefer, has the wait to
+    the tenth of a second. Both are rounded up, as a request that comes too early is refused again.
+
+    Args:
+        status: the status of the response.
+        wait_s: the seconds until the request may succeed; None if unknown, or if waiting does not help.
+        may_retry: False if repeating the request does not help, or is up to whoever reads the error.
+    """
+    headers: dict[str, str] = {}
+    if wait_s is not None:
+        tenths = max(1, math.ceil(round(wait_s * 10, 3)))
+        headers = {"Retry-After": str(math.ceil(tenths / 10)), "retry-after-ms": str(tenths * 100)}
+    is_soon = wait_s is not None and wait_s < LONGEST_RETRY_S
+    if not may_retry or (status in _RETRIED_STATUSES and not is_soon):
+        headers["x-should-retry"] = "false"
+    return headers
 
 
 class RequestError(BreakwaterError):
@@ -25,13 +53,27 @@ class RequestError(BreakwaterError):
         message: str,
         details: Iterable[FieldError] = (),
         headers: Mapping[str, str] | None = None,
+        *,
+        retry_after_s: float | None = None,
+        may_retry: bool = True,
     ) -> None:
+        """Builds the response.
+
+        Args:
+            status: its status.
+            code: a stable code for programs.
+            message: the message for people.
+            details: the fields at fault.
+            headers: further headers.
+            retry_after_s: the seconds until the same request may succeed; None if unknown, or if waiting does not help.
+            may_retry: False if repeating the request does not help, or is up to whoever reads the error.
+        """
         super().__init__(message)
         self.status = status
         self.code = code
         self.message = message
         self.details = tuple(details)
-        self.headers = dict(headers or {})
+        self.headers = {**(headers or {}), **retry_headers(status, retry_after_s, may_retry=may_retry)}
         self.facts: Mapping[str, str | None] = {}
         """Further fields of the error, in an `ErrorBody`."""
 
@@ -115,7 +157,7 @@ def unknown(kind: str, message: str, path: str, hint: str) -> RequestError:
 
 def unavailable(code: str, message: str) -> RequestError:
     """Returns 503. The caller may repeat the request; a job is best sent with the same job id."""
-    return RequestError(503, code, message, headers={"Retry-After": "1"})
+    return RequestError(503, code, message, retry_after_s=1.0)
 
 
 def not_read(error: Exception) -> RequestError:

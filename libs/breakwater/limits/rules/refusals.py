@@ -18,7 +18,7 @@ from breakwater.limits.rules.scopes import scope_in_words
 from breakwater.limits.settings import RateLimit
 
 RETRY_HELD_S = 5.0
-"""The advised wait for calls in flight to end."""
+"""The advised wait for calls in flight to end, or for lost counters."""
 
 _TOO_MANY = "This agent is receiving too many requests right now. Please try again later."
 
@@ -30,6 +30,7 @@ REBUILDING = refusal(
     "BudgetsRebuildingError",
     "the budgets' counters were lost and are being rebuilt; until then no call is made under a hard cap",
     to_do="wait a few seconds; if it lasts, `breakwater doctor` shows what holds the rebuild up",
+    retry_after_s=RETRY_HELD_S,
     user_message="This agent's budget cannot be checked right now. Please try again in a minute.",
 )
 
