@@ -29,7 +29,7 @@ FORECAST_KEPT_S = 3 * FORECAST_EVERY_S
 
 
 class BudgetGauges:
-    """Reads the metrics from Redis in one round trip. Forecasts are made separately: ClickHouse delays no scrape.
+    """Reads the metrics from Redis. Forecasts are made separately: ClickHouse delays no scrape.
 
     Args:
         limits: returns the current limits.
@@ -105,7 +105,7 @@ class BudgetGauges:
     async def _snapshot(self, now: datetime) -> Snapshot:
         windows = {dimension.window for dimension in self._limits().dimensions.union(BASE)}
         periods = periods_at(now, self._counters.zone).all
-        return await self._counters.snapshot([period for period in periods if period.window in windows])
+        return await self._counters.read([period for period in periods if period.window in windows])
 
 
 def _named(limits: LimitTable, window: Window) -> list[Counter]:

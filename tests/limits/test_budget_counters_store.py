@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import count
 from typing import Any, cast
 from zoneinfo import ZoneInfo
 
 import pytest
 
-from breakwater.kernel.redis.connection import Redis
+from breakwater.kernel.redis.connection import Redis, ScriptCommand, StateUnavailableError
 from breakwater.kernel.types import ms_from_time, time_from_ms
 from breakwater.limits.contract import CapRaise
 from breakwater.limits.rules.budget import Period, periods_at
 from breakwater.limits.rules.ledger import AttemptSums, BudgetPlace
-from breakwater.limits.store.budget_counters import BudgetCounters, CounterSource, Notes, Repair
+from breakwater.limits.store.budget_counters import PART, BudgetCounters, CounterSource, Notes, Repair
 from breakwater.limits.store.budgets import BLOCK, Budgets, block_key, period_key
 from tests.limits.test_budgets_store import (
     LOG,
@@ -231,7 +233,103 @@ async def test_another_log_or_time_zone_is_filled_by_who_knows_what_was_there(re
     assert of_log(await counters.source()) == ("new", "Europe/Berlin", 3, False)
 
 
+def in_parts_of_two(monkeypatch: pytest.MonkeyPatch, redis: Redis, between: Callable[[], Awaitable[object]]) -> None:
+    """Fills and repairs two fields at once, and has something happen before the second script."""
+    run, scripts = redis.run, count()
+
+    async def run_second_later(commands: Sequence[ScriptCommand]) -> list[Any]:
+        if next(scripts):
+            monkeypatch.setattr(redis, "run", run)
+            await between()
+        return await run(commands)
+
+    monkeypatch.setattr("breakwater.limits.store.budget_counters.PART", 2)
+    monkeypatch.setattr(redis, "run", run_second_later)
+
+
+async def test_ten_thousand_counters_are_filled_and_repaired_in_parts_that_leave_redis_to_others(
+    redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counters, (day, _) = BudgetCounters(redis, ZONE), current()
+    arguments, run = list[int](), redis.run
+
+    async def measure(commands: Sequence[ScriptCommand]) -> list[Any]:
+        arguments.extend(len(command.arguments) for command in commands)
+        return await run(commands)
+
+    monkeypatch.setattr(redis, "run", measure)
+    await granted(redis, "j:1", 7)
+    figures: dict[BudgetPlace, AttemptSums] = {(day.name, f"key:{n}"): AttemptSums(n, 1) for n in range(1, 5_001)}
+    assert await counters.fill(None, LOG, 0, (day,), figures, {})
+    source = await counters.source()
+    assert source is not None
+    repairs = [Repair(day, f"{figure}:key:{n}", 1) for n in range(1, 5_001) for figure in ("spent", "calls")]
+    assert await counters.repair(source, repairs, 3)
+    assert max(arguments) <= 4 * PART + 4
+    snapshot = await counters.snapshot((day,))
+    expected = {place: sums + AttemptSums(1, 1) for place, sums in figures.items()}
+    assert snapshot.figures == expected
+    assert (await counters.read((day,))).figures == expected
+    assert snapshot.reserved == {(day.name, key): 7 for key in ("global", "agent:a", "tenant:t")}
+    assert of_log(snapshot.filled) == (LOG, "UTC", 3, True)
+    assert [key async for key in redis.client.scan_iter("bw:limits:figures:*")] == []
+
+
+async def test_figures_that_are_lost_while_they_are_stored_fill_nothing(
+    redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counters, (day, month) = BudgetCounters(redis, ZONE), current()
+    figures: dict[BudgetPlace, AttemptSums] = {
+        (one.name, f"key:{number}"): AttemptSums(5, 1) for one in (day, month) for number in range(9)
+    }
+    in_parts_of_two(monkeypatch, redis, redis.client.flushall)
+    await granted(redis, "j:1", 7)
+    with pytest.raises(StateUnavailableError, match="lost before they were complete"):
+        await counters.fill(None, LOG, 0, (day, month), figures, {})
+    assert await redis.client.keys("*") == []
+    monkeypatch.undo()
+    assert await counters.fill(None, LOG, 0, (day, month), figures, {})
+    assert (await counters.snapshot((day, month))).figures == figures
+
+
 # Repairing
+
+
+async def test_an_event_that_is_settled_between_the_parts_of_a_repair_is_counted_once(
+    redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counters, (day, _) = await filled(redis), current()
+    source = await counters.source()
+    assert source is not None
+    # The record has an event that Redis was not told of, and is told of between the parts.
+    figures = [(figure, key) for key in ("global", "agent:a", "tenant:t") for figure in ("spent", "calls")]
+    repairs = [Repair(day, f"{figure}:{key}", 4 if figure == "spent" else 1) for figure, key in figures]
+    budgets = Budgets(redis, ZONE)
+    in_parts_of_two(monkeypatch, redis, lambda: budgets.settle([settlement("j:1", 1, 4)], LOG))
+    assert await counters.repair(source, repairs, 1)
+    assert await counted(redis) == {**in_all("spent", 4), **in_all("calls", 1)}
+
+
+async def test_a_repair_ends_where_another_has_repaired_or_filled_between_its_parts(
+    redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counters, (day, _) = await filled(redis), current()
+    source = await counters.source()
+    assert source is not None
+
+    async def repair_the_rest() -> None:
+        snapshot = await counters.snapshot((day,))
+        assert snapshot.filled is not None
+        assert snapshot.figures == {(day.name, "global"): AttemptSums(spent=4, calls=1)}
+        assert await counters.repair(snapshot.filled, [Repair(day, "spent:agent:a", 4)], 1)
+
+    in_parts_of_two(monkeypatch, redis, repair_the_rest)
+    repairs = [Repair(day, field, 4 if "spent" in field else 1) for field in ("spent:global", "calls:global")]
+    assert not await counters.repair(source, [*repairs, Repair(day, "spent:agent:a", 4)], 1)
+    assert (await counters.snapshot((day,))).figures == {
+        (day.name, "global"): AttemptSums(spent=4, calls=1),
+        (day.name, "agent:a"): AttemptSums(spent=4),
+    }
 
 
 async def test_a_repair_adds_what_is_missing_and_takes_away_what_is_too_much_once_for_each_snapshot(

@@ -47,7 +47,7 @@ class Counters:
         self.spent = 6 * USD
         self.notes = Notes()
 
-    async def snapshot(self, periods: Sequence[Period]) -> Snapshot:
+    async def read(self, periods: Sequence[Period]) -> Snapshot:
         keys = ("global", "agent:writer", "tenant:nobody")
         figures = {key: AttemptSums(spent=self.spent, calls=1) for key in keys}
         held = {"agent:writer": USD // 2}

@@ -84,7 +84,7 @@ class BudgetRoutes:
         agent = request.input.agent
         tenant = request.input.tenant
         limits = self._limits()
-        snapshot = await self._counters.snapshot(current(limits, self._counters, self._now()))
+        snapshot = await self._counters.read(current(limits, self._counters, self._now()))
         keys = known_keys(limits, snapshot)
         if agent is not None and f"agent:{agent}" not in keys:
             message = f"no agent {agent!r} is known{suggestion(agent, limits.agents)}"
@@ -149,7 +149,7 @@ class BudgetRoutes:
         now = self._now()
         limits = self._limits()
         limit = request.input.limit_usd
-        snapshot = await self._counters.snapshot(current(limits, self._counters, now))
+        snapshot = await self._counters.read(current(limits, self._counters, now))
         counter = _counter(request.input.budget, limits, snapshot)
         configured = counter.limit
         if configured is None:

@@ -36,6 +36,8 @@ from breakwater.limits.store.budgets import (
 
 KEEP = timedelta(milliseconds=KEEP_MS)
 KEEP_COPIES_MS = 600_000
+PART = 500
+"""The most fields that are set or added to at once, which takes Redis about a millisecond."""
 _FILLED = ("log", "zone", "upto", "alone", "repairs", "dimensions")
 
 
@@ -164,8 +166,19 @@ class BudgetCounters:
         """The source of the counters; None if they are lost."""
         return _read_source((await read_hashes(self._redis.client, [FILLED]))[0])
 
+    async def read(self, periods: Sequence[Period]) -> Snapshot:
+        """The counters of some periods, read in parts: calls go on meanwhile, and may be in some counters only.
+
+        This takes nothing else's time in Redis, so it is for all that shows counters and does not compare them.
+        """
+        hashes = [FILLED, RESERVATIONS, *(period_key(period.window, period.name) for period in periods)]
+        filled, reservations, *counted = await read_hashes(self._redis.client, hashes)
+        return _snapshot(filled, reservations, periods, counted, {})
+
     async def snapshot(self, periods: Sequence[Period], log: str = "", first: int = 1, last: int = 0) -> Snapshot:
         """The counters of some periods as of one moment.
+
+        Redis copies them in one go, which takes a millisecond for each thousand scopes of a period.
 
         Args:
             periods: the days and months to read.
@@ -185,12 +198,8 @@ class BudgetCounters:
         reservations, *counted = await read_hashes(self._redis.client, copies)
         if await self._redis.client.unlink(*copies) < copied:
             raise StateUnavailableError("the copy of the budgets' counters was not read in time")
-        return Snapshot(
-            _read_source(dict(zip(_FILLED, filled, strict=True))),
-            tuple(_period_counters(period, fields) for period, fields in zip(periods, counted, strict=True)),
-            tuple(reservation(attempt_id, text) for attempt_id, text in reservations.items()),
-            {block: bytes.fromhex(part) for block, part in zip(blocks, bits, strict=True)},
-        )
+        blocks_read = {block: bytes.fromhex(part) for block, part in zip(blocks, bits, strict=True)}
+        return _snapshot(dict(zip(_FILLED, filled, strict=True)), reservations, periods, counted, blocks_read)
 
     async def fill(
         self,
@@ -221,30 +230,53 @@ class BudgetCounters:
         """
         before = ("", "") if source is None else (source.log, source.zone)
         arguments: list[Argument] = [log, self._zone.key, upto, int(alone), *before, dimensions.text]
+        fields: dict[str, list[Argument]] = {
+            period.name: _fields_of(notes.get(period.name, Notes())) for period in periods
+        }
+        for (name, key), sums in figures.items():
+            if name in fields:
+                fields[name] += [part for figure, value in sums.items() for part in (f"{figure}:{key}", value)]
+        keys, staged = [FILLED, RESERVATIONS, HELD], f"bw:limits:figures:{token_hex(8)}"
         for period in periods:
-            fields: list[Argument] = []
-            for (name, key), sums in figures.items():
-                if name == period.name:
-                    fields += [part for figure, value in sums.items() for part in (f"{figure}:{key}", value)]
-            fields += _fields_of(notes.get(period.name, Notes()))
-            arguments += [period.name, period.end_ms + KEEP_MS, len(fields) // 2, *fields]
-        keys = [FILLED, RESERVATIONS, HELD, *(period_key(period.window, period.name) for period in periods)]
+            keys += [period_key(period.window, period.name), f"{staged}:{period.name}"]
+            arguments += [period.name, period.end_ms + KEEP_MS, len(fields[period.name]) // 2]
+            await self._store(f"{staged}:{period.name}", fields[period.name])
         [was_filled] = await self._redis.run([ScriptCommand(LUA["fill"], keys, arguments)])
+        if was_filled != 1 and periods:
+            await self._redis.client.unlink(*(f"{staged}:{period.name}" for period in periods))
+        if was_filled == 2:
+            raise StateUnavailableError("the figures of the budgets' counters were lost before they were complete")
         return bool(was_filled)
+
+    async def _store(self, key: str, fields: Sequence[Argument]) -> None:
+        """Stores a hash in parts: Redis answers others in between."""
+        for first in range(0, len(fields), 2 * PART):
+            async with self._redis.client.pipeline(transaction=False) as pipe:
+                pipe.hset(key, items=list(fields[first : first + 2 * PART]))
+                pipe.pexpire(key, KEEP_COPIES_MS)
+                await pipe.execute()
 
     async def repair(self, source: CounterSource, repairs: Sequence[Repair], upto: int) -> bool:
         """Adds missing amounts to counters, which then count all events of the log up to `upto`.
+
+        It is done in parts, so that Redis answers others in between. If not all are done, the next comparison finds
+        what is still missing.
 
         Returns:
             True if it was done; another process may have filled or repaired them since `source` was read.
         """
         periods = list(dict.fromkeys(repair.period for repair in repairs))
-        arguments: list[Argument] = [source.log, source.zone, source.repairs, upto]
-        for repair in repairs:
-            arguments += [periods.index(repair.period) + 1, repair.period.end_ms + KEEP_MS, repair.field, repair.add]
         keys = [FILLED, *(period_key(period.window, period.name) for period in periods)]
-        [was_repaired] = await self._redis.run([ScriptCommand(LUA["repair"], keys, arguments)])
-        return bool(was_repaired)
+        number = source.repairs
+        for first in range(0, len(repairs), PART):
+            arguments: list[Argument] = [source.log, source.zone, number, upto]
+            for repair in repairs[first : first + PART]:
+                place = periods.index(repair.period) + 1, repair.period.end_ms + KEEP_MS
+                arguments += [*place, repair.field, repair.add]
+            [number] = await self._redis.run([ScriptCommand(LUA["repair"], keys, arguments)])
+            if not number:
+                return False
+        return True
 
     async def count(self, source: CounterSource, dimensions: Dimensions) -> bool:
         """Counts calls in other dimensions from now on. Returns False if they have changed since `source` was read."""
@@ -283,6 +315,21 @@ class BudgetCounters:
             pipe.hset(place, f"announced:{threshold}", "1")
             pipe.pexpireat(place, period.end_ms + KEEP_MS)
             await pipe.execute()
+
+
+def _snapshot(
+    filled: Mapping[str, str | None],
+    reservations: Mapping[str, str],
+    periods: Sequence[Period],
+    counted: Sequence[Mapping[str, str]],
+    blocks: Mapping[int, bytes],
+) -> Snapshot:
+    return Snapshot(
+        _read_source(filled),
+        tuple(_period_counters(period, fields) for period, fields in zip(periods, counted, strict=True)),
+        tuple(reservation(attempt_id, text) for attempt_id, text in reservations.items()),
+        blocks,
+    )
 
 
 def _read_source(fields: Mapping[str, str | None]) -> CounterSource | None:

@@ -526,11 +526,11 @@ end
 return answer
 
 --- fill
--- Sets all counters to the figures of the event log, once: the second caller changes nothing. Reservations of calls under
--- way are kept.
--- KEYS: filled, reservations, held, periods...
--- ARGV from the 8th, for each period: name, keep until (ms), number of fields, then fields and values
--- Returns 1, or 0 where the counters are not filled as the caller believed.
+-- Sets all counters to the figures of the event log, once: the second caller changes nothing. The figures were stored in
+-- parts before, as nothing else runs in Redis meanwhile. Reservations of calls under way are kept.
+-- KEYS: filled, reservations, held, then for each period: its counters, and the figures that they become
+-- ARGV from the 8th, for each period: name, keep until (ms), number of fields
+-- Returns 1, 0 where the counters are not filled as the caller believed, or 2 where the figures are not all there.
 local log, zone, upto, alone = ARGV[1], ARGV[2], ARGV[3], ARGV[4] -- alone 1: nothing in it is from another log
 local log_before, zone_before = ARGV[5], ARGV[6] -- what they are filled from now; '': they are not filled
 local filled, reservations_key, held_key, first_period, argument = KEYS[1], KEYS[2], KEYS[3], 4, 8
@@ -539,13 +539,17 @@ if (source[1] or '') ~= log_before or (source[2] or '') ~= zone_before then
   return 0
 end
 local keys, keep_until = {}, {}
-for k = first_period, #KEYS do
-  local name, until_ms, fields, first = ARGV[argument], ARGV[argument + 1], tonumber(ARGV[argument + 2]), argument + 3
-  keys[name], keep_until[KEYS[k]] = KEYS[k], until_ms
+for k = first_period, #KEYS, 2 do
+  if redis.call('HLEN', KEYS[k + 1]) ~= tonumber(ARGV[argument + 2]) then
+    return 2
+  end
+  keys[ARGV[argument]], keep_until[KEYS[k]] = KEYS[k], ARGV[argument + 1]
+  argument = argument + 3
+end
+for k = first_period, #KEYS, 2 do
   redis.call('UNLINK', KEYS[k])
-  argument = first + 2 * fields
-  for i = first, argument - 2, 2 do
-    redis.call('HSET', KEYS[k], ARGV[i], ARGV[i + 1])
+  if redis.call('EXISTS', KEYS[k + 1]) == 1 then
+    redis.call('RENAME', KEYS[k + 1], KEYS[k])
   end
 end
 redis.call('UNLINK', held_key)
@@ -579,10 +583,11 @@ redis.call('HSET', filled, 'log', log, 'zone', zone, 'upto', upto, 'alone', alon
 return 1
 
 --- repair
--- Adds missing amounts to counters, unless they were filled or repaired since they were read.
+-- Adds missing amounts to counters, unless they were filled or repaired since they were read. The first part of a repair
+-- says which events are counted by it: one that is settled between the parts must not be counted again.
 -- KEYS: filled, periods...
 -- ARGV from the 5th, four for each addition: index of the period from 1, keep until (ms), field, amount to add
--- Returns 1, or 0 where they were.
+-- Returns the number of the repair, which the next part has to name, or 0 where they were.
 local log, zone, repairs, first_addition = ARGV[1], ARGV[2], ARGV[3], 5
 local upto = ARGV[4] -- the last event that is counted now
 local filled = KEYS[1]
@@ -602,8 +607,7 @@ end
 if tonumber(upto) > tonumber(known[4]) then
   redis.call('HSET', filled, 'upto', upto)
 end
-redis.call('HINCRBY', filled, 'repairs', 1)
-return 1
+return redis.call('HINCRBY', filled, 'repairs', 1)
 
 --- count
 -- Sets the dimensions that are counted, unless they have changed since they were read. Repairs computed before are refused.

@@ -252,7 +252,7 @@ async def _report(demo: DemoRun, stack: Stack, provider: aiohttp.ClientSession) 
         stored = await report.read_stored(analytics)
         # A run across midnight falls into two days.
         days = [period for period in periods_since(demo.began_at, datetime.now(UTC), zone) if period.window == "daily"]
-        redis_now = await BudgetCounters(redis, zone).snapshot(days)
+        redis_now = await BudgetCounters(redis, zone).read(days)
         ledger = await _ledger(provider)
     calls = [ProviderCall(call["client_request_id"], call["model"], call["cost_nano"]) for call in ledger["calls"]]
     demo_checks = report.checks(demo, stored, config.agents["small-budget"].budget.daily_usd or 0)

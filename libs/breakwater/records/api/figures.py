@@ -64,6 +64,6 @@ class FigureRoutes:
         )
 
     async def _spent_today(self) -> dict[str, int]:
-        snapshot = await self.budget_counters.snapshot([period("daily", datetime.now(UTC), self.zone)])
+        snapshot = await self.budget_counters.read([period("daily", datetime.now(UTC), self.zone)])
         sums = snapshot.periods[0].figures
         return {key.removeprefix("agent:"): spend.spent for key, spend in sums.items() if key.startswith("agent:")}
