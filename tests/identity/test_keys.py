@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from breakwater.identity.key_log import PlaneKey, kept_s
+from breakwater.identity.key_log import PlaneKey
 from breakwater.identity.rules.callers import ENTROPY_BYTES, SECRET_BYTES, Caller, digest_of, mint, split
 from breakwater.identity.rules.keys import MAX_KEYS, KeyRecord, KeyRefusedError, check_creation, grant_objection
 from tests.tables import each_row
@@ -93,7 +93,7 @@ def test_each_secret_of_a_rotated_key_is_valid_until_its_own_end() -> None:
 
 def test_a_record_is_kept_a_month_beyond_its_end_however_far_that_is() -> None:
     record = key()[1]
-    assert kept_s(record) is None
-    assert kept_s(record.expire(AT + HOUR, at=AT, **BY)) == 30 * 86_400 + 3_600
-    assert kept_s(record.revoke(at=AT, **BY)) == 30 * 86_400
-    assert kept_s(record.expire(datetime.max.replace(tzinfo=UTC), at=AT, **BY)) is None
+    assert record.kept_s is None
+    assert record.expire(AT + HOUR, at=AT, **BY).kept_s == 30 * 86_400 + 3_600
+    assert record.revoke(at=AT, **BY).kept_s == 30 * 86_400
+    assert record.expire(datetime.max.replace(tzinfo=UTC), at=AT, **BY).kept_s is None

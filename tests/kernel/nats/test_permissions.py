@@ -13,7 +13,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.api import StreamConfig
 
-from breakwater.identity.key_log import LOOK_S, KeyLog
+from breakwater.identity.key_log import KeyLog
 from breakwater.identity.rules.callers import ENTROPY_BYTES, mint
 from breakwater.identity.rules.keys import KeyRecord
 from breakwater.jobs.contract.job import Job
@@ -25,6 +25,7 @@ from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.permissions import GRANTS, Grant, consumes, inbox_prefix, render
 from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.nats.publisher import Publisher
+from breakwater.kernel.nats.state_log import LOOK_S
 from breakwater.kernel.nats.subjects import CHANNEL_TESTS, Stream, channel_test, sent_message
 from breakwater.kernel.nats.topology import Plan, alert_consumer, consumers, worker_consumer
 from breakwater.kernel.process import background

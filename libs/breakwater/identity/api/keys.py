@@ -26,9 +26,10 @@ from breakwater.identity.contract import (
 from breakwater.identity.key_log import KeyLog, PlaneKey
 from breakwater.identity.operations import NATS_UNAVAILABLE, ApiRequest, operation, utc_now
 from breakwater.identity.rules.callers import ENTROPY_BYTES, SECRET_BYTES, ApiKey, mint
-from breakwater.identity.rules.keys import ENDED_KEPT, KeyRecord, KeyRefusedError, check_creation, grant_objection
+from breakwater.identity.rules.keys import KeyRecord, KeyRefusedError, check_creation, grant_objection
 from breakwater.kernel.http.parsing import suggestion
 from breakwater.kernel.http.problems import RequestError, unavailable
+from breakwater.kernel.nats.contract import ENDED_KEPT
 from breakwater.kernel.types import Message
 from breakwater.kernel.validation import FieldError
 

@@ -11,14 +11,12 @@ from pydantic import Field
 from breakwater.identity.contract import ApiKeyState, KeyChange
 from breakwater.identity.rules.callers import PREFIX, ApiKey, Caller, digest_of, secret_of
 from breakwater.kernel.errors import BreakwaterError
+from breakwater.kernel.nats.contract import StateRecord, kept_s
 from breakwater.kernel.nats.subjects import PROGRAM
 from breakwater.kernel.types import Event, Timestamp
 
 MAX_KEYS = 10_000
 """The most keys of a plane that are valid. Every process of `request` has them in memory."""
-
-ENDED_KEPT = timedelta(days=30)
-"""The time for which a revoked or expired key is listed. The audit log has it for longer."""
 
 ChangeRefusal = Literal["key_exists", "too_many_keys", "key_revoked", "key_expired", "key_changed", "key_from_file"]
 
@@ -38,7 +36,7 @@ class OldSecret(Event):
     valid_until: Timestamp
 
 
-class KeyRecord(Event):
+class KeyRecord(StateRecord):
     """The state of a key since its last change, as KEYS has it, with who made the change and why."""
 
     key: ApiKey
@@ -46,9 +44,16 @@ class KeyRecord(Event):
     revoked_at: Timestamp | None = None
     old_secret: OldSecret | None = None
     change: KeyChange
-    by: str
-    reason: str | None
-    at: Timestamp
+
+    @property
+    def state_id(self) -> str:
+        """Its id."""
+        return self.key.id
+
+    @property
+    def kept_s(self) -> int | None:
+        """The seconds for which KEYS keeps the record; None for as long as there is no later one."""
+        return kept_s(self.at, self.ends_at)
 
     @property
     def ends_at(self) -> datetime | None:
