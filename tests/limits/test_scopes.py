@@ -36,7 +36,7 @@ defaults: {{model: m}}
 cost_tags: [project]
 agents: {{writer: {{budget: {{daily_usd: 1}}}}}}
 budgets:
-  tenants: {{"*": {{daily_usd: 7, enforcement: hard}}}}
+  tenants: {{"*": {{daily_usd: 7, enforcement: hard}}, own: {{monthly_usd: 9, enforcement: hard}}}}
   limits: [{}]
 """
 KINDS = st.sampled_from(["agent", "model", "provider", "tenant", "key", "user", "team", "tag:project", "tag:a b"])
@@ -136,6 +136,8 @@ def test_the_most_particular_limit_of_a_scope_is_its_cap() -> None:
         '{scope: "key:*", usd: 5, per: week}',
         '{scope: "plane", usd: 6, per: quarter}',
         '{scope: "tenant:acme", usd: 8, per: day}',
+        '{scope: "tenant:*", usd: 10, per: week}',
+        '{scope: "agent:*", usd: 11, per: week}',
     )
     both = Dimension(("user", "team"), "monthly")
     named = [("bob", "sales"), ("bob", "research"), ("ann", "sales"), ("ann", "research")]
@@ -143,8 +145,12 @@ def test_the_most_particular_limit_of_a_scope_is_its_cap() -> None:
     assert cap(table, Dimension(("key",), "weekly"), CallNames("a", key="k")) == 5
     assert cap(table, Dimension(("global",), "quarterly"), CallNames("a")) == 6
     # Of the section of tenants and of the list of limits alike.
-    assert [cap(table, Dimension(("tenant",), "daily"), CallNames("a", name)) for name in ("acme", "else")] == [8, 7]
-    assert table.dimensions == {both, Dimension(("key",), "weekly"), Dimension(("global",), "quarterly")}
+    days = [cap(table, Dimension(("tenant",), "daily"), CallNames("a", name)) for name in ("acme", "else", "own")]
+    assert days == [8, 7, None], "tenants['*'] is for those that the config does not name"
+    assert cap(table, Dimension(("tenant",), "weekly"), CallNames("a", "own")) == 10
+    assert cap(table, Dimension(("agent",), "weekly"), CallNames("writer")) == 11
+    weeks = {Dimension((kind,), "weekly") for kind in ("key", "tenant", "agent")}
+    assert table.dimensions == {both, *weeks, Dimension(("global",), "quarterly")}
     # A call counts only where it has all names.
     counted = Dimensions(table.dimensions)
     names: Any = {"user": "ann", "key": "k"}
@@ -154,7 +160,7 @@ def test_the_most_particular_limit_of_a_scope_is_its_cap() -> None:
         "monthly",
         "quarterly",
     }
-    assert len(counted.keys(CallNames("a", **names))) == len(ONLY_BASE.keys(CallNames("a"))) + 2
+    assert len(counted.keys(CallNames("a", **names))) == len(ONLY_BASE.keys(CallNames("a"))) + 3
 
 
 def test_a_limit_holds_where_the_section_of_the_scope_has_no_cap() -> None:

@@ -32,8 +32,10 @@ from breakwater.limits.rules.scopes import (
     key_of,
     parse_scope,
     parts_of,
+    patterns_of,
     scope_text,
 )
+from breakwater.limits.settings import OTHERS
 
 if TYPE_CHECKING:
     from breakwater.jobs.contract.execution import Attempt
@@ -258,6 +260,10 @@ KNOWN_BEFORE_CALLS = frozenset({"global", "agent", "tenant", "model", "provider"
 """The kinds of names that a job can count under, as far as the job itself tells."""
 
 
+OTHER_TENANTS = f"budgets.tenants.{OTHERS}."
+"""The beginning of the ids of limits that only count for tenants that the config does not name."""
+
+
 @dataclass(frozen=True)
 class LimitTable:
     """All limits.
@@ -265,7 +271,7 @@ class LimitTable:
     Attributes:
         limits: the limits. Of two on one scope in one window, the first one counts.
         agents: the agents of the config.
-        tenants: the tenants that the config names, whose only caps are their own.
+        tenants: the tenants that the config names, for which `budgets.tenants["*"]` does not count.
     """
 
     limits: tuple[Limit, ...] = ()
@@ -309,8 +315,12 @@ class LimitTable:
 
     def _cap(self, parts: tuple[ScopePart, ...], window: Window) -> Limit | None:
         by_key = self._budgets.get(Dimension(tuple(part.kind for part in parts), window), {})
-        patterns = (parts,) if key_of(parts) in self._named_keys else _patterns(parts)
-        return next((cap for pattern in patterns if (cap := by_key.get(key_of(pattern))) is not None), None)
+        is_named_tenant = parts[0].kind == "tenant" and parts[0].name in self.tenants
+        caps = (by_key.get(key_of(pattern)) for pattern in patterns_of(parts))
+        return next(
+            (cap for cap in caps if cap is not None and not (is_named_tenant and cap.id.startswith(OTHER_TENANTS))),
+            None,
+        )
 
     @cached_property
     def _budgets(self) -> Mapping[Dimension, Mapping[str, Limit]]:
@@ -437,12 +447,6 @@ def limit_problems(
             f"budgets.limits: are of {len(dimensions)} combinations of kinds of scopes and windows; a call would count "
             f"in each of them, so at most {MAX_DIMENSIONS} are allowed"
         )
-
-
-def _patterns(parts: tuple[ScopePart, ...]) -> Iterable[tuple[ScopePart, ...]]:
-    """Returns the scopes whose cap may be that of a scope, the most particular first."""
-    choices = [(part, ScopePart(part.kind, EACH)) if part.name else (part,) for part in parts]
-    return product(*choices)
 
 
 MAX_CACHED = 10_000

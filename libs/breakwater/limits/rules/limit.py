@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from breakwater.limits.contract import Enforcement, LimitAction, LimitSettings, LimitUnit, LimitWindow, Window
-from breakwater.limits.rules.scopes import EACH, Dimension, ScopePart, key_of, parse_scope, scope_text
+from breakwater.limits.rules.scopes import EACH, PLANE, Dimension, ScopePart, key_of, parse_scope, scope_of
 from breakwater.limits.settings import Caps, GuardRules, RateLimit
 
 
@@ -40,7 +40,7 @@ class Limit:
     @property
     def scope(self) -> str:
         """The calls that it counts: `plane`, `agent:writer`, `user:* within team:research`; `*` is each by itself."""
-        return "plane" if self.parts == PLANE else scope_text(self.key)
+        return scope_of(self.parts)
 
     @property
     def key(self) -> str:
@@ -66,9 +66,6 @@ class Limit:
 
 SOFT_PERCENT = 80
 """Share of a cap at which people are notified, once for each task."""
-
-PLANE = (ScopePart("global", ""),)
-"""The scope of all calls."""
 
 CALENDAR: Mapping[str, Window] = {"day": "daily", "week": "weekly", "month": "monthly", "quarter": "quarterly"}
 """The windows of a calendar, as budgets are named by them."""
@@ -132,6 +129,11 @@ def limit_of(limit_id: str, settings: LimitSettings) -> Limit:
     """Returns a limit that is written as such. Raises ValueError: its scope is none."""
     of_scope = (limit_id, parse_scope(settings.scope))
     return Limit(*of_scope, settings.unit, settings.per, settings.amount, settings.action, settings.alerts_at)
+
+
+def default_id(scope: str, unit: LimitUnit, window: LimitWindow | None) -> str:
+    """Returns the id of a limit whose maker chose none: `key:acme-bot.usd.month`."""
+    return f"{scope}.{unit}" if window is None else f"{scope}.{unit}.{window}"
 
 
 def enforcement_problem(settings: LimitSettings) -> str | None:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
 from breakwater.limits.contract import Window
@@ -32,6 +33,10 @@ class ScopePart(NamedTuple):
     def __str__(self) -> str:
         tag = self.kind.removeprefix("tag:")
         return self.kind if not self.name else f"{self.kind}={self.name}" if tag != self.kind else ":".join(self)
+
+
+PLANE = (ScopePart("global", ""),)
+"""The scope of all calls."""
 
 
 def parse_scope(text: str) -> tuple[ScopePart, ...]:
@@ -83,6 +88,17 @@ def _part_of(text: str) -> ScopePart:
 def scope_text(key: str) -> str:
     """Returns a scope's key as people write it."""
     return key.replace(_JOINT, WITHIN)
+
+
+def scope_of(parts: tuple[ScopePart, ...]) -> str:
+    """Returns a scope as `parse_scope` reads it: `plane`, `user:* within team:research`."""
+    return "plane" if parts == PLANE else scope_text(key_of(parts))
+
+
+def patterns_of(parts: tuple[ScopePart, ...]) -> Iterable[tuple[ScopePart, ...]]:
+    """Returns the scopes whose limit may be that of a scope, the most particular first."""
+    choices = [(part, ScopePart(part.kind, EACH)) if part.name else (part,) for part in parts]
+    return product(*choices)
 
 
 def scope_in_words(key: str) -> str:
