@@ -29,7 +29,7 @@ from breakwater.calls.rules.retry import (
 from breakwater.dialects.rules.params import KNOWN_PARAMS
 from breakwater.dialects.rules.provider_state import is_of_model
 from breakwater.jobs.contract.current_jobs import JobWait, WaitKind
-from breakwater.jobs.contract.execution import Attempt, ErrorInfo, Reason
+from breakwater.jobs.contract.execution import Attempt, CallerLimits, ErrorInfo, Reason
 from breakwater.jobs.held_claims import JobCancelledError
 from breakwater.jobs.store.executions import ClaimLostError, SavedProgress
 from breakwater.kernel.redis.connection import StateUnavailableError
@@ -115,6 +115,7 @@ class Attempts:
         self._noted_until = job.now()
         """The end of the wait that others see."""
         self._last_call: CallEnd | None = None
+        self._limits: CallerLimits | None = None
         # An answer that must satisfy an output schema is not streamed.
         self._stream = AnswerStream(worker, job) if job.job.stream and job.output_guard is None else None
         job.lease.progress = self._progress_to_save
@@ -126,12 +127,13 @@ class Attempts:
             ClaimLostError: another worker has the job.
         """
         try:
-            return await self._run(resumed=resumed)
+            end = await self._run(resumed=resumed)
         except JobCancelledError as stop:
-            return cancelled(self._checkpoint, stop.cancellation, self._partial_answer())
+            end = cancelled(self._checkpoint, stop.cancellation, self._partial_answer())
         finally:
             if self._stream is not None:
                 self._stream.count()
+        return replace(end, limits=self._limits) if isinstance(end, JobEnd) else end
 
     async def _run(self, *, resumed: bool) -> JobEnd | Deferred:
         checkpoint = self._checkpoint
@@ -206,7 +208,9 @@ class Attempts:
         )
         if self._checkpoint.may_have_called:
             return await self._unrecorded_call(admission.flight)
-        match await self._extending_deadline(partial(admit, self._worker, admission, self._gates)):
+        verdict = await self._extending_deadline(partial(admit, self._worker, admission, self._gates))
+        self._limits = admission.limits or self._limits
+        match verdict:
             case Refused() as refused:
                 return await self._refused(admission.flight, refused)
             case WaitForCapacity() as wait:
@@ -224,6 +228,7 @@ class Attempts:
         await self._extending_deadline(partial(self._worker.leases.confirm, self._job.claim))
         stream = None
         if self._stream is not None:
+            self._stream.limits = admission.limits
             stream = AttemptStream(
                 self._stream,
                 flight,

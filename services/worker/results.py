@@ -94,6 +94,7 @@ def result_of(
         config_version=config_version,
         trace_id=trace_id,
         cancellation=end.cancellation,
+        limits=end.limits,
         response=answer.response,
     )
 

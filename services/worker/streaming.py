@@ -23,7 +23,7 @@ from breakwater.dialects.rules.chat_chunks import CONTINUE, OBJECT, Assembly, Ch
 from breakwater.dialects.rules.provider_state import AUTHOR
 from breakwater.dialects.store.response_log import DELETED, ChunksDroppedError, ResponseLog
 from breakwater.dialects.store.response_room import COUNTED_BYTES, MESSAGE_BYTES
-from breakwater.jobs.contract.execution import Attempt
+from breakwater.jobs.contract.execution import Attempt, CallerLimits
 from breakwater.jobs.rules.chat_messages import THOUGHT, encode_json
 from breakwater.jobs.rules.ownership import store_share
 from breakwater.jobs.store.executions import ClaimLostError
@@ -51,6 +51,7 @@ class AnswerStream:
         execution_id: the id of the job's execution.
         job_id: the job's own id, which names its answer.
         continues: an attempt may continue the answer of an earlier one.
+        limits: the rate limits of the job's caller, for the first message.
     """
 
     def __init__(self, worker: WorkerContext, job: Assignment) -> None:
@@ -58,6 +59,7 @@ class AnswerStream:
         self.execution_id = job.execution_id
         self.job_id = job.ids.job_id
         self.answer = Assembly(self.job_id)
+        self.limits: CallerLimits | None = None
         self._worker = worker
         self._job = job
         self._subjects = [subjects.chunks(job.agent_name, job.execution_id)]
@@ -257,6 +259,7 @@ class AnswerStream:
             self._uncounted = 0
 
     def _message(self, attempt: int, model: str, chunks: Sequence[Chunk], dropped_params: Sequence[str]) -> bytes:
+        limits = self.limits if self._number == 1 else None
         return encode_json(
             {
                 "type": "chunks",
@@ -267,6 +270,7 @@ class AnswerStream:
                 "attempt": attempt,
                 "model": model,
                 **({"dropped_params": dropped_params} if dropped_params else {}),
+                **({} if limits is None else {"limits": limits.model_dump(mode="json")}),
                 "chunks": chunks,
             }
         )

@@ -25,7 +25,7 @@ from breakwater.dialects.rules.native_requests import DIALECTS, chat_form, conve
 from breakwater.dialects.rules.tool_schemas import portable_params
 from breakwater.identity.rules.callers import Attribution
 from breakwater.jobs.contract.current_jobs import JobWait
-from breakwater.jobs.contract.execution import Attempt, Cancellation, Cause, ErrorInfo, Reason
+from breakwater.jobs.contract.execution import Attempt, CallerLimits, Cancellation, Cause, ErrorInfo, Reason
 from breakwater.jobs.contract.job import Job, NativeRequest
 from breakwater.jobs.held_claims import ClaimLease
 from breakwater.jobs.rules.ids import JobIds
@@ -413,6 +413,8 @@ class JobEnd:
     cached_from: str | None = None
     """The execution whose answer was reused."""
     dry_run: bool = False
+    limits: CallerLimits | None = None
+    """The rate limits of the job's caller, as of its last call or refusal."""
 
     @property
     def output(self) -> JsonValue:

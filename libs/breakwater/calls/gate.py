@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from breakwater.calls.assignment import Assignment, Checkpoint, InFlight
 from breakwater.calls.targets import Target
-from breakwater.jobs.contract.execution import Attempt, ErrorInfo, FailureStatistics, Reason
+from breakwater.jobs.contract.execution import Attempt, CallerLimits, ErrorInfo, FailureStatistics, Reason
 from breakwater.jobs.held_claims import JobCancelledError
 from breakwater.jobs.store.executions import ClaimLostError
 from breakwater.kernel.redis.connection import ScriptCommand
@@ -41,6 +41,8 @@ class Admission:
     """The lease of the grants. None for a dry run, which may take, count or save nothing."""
     waited: Mapping[Reason, float] = field(default_factory=dict[Reason, float])
     """The seconds that the job has waited for capacity, by the reason of the refusal it would get."""
+    limits: CallerLimits | None = None
+    """The rate limits of the job's caller, once a gate has read them."""
     gates: Sequence[Gate] = ()
     """The gates that hold grants for the admitted call."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator
+from datetime import UTC, datetime
 from typing import Any
 
 import aiohttp
@@ -15,7 +16,7 @@ from breakwater.kernel.redis.connection import Redis
 from tests.anthropic_client import accumulated, blocks_of
 from tests.recorded import Recorded, recorded
 from tests.services.request.conftest import Answer, StartApi
-from tests.services.request.test_openai import Decider, deciding, failing, key
+from tests.services.request.test_openai import Decider, deciding, failing, key, left
 from tests.tables import each_row
 
 CONFIG = """
@@ -142,6 +143,23 @@ async def test_a_bad_request_is_refused_in_anthropics_shape(
         assert answer.message.startswith(said)
     assert answer.json["request_id"] == answer.headers["request-id"]
     assert plane.jobs == []
+
+
+async def test_answers_and_refusals_say_what_is_left_as_anthropics_do(plane: Decider) -> None:
+    refusal = failing("rate_limited", "rate_limit", retry_after_s=7.25)
+    for end, remaining in (({}, 59), (refusal, 0)):
+        plane.end = end | {"limits": left(remaining, 800)}
+        headers = (await ask(plane)).headers
+        names = {name.lower() for name in headers if "ratelimit" in name.lower()}
+        assert names == {
+            f"anthropic-ratelimit-{unit}-{what}"
+            for unit in ("requests", "tokens")
+            for what in ("limit", "remaining", "reset")
+        }
+        assert headers["anthropic-ratelimit-requests-remaining"] == str(remaining)
+        resets_in = datetime.fromisoformat(headers["anthropic-ratelimit-tokens-reset"]) - datetime.now(UTC)
+        assert 50 < resets_in.total_seconds() <= 61
+        assert headers.get("retry-after-ms") == ("7300" if end else None)
 
 
 @each_row(

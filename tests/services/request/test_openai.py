@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -17,7 +18,7 @@ from nats.aio.msg import Msg
 
 from breakwater.dialects.api.request_options import SESSION_HEADERS
 from breakwater.identity.api_keys import create_key
-from breakwater.jobs.contract.execution import ErrorInfo, Result
+from breakwater.jobs.contract.execution import Allowance, CallerLimits, ErrorInfo, Result
 from breakwater.jobs.contract.job import Job
 from breakwater.jobs.rules.ownership import job_digest
 from breakwater.kernel.nats.delivery import name_in
@@ -132,6 +133,35 @@ async def test_a_call_is_a_job_and_its_answer_a_chat_completion(plane: Decider) 
     assert raw.headers["x-breakwater-cost-usd"] == "0.000042000"
     assert raw.headers["x-breakwater-cache"] == "miss"
     assert "x-breakwater-dropped-params" not in raw.headers
+
+
+def left(requests: int, tokens: int) -> CallerLimits:
+    resets_at = datetime.now(UTC) + timedelta(minutes=1)
+    return CallerLimits(
+        requests=Allowance(limit=60, remaining=requests, resets_at=resets_at),
+        tokens=Allowance(limit=1000, remaining=tokens, resets_at=resets_at),
+    )
+
+
+async def test_answers_and_refusals_say_what_is_left_of_the_callers_rate_limits(plane: Decider) -> None:
+    create = client(plane, max_retries=0).chat.completions.with_raw_response.create
+    plane.ends = [{"limits": left(59, 800)}]
+    answered = (await create(model="writer", **ASK)).headers
+    refusal = failing("rate_limited", "rate_limit", retry_after_s=7.25)
+    refused: list[Any] = []
+    for stream in (False, True):
+        plane.ends = [refusal | {"limits": left(0, 800)}]
+        with pytest.raises(openai.RateLimitError) as told:
+            await create(model="writer", stream=stream, **ASK)
+        refused.append(told.value.response.headers)
+    for headers, remaining in ((answered, "59"), *((each, "0") for each in refused)):
+        assert (headers["x-ratelimit-limit-requests"], headers["x-ratelimit-remaining-requests"]) == ("60", remaining)
+        assert (headers["x-ratelimit-limit-tokens"], headers["x-ratelimit-remaining-tokens"]) == ("1000", "800")
+        assert re.fullmatch(r"1m0s|59(\.\d+)?s", headers["x-ratelimit-reset-requests"])
+    assert {headers["retry-after-ms"] for headers in refused} == {"7300"}
+    # Without a limit, nothing is made up.
+    unlimited = (await create(model="writer", **ASK)).headers
+    assert not [name for name in unlimited if "ratelimit" in name]
 
 
 async def test_unknown_cost_has_no_header(plane: Decider) -> None:

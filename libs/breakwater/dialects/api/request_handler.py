@@ -146,11 +146,11 @@ class ModelRequestHandler:
         keepalive_s = self._config.agents[sent.job.agent].keepalive_before_answer_s
         decided = await streamed.begin(request, traceparent, keepalive_s)
         if decided is None:
-            headers = self._writer.begun_headers(sent, streamed.first_message)
+            headers = self._writer.begun_headers(pending, streamed.first_message)
             return streamed.response(headers, self._writer)
         result: dict[str, Any] = orjson.loads(await self._lookup.explain(caller_of(request), decided))
         if with_error_as_answer(result)["status"] == "succeeded" or pending.answer.fails_in_stream(result):
-            return streamed.response(self._writer.result_headers(sent, result), self._writer, result)
+            return streamed.response(self._writer.result_headers(pending, result), self._writer, result)
         await streamed.close(all_sent=True)
         if pending.repeats and (result.get("cancellation") or {}).get("by") == CLIENT_LEFT:
             # The client that left is the client of this request, and has come back: it gets a job of its own.

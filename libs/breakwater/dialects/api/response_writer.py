@@ -12,11 +12,13 @@ from starlette.responses import Response
 
 from breakwater.calls.rules.parameters import own_params
 from breakwater.config import Config
+from breakwater.dialects.api import is_messages
 from breakwater.dialects.api.errors import error_response
 from breakwater.dialects.api.pending_request import PendingRequest
 from breakwater.dialects.api.request_options import OPTION_PREFIX
 from breakwater.dialects.rules.chat_completions import error_of, with_error_as_answer
 from breakwater.dialects.rules.native_requests import chat_form, dropped_fields, params_of
+from breakwater.dialects.rules.rate_limit_headers import anthropic_headers, openai_headers
 from breakwater.jobs.api.submission import Submission
 from breakwater.kernel.http.problems import RequestError, unavailable
 from breakwater.kernel.validation import FieldError
@@ -30,7 +32,7 @@ class ResponseWriter:
 
     def response(self, pending: PendingRequest, result: dict[str, Any]) -> Response:
         """Returns the answer of a decided job, or its error."""
-        headers = self.result_headers(pending.sent, result)
+        headers = self.result_headers(pending, result)
         result = with_error_as_answer(result)
         if result["status"] == "succeeded" and (why := result.get("encrypted")) is not None:
             message = f"the text of the answer was {why}"
@@ -55,8 +57,9 @@ class ResponseWriter:
         )
         return error_response(problem, pending.path)
 
-    def result_headers(self, sent: Submission, result: dict[str, Any]) -> dict[str, str]:
-        """Returns the headers with the known figures of the execution."""
+    def result_headers(self, pending: PendingRequest, result: dict[str, Any]) -> dict[str, str]:
+        """Returns the headers with the known figures of the execution, and with what rate limits leave."""
+        sent = pending.sent
         model = cast(str | None, result.get("chosen_model"))
         error = cast(dict[str, Any] | None, result.get("error"))
         refused_params = next((attempt.get("dropped_params") or () for attempt in reversed(result["attempts"])), ())
@@ -69,7 +72,7 @@ class ResponseWriter:
             "cache": "hit" if result["cache_hit"] else "miss",
             "error": None if error is None else error["class"],
         }
-        return option_headers(values, dropped)
+        return option_headers(values, dropped) | _limit_headers(pending, result.get("limits"))
 
     def _dropped_fields(self, sent: Submission, model: str, refused_params: Iterable[str]) -> tuple[str, ...]:
         """Returns the fields of a request that a model was not sent: it refuses them, or has no counterpart."""
@@ -87,13 +90,14 @@ class ResponseWriter:
         left_out = left_out.union(settings.params_left_out(params_of(sent.job)))
         return tuple(sorted(left_out if request is None else left_out | dropped_fields(request)))
 
-    def begun_headers(self, sent: Submission, first_message: Mapping[str, Any] | None) -> dict[str, str]:
+    def begun_headers(self, pending: PendingRequest, first_message: Mapping[str, Any] | None) -> dict[str, str]:
         """Returns the headers of a stream that begins before its job is decided.
 
         Args:
-            sent: the job.
-            first_message: the first message of its chunks; None if there is none yet.
+            pending: the request.
+            first_message: the first message of the answer's chunks; None if there is none yet.
         """
+        sent = pending.sent
         if first_message is None:
             return option_headers({"execution-id": sent.execution_id}, ())
         model = str(first_message["model"])
@@ -103,7 +107,14 @@ class ResponseWriter:
             "attempts": str(first_message["attempt"]),
             "cache": "miss",
         }
-        return option_headers(values, self._dropped_fields(sent, model, first_message.get("dropped_params") or ()))
+        dropped = self._dropped_fields(sent, model, first_message.get("dropped_params") or ())
+        return option_headers(values, dropped) | _limit_headers(pending, first_message.get("limits"))
+
+
+def _limit_headers(pending: PendingRequest, limits: Mapping[str, Any] | None) -> dict[str, str]:
+    if limits is None:
+        return {}
+    return anthropic_headers(limits) if is_messages(pending.path) else openai_headers(limits, datetime.now(UTC))
 
 
 def _age_s(result: Mapping[str, Any]) -> float:

@@ -773,8 +773,8 @@ class DeadLetterRoutes:
         if not dead_letters:
             return False
         notes = await self.replays.notes(list(dead_letters))
-        rest = {number: subject for number, subject in dead_letters.items() if number not in notes}
-        return len(await self._dismissal_notes(rest)) < len(rest)
+        not_replayed = {number: subject for number, subject in dead_letters.items() if number not in notes}
+        return len(await self._dismissal_notes(not_replayed)) < len(not_replayed)
 
     async def _dismiss(self, stored: StoredDeadLetter, by: str, why: str, at: datetime) -> bool:
         """Notes a dismissal. Returns False if another request has done so."""

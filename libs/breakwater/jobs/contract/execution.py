@@ -386,6 +386,28 @@ class Choice(Event):
     finish_reason: FinishReason = None
 
 
+class Allowance(Event):
+    """The limit of a window, and the rest of it when the job's last call was admitted or refused."""
+
+    limit: Count = Field(description="Requests or tokens that fit into the window.")
+    remaining: Count = Field(description="What is left. A call takes the most tokens that it may use until it ends.")
+    resets_at: Timestamp = Field(description="When all of it is available again, unless there are further calls.")
+
+
+class CallerLimits(Event):
+    """The rate limits of a job's caller, as of its last call or refusal.
+
+    Of those of its key, user, team, tenant, agent and task, the one with the least left counts. Limits that it shares
+    with strangers, such as those of a model, are not shown.
+    """
+
+    requests: Allowance | None = None
+    tokens: Allowance | None = None
+
+
+_LIMITS = "The rate limits of the caller; null if none applied to a call."
+
+
 class Result(Execution):
     """The result of a job, for its submitter: the execution with its output as the model returned it."""
 
@@ -397,6 +419,7 @@ class Result(Execution):
         description="All choices of a response with several, as with `n` in `params`, as the model "
         "returned them. `output` is the first one that is not empty.",
     )
+    limits: CallerLimits | None = Field(default=None, description=_LIMITS)
     response: dict[str, JsonValue] | None = Field(
         default=None,
         description="The provider's own response, as JSON, if the job has `include_response`: all "
@@ -418,6 +441,7 @@ class AnswerChunks(Event):
     attempt: int = Field(ge=1, description="The attempt's number, from 1.")
     model: ModelId
     dropped_params: tuple[str, ...] = Field(default=(), description="As in the attempt. Absent if there are none.")
+    limits: CallerLimits | None = Field(default=None, description=f"{_LIMITS} Only in the first message.")
     chunks: tuple[dict[str, JsonValue], ...] = Field(
         description="`chat.completion.chunk` objects in OpenAI's format: the provider's own, or converted."
     )
