@@ -17,7 +17,6 @@ from breakwater.jobs.store.executions import ClaimLostError
 from breakwater.kernel.redis.connection import ScriptCommand
 from breakwater.limits.gate.budget import BudgetGate, LiveReservations
 from breakwater.limits.gate.deployment import DeploymentGate
-from breakwater.limits.gate.rate_limit import RateLimitGate
 from breakwater.limits.gate.task import TaskGate
 from breakwater.limits.task_guards import bound_tasks
 from breakwater.services.worker.context import WorkerContext
@@ -51,7 +50,6 @@ def gates_of(worker: WorkerContext) -> Gates:
             now=now,
             jitter=jitter,
         ),
-        partial(RateLimitGate, rate_limits=worker.rate_limits, limits_of=worker.limits_of, jitter=jitter),
         partial(DeploymentGate, deployments=worker.deployments, policies=worker.retry_policies, jitter=jitter),
         partial(TaskBreakerGate, bound=worker.guards.tasks.note_begun, **breaker.keywords),
     )

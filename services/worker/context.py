@@ -33,11 +33,9 @@ from breakwater.kernel.process.outage import Outages
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.security.encryption import OFF, Cipher
 from breakwater.kernel.types import is_identifier
-from breakwater.limits.gate.rate_limit import LimitsOf, configured_limits
 from breakwater.limits.rules.budget import LimitTable
 from breakwater.limits.store.budgets import Budgets, LiveReservation
 from breakwater.limits.store.deployments import Deployments
-from breakwater.limits.store.rate_limits import RateLimits
 from breakwater.limits.task_guards import TaskGuards
 from breakwater.redaction.rules.redact import Redactor
 from breakwater.redaction.rules.scanner import holds_key
@@ -81,14 +79,12 @@ class WorkerContext:
     bodies: Bodies
     cipher: Cipher
     """The cipher of stored texts."""
-    rate_limits: RateLimits
     output_guards: Mapping[str, OutputGuard]
     """The output guards of the agents that have an output schema."""
     retry_policies: Mapping[str, RetryPolicy]
     """The retry policy of each agent, without rules that a job brings."""
-    limits_of: LimitsOf
     limits: Callable[[], LimitTable]
-    """Returns the caps that apply now."""
+    """Returns the limits that apply now."""
     live_reservations: dict[str, LiveReservation] = field(default_factory=dict[str, LiveReservation])
     """The reservations of the calls in progress, by attempt."""
     left_out: dict[tuple[str, str, CallApi], set[str]] = field(default_factory=dict[tuple[str, str, CallApi], set[str]])
@@ -157,7 +153,6 @@ def context_for(
         plans=PlanLog(Plans(redis), publisher),
         room=ResponseRoom(redis),
         bodies=Bodies(publisher, lookup, config.limits.bodies_in_memory_bytes),
-        rate_limits=RateLimits(),
         limits=limits,
     )
 
@@ -176,8 +171,4 @@ def _compiled(config: Config, redis: Redis) -> dict[str, Any]:
             name: OutputGuard.compile(agent.output) for name, agent in config.agents.items() if agent.output is not None
         },
         "retry_policies": {name: agent.retry for name, agent in config.agents.items()},
-        "limits_of": configured_limits(
-            {name: agent.rate_limit for name, agent in config.agents.items()},
-            {name: model.rate_limit for name, model in config.models.items()},
-        ),
     }

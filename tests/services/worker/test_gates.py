@@ -28,10 +28,9 @@ from breakwater.jobs.store.task_keys import TaskKey
 from breakwater.kernel.redis.connection import Script, ScriptCommand, StateUnavailableError, scripts_of
 from breakwater.limits.gate.budget import BudgetGate
 from breakwater.limits.gate.deployment import DeploymentGate
-from breakwater.limits.gate.rate_limit import RateLimitGate
 from breakwater.limits.rules.guard import Trip
 from breakwater.limits.rules.rate_limit import HELD
-from breakwater.limits.store.rate_limits import LimitedSubject
+from breakwater.limits.rules.scopes import CallNames
 from breakwater.services.worker.admission import admit, check, gates_of
 from breakwater.services.worker.attempts import kind_of_wait
 from breakwater.services.worker.context import context_for
@@ -107,10 +106,15 @@ class Bench:
         await self.set_breaker(state="open", open_until_ms=1)
 
     async def fill_rate_limit(self) -> None:
-        rule = self.worker.config.agents["writer"].rate_limit
-        assert rule is not None
-        command = self.worker.rate_limits.admit_command("other:1", [LimitedSubject("agent:writer", rule)], 1, 60_000)
-        assert await self.redis.run([command]) == [[1]]
+        names = CallNames("writer")
+        command = self.worker.budgets.reserve_command(
+            *("other:1", names, 0, ()),
+            now=datetime.now(UTC),
+            lease_ms=60_000,
+            rates=self.worker.limits().rate_limits(names),
+        )
+        [answer] = await self.redis.run([command])
+        assert answer[0] == 1
 
     async def stop_task(self) -> None:
         await self.worker.guards.tasks.trip(
@@ -124,7 +128,7 @@ class Bench:
         return {
             "reservations": await client.hlen("bw:limits:reservations"),
             "task": int(await client.hget("bw:task:{/t1}", "held_cost") or 0),
-            "rate": await client.zcard("bw:rate:calls:agent%3Awriter"),
+            "calls in the window": int(await client.hget("bw:limits:window:minute:agent:writer", "c") or 0),
             "probe": loaded.breaker.probe,
             # Their sum: what is given back may be counted in the next slice of time.
             "first tries": sum([sum(map(int, await client.hvals(key))) for key in await client.keys("bw:retries:*")]),
@@ -203,7 +207,7 @@ async def test_after_a_lost_claim_nothing_is_given_back_but_half_open_is_publish
         with pytest.raises(ClaimLostError):
             await bench.admit(await bench.admission(claimed=False))
         held = await bench.granted()
-        assert (held["reservations"], held["rate"], held["probe"]) == (1, 1, "j1:1")
+        assert (held["reservations"], held["calls in the window"], held["probe"]) == (1, 1, "j1:1")
         assert bench.published.subjects == ["bw.breakers.writer.sim%2Fm"]
 
 
@@ -327,10 +331,7 @@ async def test_an_agent_without_limits_asks_nothing_of_them(redis_server: Runnin
         request = await bench.admission(agent_name="free")
         assert await bench.admit(request) is None
         assert [type(gate) for gate in request.gates] == [ClaimGate, BudgetGate, DeploymentGate]
-        attempt: Any = None
-        rate_limits = [make(admission=request) for make in gates_of(bench.worker)][4]
-        assert isinstance(rate_limits, RateLimitGate)
-        assert rate_limits.settle(attempt) is None
+        assert not await bench.redis.client.keys("bw:limits:window:*")
 
 
 def test_a_gate_may_wait_for_any_reason_and_the_list_of_running_jobs_says_for_what():
@@ -355,7 +356,7 @@ async def test_an_eighth_gate_is_one_file_and_one_line(redis_server: RunningServ
         assert isinstance(refused, Refused)
         assert (refused.refused_by, await bench.redis.client.get(calls)) == ("agent:writer", "1")
         # Its own refusal gives back what the others granted, and a dry run names it.
-        await bench.redis.client.delete("bw:rate:counts:agent%3Awriter")
+        await bench.redis.client.delete("bw:limits:window:minute:agent:writer")
         await bench.redis.client.set(calls, MAX_CALLS)
         held = await bench.granted()
         refused = await admit(worker, await bench.admission("j3"), gates)

@@ -29,6 +29,8 @@ Argument = str | int
 MAX_CONNECTIONS = 32
 WAIT_FOR_CONNECTION_S = 10
 ANSWER_S = 5
+WITH_NEXT_S = 0.02
+"""The longest time that scripts wait for the next round trip."""
 _DRIVER = DriverInfo()
 """The client's name and version, for the server; redis-py would read the version from the disk for each connection."""
 
@@ -163,6 +165,7 @@ class Redis:
         self._connection = connect(**pool.connection_kwargs | {"socket_timeout": None})
         self._waiting: list[_Request] = []
         self._sending: asyncio.Task[None] | None = None
+        self._sends_at: asyncio.TimerHandle | None = None
 
     async def run(self, commands: Sequence[ScriptCommand]) -> list[Any]:
         """Runs scripts in one round trip, each atomic by itself: in order, but for those the server has yet to learn.
@@ -182,12 +185,19 @@ class Redis:
         return await answers
 
     def run_with_next(self, commands: Sequence[ScriptCommand]) -> None:
-        """Adds scripts to the next round trip, before all that is asked for later.
+        """Adds scripts to the next round trip, before all that is asked for later, or to one of their own soon.
 
         They may be lost: if Redis does not answer, they are not repeated.
         """
         # The error of one that nothing waits for is not logged.
         self._add(commands).add_done_callback(lambda future: None if future.cancelled() else future.exception())
+        if self._sends_at is None:
+            self._sends_at = asyncio.get_running_loop().call_later(WITH_NEXT_S, self._send_waiting)
+
+    def _send_waiting(self) -> None:
+        self._sends_at = None
+        if self._waiting and (self._sending is None or self._sending.done()):
+            self._sending = asyncio.create_task(self._send())
 
     def _add(self, commands: Sequence[ScriptCommand]) -> asyncio.Future[list[Any]]:
         """Packs commands, so that one that can't be packed is an error of its own caller alone."""
@@ -269,6 +279,8 @@ class Redis:
 
     async def close(self) -> None:
         """Closes all connections."""
+        if self._sends_at is not None:
+            self._sends_at.cancel()
         await self._connection.disconnect()
         await self.client.aclose()
 

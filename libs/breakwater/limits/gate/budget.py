@@ -1,7 +1,7 @@
-"""Budgets: the worst case of a call is reserved before it is made, under the job's own cap and all hard caps.
+"""Limits: the worst case of a call is reserved before it is made, under the job's own cap, all hard caps and all rates.
 
-When the call has ended, its cost replaces the reservation, so that the next admission sees the rest; the event of the
-attempt settles it finally. Until then only Redis has the reservation. So each worker checks its reservations every
+When the call has ended, what it used replaces the reservation, so that the next admission sees the rest; the event of
+the attempt settles it finally. Until then only Redis has the reservation. So each worker checks its reservations every
 second and restores lost ones, before the budget service rebuilds the counters from the log a few seconds later.
 """
 
@@ -16,6 +16,7 @@ from typing import Any
 
 from breakwater.calls.gate import POLL_S, Admission, AskAgain, Gate, Refused, WaitForCapacity
 from breakwater.jobs.contract.execution import Attempt
+from breakwater.kernel.nats.subjects import encode_token
 from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage
 from breakwater.kernel.redis.connection import Redis, ScriptCommand, StateUnavailableError
@@ -29,8 +30,11 @@ from breakwater.limits.rules.budget import (
     fits,
     spent_by,
 )
+from breakwater.limits.rules.caller_limits import caller_limits
 from breakwater.limits.rules.ledger import figures_of
-from breakwater.limits.rules.scopes import CallNames
+from breakwater.limits.rules.limit import limits_of_task
+from breakwater.limits.rules.rate_limit import NO_RATE_LIMITS, OverRate, RateLimits, rate_limits_of
+from breakwater.limits.rules.scopes import CallNames, parts_of, scope_in_words, scope_text
 from breakwater.limits.store.budgets import (
     Budgets,
     CountersLost,
@@ -39,6 +43,7 @@ from breakwater.limits.store.budgets import (
     PeriodChanged,
     Reserved,
     TooManyNames,
+    UsedTokens,
 )
 
 CHECK_EVERY_S = 1.0
@@ -55,7 +60,7 @@ REBUILDING = Refused("budget_exceeded", refusals.REBUILDING)
 
 @dataclass(slots=True, kw_only=True)
 class BudgetGate(Gate):
-    """Reserves the worst case of the call in its budgets."""
+    """Reserves the worst case of the call in all its limits, or in none."""
 
     budgets: Budgets
     limits: Callable[[], LimitTable]
@@ -67,6 +72,7 @@ class BudgetGate(Gate):
     now: Callable[[], datetime]
     jitter: Callable[[], float]
     _counters: Sequence[Counter] = ()
+    _rates: RateLimits = NO_RATE_LIMITS
     _asked_at: datetime | None = None
     _reserved_at: datetime | None = None
 
@@ -81,9 +87,12 @@ class BudgetGate(Gate):
         limits = self.limits()
         dimensions = self.budgets.dimensions
         self._counters = limits.counters(names, dimensions)
+        self._rates = limits.rate_limits(names) + self._task_rates()
         self._asked_at = self.now()
         if worst_case is None and any(counter.hard_limit is not None for counter in self._counters):
             return self._refuse_unpriced("a hard budget")
+        if worst_case is None and any("usd" in window.limits for window in self._rates.windows):
+            return self._refuse_unpriced("a limit on spend")
         return self.budgets.reserve_command(
             admission.attempt_id,
             names,
@@ -91,18 +100,22 @@ class BudgetGate(Gate):
             self._counters,
             now=self._asked_at,
             lease_ms=admission.lease_ms,
+            tokens=admission.worst_tokens,
+            rates=self._rates,
             caller=admission.job.caller,
             most_names=MAX_NAMES if any("n" in counter.flags for counter in self._counters) else None,
             is_incomplete=limits.is_incomplete(names, dimensions),
         )
 
     def read(self, answer: Any) -> Refused | WaitForCapacity | AskAgain | None:
-        """Refuses if a hard cap is spent. Waits for calls in flight that hold the rest, and for lost counters."""
+        """Refuses if a hard cap is spent. Waits for room, for calls in flight that hold it, and for lost counters."""
         assert self._asked_at is not None
         amount = self.admission.flight.reserved or 0
-        match self.budgets.read_reservation(answer, self._counters, amount, now=self._asked_at):
-            case Reserved(at):
+        match self.budgets.read_reservation(answer, self._counters, amount, now=self._asked_at, rates=self._rates):
+            case Reserved(at, windows):
                 self._reserved_at = at
+                if windows:
+                    self.admission.limits = caller_limits(windows, self._asked_at)
                 # Redis' clock decides the day and the month of the call.
                 self.flight_fields["reserved_at"] = at
                 self.lease = self._live(at)
@@ -116,6 +129,8 @@ class BudgetGate(Gate):
                 return WaitForCapacity(delay_s * (1 + self.jitter()), refused)
             case OverBudget() as over:
                 return self._over_budget(over)
+            case OverRate() as over:
+                return self._over_rate(over)
             case TooManyNames():
                 return Refused("budget_exceeded", refusals.TOO_MANY_NAMES, ends_chain=True)
             case CountersLost():
@@ -127,18 +142,31 @@ class BudgetGate(Gate):
         """Releases the reservation."""
         if self._reserved_at is None:
             return None
-        return self.budgets.release_command(self.admission.attempt_id, self._reserved_at)
+        return self.budgets.release_command(self.admission.attempt_id, self._reserved_at, rates=self._rates)
 
     def settle(self, attempt: Attempt) -> ScriptCommand | None:
-        """Replaces the reservation by the cost of the call, until the budget service settles its event.
+        """Replaces the reservation by what the call used, until the budget service settles its event.
 
-        Does nothing without a hard cap: then no call waits for the rest of a budget.
+        Does nothing without a hard cap and a limit on rates: then no call waits for the rest.
         """
         at = attempt.reserved_at
-        counters = self.limits().counters(CallNames.of(attempt), self.budgets.dimensions)
-        if at is None or all(counter.hard_limit is None for counter in counters):
+        limits = self.limits()
+        names = CallNames.of(attempt)
+        rates = self._rates or limits.rate_limits(names) + self._task_rates()
+        counters = limits.counters(names, self.budgets.dimensions)
+        if at is None or (not rates and all(counter.hard_limit is None for counter in counters)):
             return None
-        return self.budgets.release_command(attempt.attempt_id, at, figures_of(attempt).spent)
+        return self.budgets.release_command(
+            attempt.attempt_id, at, figures_of(attempt).spent, tokens=UsedTokens.of(attempt), rates=rates
+        )
+
+    def _task_rates(self) -> RateLimits:
+        job = self.admission.job
+        rule = None if job.agent.guard is None else job.agent.guard.rate_limit
+        if rule is None:
+            return NO_RATE_LIMITS
+        tenant = "" if job.job.tenant is None else encode_token(job.job.tenant)
+        return rate_limits_of(f"task:{tenant}/{job.ids.own_task_key}", limits_of_task(job.agent_name, rule))
 
     @contextmanager
     def _live(self, at: datetime) -> Generator[None]:
@@ -147,7 +175,9 @@ class BudgetGate(Gate):
         amount = admission.flight.reserved or 0
         until = self.now() + timedelta(milliseconds=admission.lease_ms or 0)
         self.live[admission.attempt_id] = LiveReservation(
-            admission.attempt_id, _names_of(admission), amount, at, until, admission.job.caller
+            *(admission.attempt_id, _names_of(admission), amount, at, until, admission.job.caller),
+            tokens=admission.worst_tokens,
+            slots=self._rates.slots,
         )
         try:
             yield
@@ -183,6 +213,26 @@ class BudgetGate(Gate):
             refused_cap=over.limit if over.amount <= over.limit or not over.limit else None,
             ends_chain=over.counter.cap is not None and over.counter.cap.action == "refuse",
         )
+
+    def _over_rate(self, over: OverRate) -> Refused | WaitForCapacity:
+        if over.windows:
+            self.admission.limits = caller_limits(over.windows, self.now())
+        job = self.admission.job
+        kind = parts_of(over.key)[0].kind
+        owner = f"task {job.ids.own_task_id}" if kind == "task" else scope_in_words(over.key)
+        refused = Refused(
+            "rate_limited",
+            refusals.over_rate_limit(over, owner),
+            refused_by=scope_text(over.key),
+            ends_chain=over.limit.action == "refuse",
+        )
+        if over.limit.action != "wait" or over.wait_ms is None:
+            return refused
+        wait_s = over.wait_ms / 1000
+        # A call under way usually ends long before its lease, and with fewer tokens than its worst case.
+        soon = over.limit.unit == "concurrent" or (over.limit.unit != "requests" and over.under_way > 0)
+        # Jitter: not all at the same moment.
+        return WaitForCapacity((min(wait_s, POLL_S) if soon else wait_s) + POLL_S * self.jitter(), refused)
 
 
 def _names_of(admission: Admission) -> CallNames:
@@ -265,6 +315,8 @@ class LiveReservations:
             self._limits().counters(live.names, self._budgets.dimensions),
             now=now,
             lease_ms=round(lease.total_seconds() * 1000),
+            tokens=live.tokens,
+            rates=RateLimits(slots=live.slots),
             at=live.at,
             caller=live.caller,
         )

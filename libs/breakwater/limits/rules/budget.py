@@ -20,6 +20,7 @@ from breakwater.kernel.formats import hint
 from breakwater.kernel.types import ms_from_time, time_from_ms
 from breakwater.limits.contract import BudgetEvent, BudgetScope, Enforcement, LimitSettings, Window
 from breakwater.limits.rules.limit import Limit, enforcement_problem, limit_of
+from breakwater.limits.rules.rate_limit import NO_RATE_LIMITS, RateLimits, is_rate, rate_limits_of
 from breakwater.limits.rules.scopes import (
     BASE,
     EACH,
@@ -30,6 +31,7 @@ from breakwater.limits.rules.scopes import (
     Dimensions,
     ScopePart,
     key_of,
+    key_of_call,
     parse_scope,
     parts_of,
     patterns_of,
@@ -285,6 +287,37 @@ class LimitTable:
         default_factory=dict[tuple[str, Window], Counter], init=False, compare=False, repr=False
     )
 
+    _cached_rates: dict[tuple[str | None, ...], RateLimits] = field(
+        default_factory=dict[tuple["str | None", ...], RateLimits], init=False, compare=False, repr=False
+    )
+
+    def rate_limits(self, names: CallNames) -> RateLimits:
+        """Returns the windows and slots that a call counts in, but those of its task."""
+        by_kinds, kinds = self._rates
+        if not by_kinds:
+            return NO_RATE_LIMITS
+        limited_names = tuple(map(names.of_kind, kinds))
+        rates = self._cached_rates.get(limited_names)
+        if rates is None:
+            rates = NO_RATE_LIMITS
+            for kinds_of_scope, limits in by_kinds.items():
+                key = key_of_call(kinds_of_scope, names)
+                if key is not None:
+                    patterns = map(key_of, patterns_of(parts_of(key)))
+                    rates += rate_limits_of(key, (limit for pattern in patterns for limit in limits.get(pattern, ())))
+            _cache(self._cached_rates, limited_names, rates)
+        return rates
+
+    @cached_property
+    def _rates(self) -> tuple[Mapping[tuple[str, ...], Mapping[str, Sequence[Limit]]], tuple[str, ...]]:
+        """The limits on rates by the kinds and the keys of their scopes, and all kinds of names that matter to them."""
+        by_kinds: defaultdict[tuple[str, ...], defaultdict[str, list[Limit]]] = defaultdict(lambda: defaultdict(list))
+        for limit in self.limits:
+            kinds = tuple(part.kind for part in limit.parts)
+            if is_rate(limit) and "task" not in kinds:
+                by_kinds[kinds][limit.key].append(limit)
+        return by_kinds, tuple(sorted({kind for kinds in by_kinds for kind in kinds}))
+
     def counters(self, names: CallNames, dimensions: Dimensions = ONLY_BASE) -> tuple[Counter, ...]:
         """Returns the budgets that a call counts towards, in the dimensions that are counted."""
         counted_names = (dimensions, *map(names.of_kind, dimensions.kinds))
@@ -354,11 +387,11 @@ class LimitTable:
         return tuple(dict.fromkeys(("global", *agents, *tenants, *limited, *sorted(more))))
 
     def with_removed_agents(self, earlier: LimitTable) -> LimitTable:
-        """Returns a table that also has the budgets of the agents that only an earlier one has."""
+        """Returns a table that also has the limits of the agents that only an earlier one has."""
         agents = tuple(name for name in earlier.agents if name not in self.agents)
         scopes = {(ScopePart("agent", name),) for name in agents}
-        budgets = (limit for limit in earlier.limits if limit.parts in scopes and limit.budget_dimension is not None)
-        return replace(self, limits=(*self.limits, *budgets), agents=(*self.agents, *agents))
+        limits = (limit for limit in earlier.limits if limit.parts in scopes)
+        return replace(self, limits=(*self.limits, *limits), agents=(*self.agents, *agents))
 
     @cached_property
     def dimensions(self) -> frozenset[Dimension]:

@@ -38,11 +38,11 @@ class AttemptSums:
     measured: int = 0
     exceeded: int = 0
 
-    def __add__(self, other: AttemptSums) -> AttemptSums:
-        return AttemptSums(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+    def __add__(self, sums: AttemptSums) -> AttemptSums:
+        return AttemptSums(*(a + b for a, b in zip(astuple(self), astuple(sums), strict=True)))
 
-    def __sub__(self, other: AttemptSums) -> AttemptSums:
-        return AttemptSums(*(a - b for a, b in zip(astuple(self), astuple(other), strict=True)))
+    def __sub__(self, sums: AttemptSums) -> AttemptSums:
+        return AttemptSums(*(a - b for a, b in zip(astuple(self), astuple(sums), strict=True)))
 
     def largest(self, sums: AttemptSums) -> AttemptSums:
         """Returns the larger one of each pair of figures."""
@@ -94,6 +94,14 @@ def figures_of(attempt: Attempt) -> AttemptSums:
         measured=(cost or 0) if gauged else 0,
         exceeded=int(gauged and (cost or 0) > (reserved or 0)),
     )
+
+
+def tokens_used(attempt: Attempt) -> int | None:
+    """Returns the tokens of a call, input and output; None if they are unknown."""
+    counts = attempt.input_tokens, attempt.output_tokens
+    reported = counts != (None, None) or not attempt.cost
+    is_known = reported if attempt.cost_basis == "billed" else None not in counts
+    return (attempt.input_tokens or 0) + (attempt.output_tokens or 0) if is_known else None
 
 
 def charged_at(attempt: Attempt) -> datetime:

@@ -27,6 +27,7 @@ class Limit:
         amount: nano-dollars, tokens, requests, or calls at the same time.
         action: what happens to a call that does not fit.
         thresholds: the percentages at which people are told.
+        counts_cached: True if input that a provider read from its cache counts towards a limit on tokens.
     """
 
     id: str
@@ -36,6 +37,7 @@ class Limit:
     amount: int
     action: LimitAction
     thresholds: tuple[int, ...] = ()
+    counts_cached: bool = True
 
     @property
     def scope(self) -> str:
@@ -173,7 +175,13 @@ def _of_rate_limit(setting: str, scope: tuple[ScopePart, ...], rate_limit: RateL
     )
     for name, unit, window, amount in amounts:
         if amount is not None:
-            yield Limit(f"{setting}.{name}", scope, unit, window, amount, action)
+            yield Limit(f"{setting}.{name}", scope, unit, window, amount, action, counts_cached=rate_limit.count_cached)
+
+
+def limits_of_task(agent: str, rate_limit: RateLimit | None) -> tuple[Limit, ...]:
+    """Returns the limits on the rate of each task of an agent, or of a job that brings stricter ones."""
+    scope = (ScopePart("task", EACH), ScopePart("agent", agent))
+    return tuple(_of_rate_limit(f"agents.{agent}.guard.rate_limit", scope, rate_limit))
 
 
 def _of_guard(setting: str, scope: tuple[ScopePart, ...], guard: GuardRules) -> Iterator[Limit]:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import shlex
-from typing import cast
 
 from breakwater.breakers.settings import GUARD_PRESETS
 from breakwater.calls.rules.refusals import command, refusal
 from breakwater.jobs.contract.execution import ErrorInfo
-from breakwater.kernel.formats import beyond, moment, moneys
+from breakwater.kernel.formats import beyond, moment, money, moneys
 from breakwater.kernel.types import time_from_ms
 from breakwater.limits.contract import GuardRule
 from breakwater.limits.rules.budget import MAX_NAMES, Counter, OverBudget, fits
 from breakwater.limits.rules.limit import SOFT_PERCENT
-from breakwater.limits.rules.rate_limit import HELD
+from breakwater.limits.rules.rate_limit import HELD, OverRate
 from breakwater.limits.rules.scopes import scope_in_words
-from breakwater.limits.settings import RateLimit
 
 RETRY_HELD_S = 5.0
 """The advised wait for calls in flight to end, or for lost counters."""
@@ -253,34 +251,25 @@ def retry_budget_spent(model: str) -> ErrorInfo:
 # Rate limits
 
 
-def over_rate_limit(
-    name: str, measure: str, rule: RateLimit, wait_s: float | None, agent: str, task_id: str = ""
-) -> ErrorInfo:
-    """Builds the error of a call that a configured rate limit has no room for.
+def over_rate_limit(over: OverRate, owner: str) -> ErrorInfo:
+    """Builds the error of a call that a limit on a rate has no room for.
 
     Args:
-        name: the owner of the limit: `agent:writer`, `model:gpt-4o` or `task:<tenant>/<task>`.
-        measure: `requests_per_minute`, `tokens_per_hour` or `concurrent_calls`.
-        rule: the limits.
-        wait_s: the seconds until there is room at the latest; None if the call alone exceeds the limit.
-        agent: the call's agent.
-        task_id: the call's task, as its caller named it.
+        over: the refusal.
+        owner: the scope of the limit as a part of a sentence, such as `agent writer`.
     """
-    kind, _, owner_name = name.partition(":")
-    owner = f"{kind}s.{owner_name}"
-    if kind == "task":
-        owner = f"agents.{agent}.guard"
-        owner_name = task_id
-    setting = measure if measure in RateLimit.model_fields else measure.partition("_per_")[0]
-    measure_words = measure.replace("_", " ")
-    limit = cast(int, getattr(rule, setting))
+    limit = over.limit
+    quantity = "dollars" if limit.unit == "usd" else limit.unit
+    measure = "concurrent calls" if limit.window is None else f"{quantity} per {limit.window.removeprefix('rolling ')}"
+    amount = money(limit.amount) if limit.unit == "usd" else f"{limit.amount:,}"
+    wait_s = None if over.wait_ms is None else over.wait_ms / 1000
     later = "; the call alone is above it" if wait_s is None else f"; try again in {wait_s:.0f} s"
     return refusal(
         "rate_limit",
         "RateLimitExceededError",
-        f"the limit of {kind} {owner_name} on {measure_words} has no room for this call{later}",
-        figures=f"it is {limit:,} {measure_words}",
-        to_do=f"{'lower `max_tokens`' if wait_s is None else 'wait'}, or raise {owner}.rate_limit.{setting}",
+        f"the limit of {owner} on {measure} has no room for this call{later}",
+        figures=f"it is {amount} {measure}",
+        to_do=f"{'lower `max_tokens`' if wait_s is None else 'wait'}, or raise {limit.id}",
         retry_after_s=wait_s,
         user_message=_TOO_MANY,
     )

@@ -171,13 +171,18 @@ class Dimension(NamedTuple):
 
     def key(self, names: CallNames) -> str | None:
         """Returns the scope in which a call counts; None if it lacks a name."""
-        parts: list[ScopePart] = []
-        for kind in self.kinds:
-            name = names.of_kind(kind)
-            if name is None:
-                return None
-            parts.append(ScopePart(kind, name))
-        return key_of(parts)
+        return key_of_call(self.kinds, names)
+
+
+def key_of_call(kinds: Iterable[str], names: CallNames) -> str | None:
+    """Returns the key of the scope of some kinds in which a call counts; None if it lacks a name."""
+    parts: list[ScopePart] = []
+    for kind in kinds:
+        name = names.of_kind(kind)
+        if name is None:
+            return None
+        parts.append(ScopePart(kind, name))
+    return key_of(parts)
 
 
 DAY_AND_MONTH: tuple[Window, Window] = ("daily", "monthly")

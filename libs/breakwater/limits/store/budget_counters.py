@@ -239,7 +239,7 @@ class BudgetCounters:
         keys, staged = [FILLED, RESERVATIONS, HELD], f"bw:limits:figures:{token_hex(8)}"
         for period in periods:
             keys += [period_key(period.window, period.name), f"{staged}:{period.name}"]
-            arguments += [period.name, period.end_ms + KEEP_MS, len(fields[period.name]) // 2]
+            arguments += [period.end_ms + KEEP_MS, len(fields[period.name]) // 2]
             await self._store(f"{staged}:{period.name}", fields[period.name])
         [was_filled] = await self._redis.run([ScriptCommand(LUA["fill"], keys, arguments)])
         if was_filled != 1 and periods:

@@ -1,12 +1,28 @@
--- The scripts of budgets.
--- A place is a scope in a period. A reservation says where it holds, so that whoever ends it needs to know nothing else:
---   <state>|<nano-dollars>|<ms>
+-- The scripts of limits.
+-- A call counts in places of three types. A counter is a scope in a period of the calendar. A window slides: it is a scope's
+-- last minute, hour or day. Slots are a scope's calls at the same time.
+-- A reservation says where it holds, so that whoever ends it needs to know nothing else:
+--   <state>|<nano-dollars>|<tokens>|<ms>
 --   <agent>
 --   <tenant>
 --   <caller>
---   <period>\t<scope>\t<flags>      one line for each place
--- Its state is 'r': reserved; 's': its worker charged what the call cost; 'e': its lease ended and it was charged as
--- reserved. The flags of a place are 'h' where it counts for the shares in this scope, and none elsewhere.
+--   c<key>\t<scope>\t<flags>...     the counters of a period: each scope with its flags
+--   w<key>\t<slice>\t<flags>        a window
+--   s<key>                          slots
+-- Its state is 'r': reserved; 's': its worker charged what the call used; 'e': its lease ended and it was charged as
+-- reserved. Charged, it has no windows and slots any more. The first flag of a counter is its unit: 'u' for nano-dollars, 't'
+-- for tokens, 'r' for requests; an 'h' after it says that it counts for the shares in its scope. The flag of a window is 'n'
+-- where it does not count input that was read from the provider's cache.
+-- A window counts in slices of a hundredth of its length, in one hash: requests, tokens, nano-dollars and calls under way in
+-- 'r<slice>', 't<slice>', 'u<slice>' and 'c<slice>', with the sums of all slices from 'first' to 'last' in 'r', 't', 'u' and
+-- 'c'. A slice counts until a window after its end: a call never less than a window, and at most a slice more.
+-- Slots are a sorted set of attempts by the end of their leases.
+local SLICES = 100
+local FIELDS = {
+  u = {r = 'reserved:', s = 'spent:', cap = 'cap:'},
+  t = {r = 'reserved_tokens:', s = 'tokens:', cap = 'cap_tokens:'},
+  r = {r = 'reserved_calls:', s = 'calls:', cap = 'cap_calls:'},
+}
 local function now_ms()
   local time = redis.call('TIME')
   return time[1] * 1000 + math.floor(time[2] / 1000)
@@ -25,180 +41,297 @@ local function add(key, field, amount)
     redis.call('HINCRBY', key, field, integer(amount))
   end
 end
+local function set_of_keys()
+  local set = {}
+  for _, key in ipairs(KEYS) do
+    set[key] = true
+  end
+  return set
+end
 local function parse(text)
-  local state, amount, ms, agent, tenant, caller, lines =
-    string.match(text or '', '^(%a)|(%d+)|(%d+)\n([^\n]*)\n([^\n]*)\n([^\n]*)(.*)$')
+  local state, amount, tokens, ms, agent, tenant, caller, lines =
+    string.match(text or '', '^(%a)|(%d+)|(%d+)|(%d+)\n([^\n]*)\n([^\n]*)\n([^\n]*)(.*)$')
   if not state then
     return nil
   end
   local held = {
-    state = state, amount = tonumber(amount), ms = ms, agent = agent, tenant = tenant, caller = caller, places = {},
-    lines = lines,
+    state = state, amount = tonumber(amount), tokens = tonumber(tokens), ms = ms, agent = agent, tenant = tenant,
+    caller = caller, counters = {}, windows = {}, slots = {}, lines = lines,
   }
-  for period, scope, flags in string.gmatch(lines, '\n([^\t]*)\t([^\t]*)\t(%a*)') do
-    held.places[#held.places + 1] = {period = period, scope = scope, flags = flags}
+  local counters = held.counters
+  for kind, key, rest in string.gmatch(lines, '\n(%a)([^\t\n]*)([^\n]*)') do
+    if kind == 'c' then
+      for scope, unit, flags in string.gmatch(rest, '\t([^\t]*)\t(%a)(%a*)') do
+        counters[#counters + 1] = {key = key, scope = scope, unit = unit, is_shared = flags == 'h'}
+      end
+    elseif kind == 'w' then
+      local slice, flags = string.match(rest, '^\t(%d+)\t(%a*)$')
+      held.windows[#held.windows + 1] = {key = key, slice = slice, counts_cached = flags ~= 'n'}
+    else
+      held.slots[#held.slots + 1] = key
+    end
   end
   return held
 end
-local function text_of(held, state, amount)
-  local header = table.concat({state, integer(amount), held.ms}, '|')
-  return table.concat({header, held.agent, held.tenant, held.caller}, '\n') .. held.lines
+local function header_of(held, state)
+  local figures = table.concat({state, integer(held.amount), integer(held.tokens), held.ms}, '|')
+  return table.concat({figures, held.agent, held.tenant, held.caller}, '\n')
 end
--- Calls `each(period, field)` for the counters that a reservation adds to in a state.
+-- Calls `each(key, field, amount)` for the counters that a reservation adds to in a state.
 local function for_each(held, state, each)
-  local name = state == 'r' and 'reserved:' or 'spent:'
-  for _, place in ipairs(held.places) do
-    each(place.period, name .. place.scope)
+  local amounts = {u = held.amount, t = held.tokens, r = 1}
+  local column = state == 'r' and 'r' or 's'
+  for _, counter in ipairs(held.counters) do
+    each(counter.key, FIELDS[counter.unit][column] .. counter.scope, amounts[counter.unit])
   end
 end
 -- Adds to what the caller of a reservation holds in each scope that has shares.
 local function share(held_key, held, amount)
-  for _, place in ipairs(amount ~= 0 and held.places or {}) do
-    if place.flags == 'h' then
-      local field = table.concat({place.scope, held.tenant, held.caller}, '\n')
+  for _, counter in ipairs(amount ~= 0 and held.counters or {}) do
+    if counter.is_shared then
+      local field = table.concat({counter.scope, held.tenant, held.caller}, '\n')
       if redis.call('HINCRBY', held_key, field, integer(amount)) <= 0 then
         redis.call('HDEL', held_key, field)
       end
     end
   end
 end
--- Charges what is reserved in its place, or ends it where `amount` is nil. Counters that no longer exist were of a period
--- that is long over. `keys` are those of the periods by name.
-local function charge(held, keys, held_key, amount)
+-- The keys of a reservation's places that are not told, or nil.
+local function further_keys(held, told)
+  local keys
+  local function note(key)
+    if not told[key] then
+      keys = keys or {}
+      keys[#keys + 1] = key
+    end
+  end
+  for _, counter in ipairs(held.counters) do
+    note(counter.key)
+  end
+  for _, window in ipairs(held.windows) do
+    note(window.key)
+  end
+  for _, key in ipairs(held.slots) do
+    note(key)
+  end
+  return keys
+end
+-- Ends what a call holds in the windows and slots that are told: it is under way no more. `used` has what it used, of which
+-- nil is unknown, so that the worst case stays; without `used`, the call was never made.
+local function leave(held, told, attempt_id, used)
+  for _, window in ipairs(held.windows) do
+    local r, t, u, c = 'r' .. window.slice, 't' .. window.slice, 'u' .. window.slice, 'c' .. window.slice
+    local known = told[window.key] and redis.call('HMGET', window.key, r, t, u, c, 'r', 't', 'u', 'c') or {}
+    if known[1] then -- a slice that is over has left the sums, or will with all that it holds
+      local requests, tokens, amount = -1, -held.tokens, -held.amount
+      if used then
+        local count = used.tokens and (window.counts_cached and used.tokens or used.uncached) or held.tokens
+        requests, tokens, amount = 0, count - held.tokens, used.amount - held.amount
+      end
+      redis.call('HSET', window.key, r, known[1] + requests, t, known[2] + tokens, u, known[3] + amount, c, known[4] - 1,
+        'r', known[5] + requests, 't', known[6] + tokens, 'u', known[7] + amount, 'c', known[8] - 1)
+    end
+  end
+  for _, key in ipairs(held.slots) do
+    if told[key] then
+      redis.call('ZREM', key, attempt_id)
+    end
+  end
+end
+-- Charges what a call used in place of what is reserved in its counters, or ends that where `used` is nil. Counters that no
+-- longer exist were of a period that is long over.
+local function charge(held, held_key, used)
   local counted = {}
-  local function count(value)
-    return function(period, field)
-      local key = keys[period]
+  local function count(sign)
+    return function(key, field, amount)
       if counted[key] == nil then
         counted[key] = redis.call('EXISTS', key) == 1
       end
       if counted[key] then
-        add(key, field, value)
+        add(key, field, sign * amount)
       end
     end
   end
-  for_each(held, 'r', count(-held.amount))
-  if amount then
-    for_each(held, 's', count(amount))
-  end
+  for_each(held, 'r', count(-1))
   share(held_key, held, -held.amount)
-end
-local function has_all(held, keys)
-  for _, place in ipairs(held.places) do
-    if not keys[place.period] then
-      return false
-    end
+  if used then
+    held.amount, held.tokens = used.amount, used.tokens or held.tokens
+    for_each(held, 's', count(1))
   end
-  return true
+end
+-- A reservation that is charged, as it is stored.
+local function charged_text(held, state)
+  local lines = #held.windows + #held.slots == 0 and held.lines or string.gsub(held.lines, '\n[ws][^\n]*', '')
+  return header_of(held, state) .. lines
 end
 
 --- reserve
 -- Reserves the worst case of a call in all places where it counts, or in none. Asking again reserves it once, and renews the
 -- lease. While others hold some of a hard cap or wait for it, a caller, and so a tenant, holds at most half of the unspent
 -- rest.
--- KEYS: reservations, leases, filled, held, periods...
--- ARGV from the 13th, for each period: name, first ms, first ms after it, keep until (ms);
--- then for each place: number of its period, scope, flags, hard limit ('' = none).
--- Flags beyond that above: 'n': the caller made its name up, perhaps; 'x' and 'y': tenants and callers have shares.
--- Returns {1, when it was reserved} or {0, number of the refusing place, limit, spent, reserved, 1 where it is the share that
--- has no room}, {2, now} where that is in another period, {3} where the counters are lost and a cap could not be held, {4}
--- where the sender has made up too many names in the period, {5, dimensions} where others are counted.
-local attempt_id, worst_case, asked_at = ARGV[1], tonumber(ARGV[2]), ARGV[4] -- asked_at '': now
-local lease_ms = tonumber(ARGV[3]) -- '': only looks, and reserves nothing
-local agent, tenant, caller = ARGV[5], ARGV[6], ARGV[7]
-local most_names, sender = ARGV[8], ARGV[9]
+-- KEYS: reservations, leases, filled, held, periods..., windows..., slots...
+-- ARGV from the 17th, for each period: first ms, first ms after it, keep until (ms); then for each counter: number of its
+-- period, scope, flags, hard limit ('' = none); then for each window: ms of a slice, flags, the most requests, tokens and
+-- nano-dollars ('' = none); then for each slots: the most calls ('' = none), flags.
+-- Flags of a counter beyond those above: 'n': the caller made its name up, perhaps; 'x' and 'y': tenants and callers have
+-- shares. Flags of windows and slots beyond those above: 'r', 't', 'u' and 'c' where the limit on requests, tokens,
+-- nano-dollars or concurrent calls refuses calls, and has none wait.
+-- Returns {1, when it was reserved, figures of the windows};
+-- {0, number of the refusing counter, limit, used, reserved, 1 where it is the share that has no room};
+-- {6, number of the refusing window, unit, ms until the call may fit (-1 = never), calls under way, figures} or
+-- {7, number of the refusing slots, ms until a lease ends, figures}; the figures of each window are the requests and the tokens
+-- that count, and the ms until none of them does;
+-- {2, now} where that is in another period, {3} where the counters are lost and a cap could not be held, {4} where the sender
+-- has made up too many names in the period, {5, dimensions} where others are counted.
+local attempt_id, lease_ms = ARGV[1], tonumber(ARGV[4]) -- no lease: only looks, and reserves nothing
+local worst = {u = tonumber(ARGV[2]), t = tonumber(ARGV[3]), r = 1}
+local asked_at = tonumber(ARGV[5]) -- of a reservation that Redis had lost; nil: now
+local agent, tenant, caller = ARGV[6], ARGV[7], ARGV[8]
+local most_names = tonumber(ARGV[9])
 local waits_ms = tonumber(ARGV[10]) -- a call that is kept out asks again before that, or waits no more
-local dimensions = ARGV[11] -- those that the places are of
+local dimensions = ARGV[11] -- those that the counters are of
 local is_incomplete = ARGV[12] == '1' -- a hard cap applies in a dimension that is not counted yet, or not wholly
-local reservations, leases, filled_key, held_key, first_period, first_argument = KEYS[1], KEYS[2], KEYS[3], KEYS[4], 5, 13
+local counter_lines = ARGV[13] -- of the reservation
+local number_of_periods, number_of_counters, number_of_windows = tonumber(ARGV[14]), tonumber(ARGV[15]), tonumber(ARGV[16])
+local reservations, leases, filled_key, held_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local now = now_ms()
-local periods, keys = {}, {}
-local at_argument = first_argument
-for k = first_period, #KEYS do
-  local name = ARGV[at_argument]
+local periods, counters, argument = {}, {}, 17
+for k = 5, 4 + number_of_periods do
   periods[#periods + 1] = {
-    key = KEYS[k], name = name, first = tonumber(ARGV[at_argument + 1]), over = tonumber(ARGV[at_argument + 2]),
-    keep_until_ms = ARGV[at_argument + 3], fields = {}, notes = {},
+    key = KEYS[k], first = tonumber(ARGV[argument]), over = tonumber(ARGV[argument + 1]), keep_until_ms = ARGV[argument + 2],
+    fields = {}, notes = {},
   }
-  keys[name] = KEYS[k]
-  at_argument = at_argument + 4
+  argument = argument + 3
 end
+for i = 1, number_of_counters do
+  local scope, flags = ARGV[argument + 1], ARGV[argument + 2]
+  local unit = string.sub(flags, 1, 1)
+  counters[i] = {
+    period = periods[tonumber(ARGV[argument])], scope = scope, unit = unit, flags = flags, cap = ARGV[argument + 3],
+    field = FIELDS[unit].r .. scope,
+  }
+  argument = argument + 4
+end
+local windows, slots = {}, {}
+for k = 5 + number_of_periods, 4 + number_of_periods + number_of_windows do
+  windows[#windows + 1] = {
+    key = KEYS[k], slice_ms = tonumber(ARGV[argument]), flags = ARGV[argument + 1], r = tonumber(ARGV[argument + 2]),
+    t = tonumber(ARGV[argument + 3]), u = tonumber(ARGV[argument + 4]),
+  }
+  argument = argument + 5
+end
+for k = 5 + number_of_periods + number_of_windows, #KEYS do
+  slots[#slots + 1] = {key = KEYS[k], most = tonumber(ARGV[argument]), flags = ARGV[argument + 1]}
+  argument = argument + 2
+end
+local function keep(key, ms)
+  if redis.call('PTTL', key) < ms then
+    redis.call('PEXPIRE', key, ms)
+  end
+end
+
 local before = parse(redis.call('HGET', reservations, attempt_id))
-local call = {agent = agent, tenant = tenant, caller = caller, places = {}}
-local places, lines = {}, {}
-for i = at_argument, #ARGV, 4 do
-  local period = periods[tonumber(ARGV[i])]
-  local scope, flags = ARGV[i + 1], ARGV[i + 2]
-  local stored_flags = string.find(flags, 'h', 1, true) and 'h' or ''
-  places[#places + 1] = {period = period, scope = scope, flags = flags, cap = ARGV[i + 3]}
-  lines[#lines + 1] = '\n' .. period.name .. '\t' .. scope .. '\t' .. stored_flags
-  call.places[#call.places + 1] = {period = period.name, scope = scope, flags = stored_flags}
-end
-call.lines = table.concat(lines)
-if before then
+local told = before and set_of_keys()
+local function is_as_before()
+  if before.amount ~= worst.u or before.tokens ~= worst.t then
+    return false
+  end
   local is_asked = {}
-  for _, place in ipairs(call.places) do
-    is_asked[place.period .. '\t' .. place.scope] = true
+  for _, counter in ipairs(counters) do
+    is_asked[counter.period.key .. '\n' .. counter.field] = true
   end
-  -- It may lack a place in a dimension that is counted since.
-  local is_same = before.amount == worst_case
-  for _, place in ipairs(before.places) do
-    is_same = is_same and is_asked[place.period .. '\t' .. place.scope]
+  -- It may lack a counter of a dimension that is counted since.
+  for _, counter in ipairs(before.counters) do
+    if not is_asked[counter.key .. '\n' .. FIELDS[counter.unit].r .. counter.scope] then
+      return false
+    end
   end
-  if before.state ~= 'r' or is_same or not has_all(before, keys) then
+  for _, key in ipairs(before.slots) do
+    local ends = told[key] and redis.call('ZSCORE', key, attempt_id)
+    if not ends or tonumber(ends) <= now then
+      return false -- another call may have it now
+    end
+  end
+  return true
+end
+if before then
+  local function lacks_counters()
+    for _, counter in ipairs(before.counters) do
+      if not told[counter.key] then
+        return true
+      end
+    end
+    return false
+  end
+  if before.state ~= 'r' or asked_at or lacks_counters() or is_as_before() then
     if before.state == 'r' and lease_ms then
       redis.call('ZADD', leases, 'GT', now + lease_ms, attempt_id)
+      for _, key in ipairs(before.slots) do
+        if told[key] then
+          redis.call('ZADD', key, 'XX', 'GT', now + lease_ms, attempt_id)
+          keep(key, lease_ms)
+        end
+      end
     end
     return {1, before.ms}
   end
 end
 local source = redis.call('HMGET', filled_key, 'log', 'dimensions')
 -- A reservation that Redis had lost is of the dimensions that were counted then.
-if source[1] and asked_at == '' and (source[2] or '') ~= dimensions then
+if source[1] and not asked_at and (source[2] or '') ~= dimensions then
   return {5, source[2] or ''}
 end
 if is_incomplete then
   return {3}
 end
-local at = tonumber(before and before.ms or asked_at) or now
+local at = before and tonumber(before.ms) or asked_at or now
 for _, period in ipairs(periods) do
   if at < period.first or at >= period.over then
     return {2, now}
   end
 end
 -- New counters are made for so many names of one sender in a period, who may make up any.
-local names = 'names:' .. sender
+local names = 'names:' .. caller
 local added = {}
-for _, place in ipairs(lease_ms and most_names ~= '' and places or {}) do
-  local key = place.period.key
-  if string.find(place.flags, 'n', 1, true) and redis.call('HEXISTS', key, 'reserved:' .. place.scope) == 0 then
+for _, counter in ipairs(lease_ms and most_names and counters or {}) do
+  local key = counter.period.key
+  if string.find(counter.flags, 'n', 2, true) and redis.call('HEXISTS', key, counter.field) == 0 then
     added[key] = (added[key] or tonumber(redis.call('HGET', key, names) or '0')) + 1
-    if added[key] > tonumber(most_names) then
+    if added[key] > most_names then
       return {4}
     end
   end
 end
 -- Reserved otherwise, for another model, by a worker that lost the job: what it holds already is not asked for again.
-local holds = {}
+local holds, window_of = {}, {}
 if before then
-  for_each(before, 'r', function(period, field)
-    holds[keys[period] .. '\n' .. field] = before.amount
+  for_each(before, 'r', function(key, field, amount)
+    holds[key .. '\n' .. field] = amount
   end)
+  for _, window in ipairs(before.windows) do
+    window_of[window.key] = window
+  end
 end
-local function more(place)
-  return worst_case - (before and holds[place.period.key .. '\nreserved:' .. place.scope] or 0)
-end
+
+-- What keeps the call out. A limit that refuses calls precedes those for which they wait; then, the longest wait counts.
 local kept_out
-for _, place in ipairs(places) do
-  if place.cap ~= '' then
+local function keep_out(rank, wait_ms, answer)
+  if not kept_out or rank > kept_out.rank or (rank == kept_out.rank and wait_ms > kept_out.wait_ms) then
+    kept_out = {rank = rank, wait_ms = wait_ms, answer = answer}
+  end
+end
+local WAITS, REFUSES, NEVER_FITS = 0, 1, 2
+
+-- Counters
+for _, counter in ipairs(counters) do
+  if counter.cap ~= '' then
     if not source[1] then
       return {3}
     end
-    local fields = place.period.fields
+    local fields, names_of = counter.period.fields, FIELDS[counter.unit]
     local n = #fields
-    place.first_value = n + 1
-    fields[n + 1], fields[n + 2], fields[n + 3] = 'spent:' .. place.scope, 'reserved:' .. place.scope, 'cap:' .. place.scope
-    fields[n + 4], fields[n + 5] = 'tenant_waits:' .. place.scope, 'caller_waits:' .. place.scope
+    counter.first_value = n + 1
+    fields[n + 1], fields[n + 2], fields[n + 3] = names_of.s .. counter.scope, counter.field, names_of.cap .. counter.scope
   end
 end
 for _, period in ipairs(periods) do
@@ -232,61 +365,66 @@ end
 -- The calls that wait are noted for each budget that keeps them out: the latest, and the latest of another caller, as
 -- '<until ms>|<amount>|<until ms>|<amount>|<name of the latest>'.
 local NOTE = '^(%d+)|(%d+)|(%d+)|(%d+)|(.*)$'
-local function note_waiting(period, field, note, mine)
-  local until_ms, waiting, other_until_ms, other_waiting, name = string.match(note or '', NOTE)
-  if name ~= mine then
+local function note_waiting(period, sharer)
+  local until_ms, waiting, other_until_ms, other_waiting, name = string.match(sharer.note, NOTE)
+  if name ~= sharer.name then
     other_until_ms, other_waiting = until_ms or '0', waiting or '0'
   end
-  local text = string.format('%.0f|%.0f|%s|%s|%s', now + waits_ms, worst_case, other_until_ms, other_waiting, mine)
-  period.notes[#period.notes + 1], period.notes[#period.notes + 2] = field, text
+  local text = string.format('%.0f|%.0f|%s|%s|%s', now + waits_ms, worst.u, other_until_ms, other_waiting, sharer.name)
+  period.notes[#period.notes + 1], period.notes[#period.notes + 2] = sharer.field, text
 end
 -- True if a tenant or a caller asks for more than its share of the rest, which it has while another holds some of it or waits.
 -- One that waits for more than a share has none itself: two of them would keep each other out for ever.
-local function is_over_share(note, mine, index, scope, left, reserved, amount)
-  if 2 * (reserved + amount) <= left then -- and so is the caller's part of it
-    return false
-  end
-  local own, others = share_of(mine, index, scope)
+local function is_over_share(sharer, scope, left, amount)
+  local own, others = share_of(sharer.name, sharer.index, scope)
   if not others then
-    local until_ms, waiting, other_until_ms, other_waiting, name = string.match(note or '', NOTE)
-    if name == mine then
+    local until_ms, waiting, other_until_ms, other_waiting, name = string.match(sharer.note, NOTE)
+    if name == sharer.name then
       until_ms, waiting = other_until_ms, other_waiting
     end
     others = until_ms and tonumber(until_ms) > now and 2 * tonumber(waiting) <= left
   end
   return others and 2 * (own + amount) > left
 end
-for p, place in ipairs(places) do
-  local period, first = place.period, place.first_value
+for number, counter in ipairs(counters) do
+  local first = counter.first_value
   if first then
-    local limit, amount = tonumber(place.cap), more(place)
-    local spent, reserved, raised_note = period.values[first], period.values[first + 1], period.values[first + 2]
-    local raised, over = string.match(raised_note or '', '^(%d+):(%d+)$') -- by a person, over a cap that may have changed
-    if over == place.cap then
-      limit = math.max(limit, tonumber(raised))
+    local period = counter.period
+    local limit = tonumber(counter.cap)
+    local amount = worst[counter.unit] - (holds[period.key .. '\n' .. counter.field] or 0)
+    local used, reserved, raised_note = period.values[first] or '0', period.values[first + 1] or '0', period.values[first + 2]
+    if raised_note then -- by a person, over a cap that may have changed
+      local raised, over = string.match(raised_note, '^(%d+):(%d+)$')
+      if over == counter.cap then
+        limit = math.max(limit, tonumber(raised))
+      end
     end
-    local left = limit - tonumber(spent or '0') -- added up, a double might not hold them
-    local is_full, is_over = amount > left - tonumber(reserved or '0'), false
-    local shares = {}
-    if amount > 0 and amount <= left then
-      shares[1] = string.find(place.flags, 'x', 1, true) and {first + 3, tenant, 2} or nil
-      shares[#shares + 1] = string.find(place.flags, 'y', 1, true) and {first + 4, caller, 3} or nil
-    end
-    for _, one in ipairs(shares) do
-      local note, mine, index = period.values[one[1]], one[2], one[3]
-      is_over = is_over or is_over_share(note, mine, index, place.scope, left, tonumber(reserved or '0'), amount)
-    end
-    if (is_full or is_over) and lease_ms and 2 * worst_case <= left then
-      for _, one in ipairs(shares) do
-        note_waiting(period, period.fields[one[1]], period.values[one[1]], one[2])
+    local left = limit - tonumber(used) -- added up, a double might not hold them
+    local is_full, is_over, sharers = amount > left - tonumber(reserved), false, {}
+    -- A caller's part of less than half is no more than its share.
+    if amount > 0 and amount <= left and 2 * (tonumber(reserved) + amount) > left then
+      for _, sharer in ipairs({
+        {flag = 'x', name = tenant, index = 2, field = 'tenant_waits:'}, {flag = 'y', name = caller, index = 3, field = 'caller_waits:'},
+      }) do
+        if string.find(counter.flags, sharer.flag, 2, true) then
+          sharer.field = sharer.field .. counter.scope
+          sharer.note = redis.call('HGET', period.key, sharer.field) or ''
+          is_over = is_over or is_over_share(sharer, counter.scope, left, amount)
+          sharers[#sharers + 1] = sharer
+        end
       end
     end
     if is_full or is_over then
-      local refusal = {0, p, integer(limit), spent or '0', reserved or '0', is_full and 0 or 1}
+      if lease_ms and 2 * worst.u <= left then
+        for _, sharer in ipairs(sharers) do
+          note_waiting(period, sharer)
+        end
+      end
+      local refusal = {0, number, integer(limit), used, reserved, is_full and 0 or 1}
       if amount > left then
         return refusal
       end
-      kept_out = kept_out or refusal -- by calls in flight, which mostly cost less: a budget that is spent precedes it
+      keep_out(WAITS, 0, refusal) -- by calls in flight, which mostly cost less: a budget that is spent precedes it
     end
   end
 end
@@ -295,10 +433,107 @@ for _, period in ipairs(periods) do
     redis.call('PEXPIREAT', period.key, period.keep_until_ms)
   end
 end
-if kept_out then
-  return kept_out
+
+-- Windows
+local function sums_of(window)
+  local key, slice = window.key, math.floor(now / window.slice_ms)
+  local function fields_of(part)
+    return 'r' .. part, 't' .. part, 'u' .. part, 'c' .. part
+  end
+  local known = redis.call('HMGET', key, 'first', 'last', 'r', 't', 'u', 'c', fields_of(slice))
+  local over = slice - SLICES - 1
+  local last = tonumber(known[2] or over)
+  if last <= over or last > slice + SLICES then -- ahead by a window: the clock was set back, and the sums mean nothing
+    if known[2] then
+      redis.call('DEL', key)
+    end
+    return {first = slice, last = slice, r = 0, t = 0, u = 0, c = 0, of_slice = {0, 0, 0, 0}, is_fresh = true}
+  end
+  local of_slice = {known[7] or 0, known[8] or 0, known[9] or 0, known[10] or 0}
+  if last > slice then -- another server's clock, which was a little ahead
+    of_slice = redis.call('HMGET', key, fields_of(last))
+  end
+  local sums = {
+    first = tonumber(known[1]), last = math.max(last, slice), r = tonumber(known[3]), t = tonumber(known[4]),
+    u = tonumber(known[5]), c = tonumber(known[6]), of_slice = of_slice, is_fresh = last < slice,
+  }
+  if sums.first <= over then
+    local fields = {}
+    for old = sums.first, over do
+      local n = #fields
+      fields[n + 1], fields[n + 2], fields[n + 3], fields[n + 4] = fields_of(old)
+    end
+    local past = redis.call('HMGET', key, unpack(fields))
+    for i = 1, #past, 4 do
+      sums.r, sums.t = sums.r - (past[i] or 0), sums.t - (past[i + 1] or 0)
+      sums.u, sums.c = sums.u - (past[i + 2] or 0), sums.c - (past[i + 3] or 0)
+    end
+    sums.first = over + 1
+    redis.call('HDEL', key, unpack(fields))
+    redis.call('HSET', key, 'first', sums.first, 'r', sums.r, 't', sums.t, 'u', sums.u, 'c', sums.c)
+  end
+  return sums
 end
-call.ms = integer(at)
+-- The ms until the oldest slices that make up the excess are over. Mostly a few do, so they are read a few at a time.
+local function wait_ms_of(window, unit, excess)
+  local sums = window.sums
+  for from = sums.first, sums.last, 10 do
+    local fields = {}
+    for old = from, math.min(from + 9, sums.last) do
+      fields[#fields + 1] = unit .. old
+    end
+    for i, count in ipairs(redis.call('HMGET', window.key, unpack(fields))) do
+      excess = excess - (count or 0)
+      if excess <= 0 then
+        return (from + i + SLICES) * window.slice_ms - now
+      end
+    end
+  end
+  return (sums.last + SLICES + 1) * window.slice_ms - now
+end
+for number, window in ipairs(windows) do
+  window.sums = sums_of(window)
+  local is_held = window_of[window.key]
+  local held_before = {r = is_held and 1 or 0, t = is_held and before.tokens or 0, u = is_held and before.amount or 0}
+  for _, unit in ipairs({'r', 't', 'u'}) do
+    local most = window[unit]
+    if most and worst[unit] > most then
+      keep_out(NEVER_FITS, 0, {6, number, unit, -1, 0})
+    elseif most and window.sums[unit] + worst[unit] - held_before[unit] > most then
+      local wait_ms = wait_ms_of(window, unit, window.sums[unit] + worst[unit] - held_before[unit] - most)
+      local rank = string.find(window.flags, unit, 1, true) and REFUSES or WAITS
+      keep_out(rank, wait_ms, {6, number, unit, wait_ms, window.sums.c})
+    end
+  end
+end
+
+-- Slots: asked last, as a concurrent call may end at any moment.
+for number, slot in ipairs(kept_out and {} or slots) do
+  if slot.most and redis.call('ZCARD', slot.key) >= slot.most and not (before and redis.call('ZSCORE', slot.key, attempt_id)) then
+    redis.call('ZREMRANGEBYSCORE', slot.key, '-inf', now)
+    local calls = redis.call('ZCARD', slot.key)
+    if calls >= slot.most then
+      local ends = redis.call('ZRANGE', slot.key, calls - slot.most, calls - slot.most, 'WITHSCORES')
+      local wait_ms = tonumber(ends[2]) - now
+      keep_out(string.find(slot.flags, 'c', 1, true) and REFUSES or WAITS, wait_ms, {7, number, wait_ms})
+    end
+  end
+end
+
+local function with_figures(answer)
+  for _, window in ipairs(windows) do
+    local sums, n = window.sums, #answer
+    answer[n + 1], answer[n + 2], answer[n + 3] = sums.r, sums.t, (sums.last + SLICES + 1) * window.slice_ms - now
+  end
+  return answer
+end
+-- Here it is decided whether the call waits, or is refused.
+if kept_out then
+  return kept_out.answer[1] == 0 and kept_out.answer or with_figures(kept_out.answer)
+end
+local call = {
+  amount = worst.u, tokens = worst.t, ms = integer(at), agent = agent, tenant = tenant, caller = caller,
+}
 if not lease_ms then
   return {1, call.ms}
 end
@@ -306,45 +541,69 @@ for key, count in pairs(added) do
   redis.call('HSET', key, names, count)
 end
 if before then
-  for_each(before, 'r', function(period, field)
-    add(keys[period], field, -before.amount)
+  for_each(before, 'r', function(key, field, amount)
+    add(key, field, -amount)
   end)
   share(held_key, before, -before.amount)
+  leave(before, told, attempt_id)
 end
-local is_fresh = {}
-for_each(call, 'r', function(period, field)
-  local reserved = redis.call('HINCRBY', keys[period], field, integer(worst_case))
-  is_fresh[period] = is_fresh[period] or reserved == worst_case -- nothing else is reserved, and maybe nothing was counted yet
-end)
+call.counters = {}
+for _, counter in ipairs(counters) do
+  local period, amount = counter.period, worst[counter.unit]
+  local reserved = redis.call('HINCRBY', period.key, counter.field, integer(amount))
+  period.is_fresh = period.is_fresh or reserved == amount -- nothing else is reserved, and maybe nothing was counted yet
+  if string.find(counter.flags, 'h', 2, true) then
+    call.counters[#call.counters + 1] = {scope = counter.scope, is_shared = true}
+  end
+end
 for _, period in ipairs(periods) do
-  if is_fresh[period.name] then
+  if period.is_fresh then
     redis.call('PEXPIREAT', period.key, period.keep_until_ms)
   end
 end
-share(held_key, call, worst_case)
-redis.call('HSET', reservations, attempt_id, text_of(call, 'r', worst_case))
+share(held_key, call, worst.u)
+-- Units without a limit are counted, too: one that is set later holds immediately.
+local lines = {header_of(call, 'r'), counter_lines}
+for _, window in ipairs(windows) do
+  local sums = before and sums_of(window) or window.sums
+  local of_slice, ends = sums.of_slice, (sums.last + SLICES + 1) * window.slice_ms
+  sums.r, sums.t, window.sums = sums.r + 1, sums.t + worst.t, sums
+  redis.call('HSET', window.key, 'first', sums.first, 'last', sums.last,
+    'r', sums.r, 't', sums.t, 'u', sums.u + worst.u, 'c', sums.c + 1,
+    'r' .. sums.last, of_slice[1] + 1, 't' .. sums.last, of_slice[2] + worst.t,
+    'u' .. sums.last, of_slice[3] + worst.u, 'c' .. sums.last, of_slice[4] + 1)
+  if sums.is_fresh then
+    redis.call('PEXPIREAT', window.key, ends)
+  end
+  local flag = string.find(window.flags, 'n', 1, true) and 'n' or ''
+  lines[#lines + 1] = table.concat({'\nw', window.key, '\t', integer(sums.last), '\t', flag})
+end
+for _, slot in ipairs(slots) do
+  redis.call('ZADD', slot.key, now + lease_ms, attempt_id)
+  keep(slot.key, lease_ms)
+  lines[#lines + 1] = '\ns' .. slot.key
+end
+redis.call('HSET', reservations, attempt_id, table.concat(lines))
 redis.call('ZADD', leases, now + lease_ms, attempt_id)
-return {1, call.ms}
+return with_figures({1, call.ms})
 
 --- release
--- Ends a reservation: releases it where its call was never made, or charges the cost of the call in its place until the
+-- Ends a reservation: releases it where its call was never made, or charges what the call used in its place until the
 -- attempt's event settles it.
--- KEYS: reservations, leases, held, periods...   ARGV from the 3rd: names of the periods
--- Returns 1, or 0 where nothing is reserved, in these periods.
-local attempt_id, first_period, first_argument = ARGV[1], 4, 3
-local cost = tonumber(ARGV[2]) -- nano-dollars; '': the call was never made
-local reservations, leases, held_key = KEYS[1], KEYS[2], KEYS[3]
-local keys = {}
-for k = first_period, #KEYS do
-  keys[ARGV[first_argument + k - first_period]] = KEYS[k]
-end
+-- KEYS: reservations, leases, held, then those of the reservation's places
+-- ARGV: attempt; nano-dollars, '' where the call was never made; tokens, all and without input from a cache ('' = unknown)
+-- Returns 1, or 0 where nothing is reserved, in these places.
+local attempt_id = ARGV[1]
+local used = ARGV[2] ~= '' and {amount = tonumber(ARGV[2]), tokens = tonumber(ARGV[3]), uncached = tonumber(ARGV[4])} or nil
+local reservations, leases, held_key, told = KEYS[1], KEYS[2], KEYS[3], set_of_keys()
 local held = parse(redis.call('HGET', reservations, attempt_id))
-if not held or held.state ~= 'r' or not has_all(held, keys) then
+if not held or held.state ~= 'r' or further_keys(held, told) then
   return 0
 end
-charge(held, keys, held_key, cost)
-if cost then
-  redis.call('HSET', reservations, attempt_id, text_of(held, 's', cost))
+leave(held, told, attempt_id, used)
+charge(held, held_key, used)
+if used then
+  redis.call('HSET', reservations, attempt_id, charged_text(held, 's'))
 else
   redis.call('HDEL', reservations, attempt_id)
   redis.call('ZREM', leases, attempt_id)
@@ -354,13 +613,13 @@ return 1
 --- settle
 -- Replaces reservations by the costs of the calls, each once for each event of the log, which has a bit in a block. Counters
 -- are added to once for all settlements of a batch.
--- KEYS: reservations, leases, filled, held, applied blocks..., periods...
--- ARGV from the 8th, for each period: name, keep until (ms); for each place: number of its period, scope; then for each
--- settlement: attempt, sequence, index of the block's key, bit, number of figures, their names and values, number of places,
--- their numbers.
--- Returns {for each settlement 1 (counted), 0 (counted before) or the names of further periods that it is reserved in, which
--- is repeated with them; for each place its spend and its raised cap ('' = none)}; {3} where the counters are not those of
--- this log, {5, dimensions} where others are counted.
+-- KEYS: reservations, leases, filled, held, applied blocks..., periods..., windows and slots...
+-- ARGV from the 9th, for each period: keep until (ms); for each place: number of its period, scope; then for each settlement:
+-- attempt, sequence, index of the block's key, bit, tokens, all and without input from a cache ('' = unknown), number of
+-- figures, their names and values, number of places, their numbers.
+-- Returns {for each settlement 1 (counted), 0 (counted before) or the further keys of its reservation, with which it is
+-- repeated; for each place its spend and its raised cap ('' = none)}; {3} where the counters are not those of this log,
+-- {5, dimensions} where others are counted.
 local log, zone, block_keep_ms, settlements = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local first_period, number_of_places = 5 + tonumber(ARGV[5]), tonumber(ARGV[6])
 local reservations, leases, filled_key, held_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
@@ -372,17 +631,17 @@ end
 if (filled[4] or '') ~= ARGV[7] then
   return {5, filled[4] or ''}
 end
-local now, argument = now_ms(), 8
+local now, argument = now_ms(), 9
 local function take()
   argument = argument + 1
   return ARGV[argument - 1]
 end
 
-local periods, by_name = {}, {}
-for k = first_period, #KEYS do
-  local period = {key = KEYS[k], name = take(), keep_until_ms = take(), sums = {}, asked = {}}
+local periods, by_key, told = {}, {}, set_of_keys()
+for k = first_period, first_period + ARGV[8] - 1 do
+  local period = {key = KEYS[k], keep_until_ms = take(), sums = {}, asked = {}}
   period.over = tonumber(period.keep_until_ms) <= now -- long over, and not counted any more
-  periods[#periods + 1], by_name[period.name] = period, period
+  periods[#periods + 1], by_key[period.key] = period, period
 end
 local places = {}
 for p = 1, number_of_places do
@@ -393,10 +652,15 @@ end
 local batch, attempts = {}, {}
 for i = 1, settlements do
   local settlement = {
-    attempt = take(), sequence = tonumber(take()), block = KEYS[tonumber(take())], bit = take(), figures = {}, places = {},
+    attempt = take(), sequence = tonumber(take()), block = KEYS[tonumber(take())], bit = take(),
+    used = {amount = 0, tokens = tonumber(take()), uncached = tonumber(take())}, figures = {}, places = {},
   }
   for f = 1, tonumber(take()) do
-    settlement.figures[f] = {name = take(), value = tonumber(take())}
+    local figure = {name = take(), value = tonumber(take())}
+    settlement.figures[f] = figure
+    if figure.name == 'spent' then
+      settlement.used.amount = figure.value
+    end
   end
   for p = 1, tonumber(take()) do
     settlement.places[p] = places[tonumber(take())]
@@ -422,20 +686,18 @@ end
 local answers, settled, blocks = {}, {}, {}
 for i, settlement in ipairs(batch) do
   local reservation = held[settlement.attempt]
-  if reservation and not has_all(reservation, by_name) then
-    local names = {}
-    for _, place in ipairs(reservation.places) do
-      names[#names + 1] = place.period
-    end
-    answers[i] = table.concat(names, '\n')
+  local further = reservation and further_keys(reservation, told)
+  if further then
+    answers[i] = table.concat(further, '\n')
   else
     if reservation then
-      for_each(reservation, reservation.state, function(period, field)
-        sum(by_name[period], field, -reservation.amount)
+      for_each(reservation, reservation.state, function(key, field, amount)
+        sum(by_key[key], field, -amount)
       end)
       if reservation.state == 'r' then
         share(held_key, reservation, -reservation.amount)
       end
+      leave(reservation, told, settlement.attempt, settlement.used)
       held[settlement.attempt] = nil
       settled[#settled + 1] = settlement.attempt
     end
@@ -478,16 +740,12 @@ return {answers, totals}
 -- Charges a reservation as reserved when its lease has ended and no event has reported what the call cost. The event may
 -- still come: settling it then corrects the charge. Called again long after, it forgets the reservation, which stays charged.
 -- Until the lease has ended by Redis' clock nothing happens: another caller has charged it, or it was reserved again.
--- KEYS: reservations, leases, held, periods...   ARGV from the 3rd: names of the periods
-local attempt_id, forget_at_ms, first_period, first_argument = ARGV[1], ARGV[2], 4, 3
-local reservations, leases, held_key = KEYS[1], KEYS[2], KEYS[3]
+-- KEYS: reservations, leases, held, then those of the reservation's places
+local attempt_id, forget_at_ms = ARGV[1], ARGV[2]
+local reservations, leases, held_key, told = KEYS[1], KEYS[2], KEYS[3], set_of_keys()
 local ends = redis.call('ZSCORE', leases, attempt_id)
 if ends and tonumber(ends) > now_ms() then
   return 0
-end
-local keys = {}
-for k = first_period, #KEYS do
-  keys[ARGV[first_argument + k - first_period]] = KEYS[k]
 end
 local held = parse(redis.call('HGET', reservations, attempt_id))
 if not held or held.state == 'e' then
@@ -495,14 +753,16 @@ if not held or held.state == 'e' then
   redis.call('ZREM', leases, attempt_id)
   return 0
 end
-if not has_all(held, keys) then
+if further_keys(held, told) then
   return 0
 end
 if held.state == 'r' then
-  charge(held, keys, held_key, held.amount)
+  local as_reserved = {amount = held.amount}
+  leave(held, told, attempt_id, as_reserved)
+  charge(held, held_key, as_reserved)
 end
 -- A worker that has charged the cost, and died before it could record that, has state 's'.
-redis.call('HSET', reservations, attempt_id, text_of(held, 'e', held.amount))
+redis.call('HSET', reservations, attempt_id, charged_text(held, 'e'))
 redis.call('ZADD', leases, forget_at_ms, attempt_id)
 return held.state == 'r' and 1 or 0
 
@@ -529,7 +789,7 @@ return answer
 -- Sets all counters to the figures of the event log, once: the second caller changes nothing. The figures were stored in
 -- parts before, as nothing else runs in Redis meanwhile. Reservations of calls under way are kept.
 -- KEYS: filled, reservations, held, then for each period: its counters, and the figures that they become
--- ARGV from the 8th, for each period: name, keep until (ms), number of fields
+-- ARGV from the 8th, for each period: keep until (ms), number of fields
 -- Returns 1, 0 where the counters are not filled as the caller believed, or 2 where the figures are not all there.
 local log, zone, upto, alone = ARGV[1], ARGV[2], ARGV[3], ARGV[4] -- alone 1: nothing in it is from another log
 local log_before, zone_before = ARGV[5], ARGV[6] -- what they are filled from now; '': they are not filled
@@ -538,13 +798,13 @@ local source = redis.call('HMGET', filled, 'log', 'zone')
 if (source[1] or '') ~= log_before or (source[2] or '') ~= zone_before then
   return 0
 end
-local keys, keep_until = {}, {}
+local keep_until = {}
 for k = first_period, #KEYS, 2 do
-  if redis.call('HLEN', KEYS[k + 1]) ~= tonumber(ARGV[argument + 2]) then
+  if redis.call('HLEN', KEYS[k + 1]) ~= tonumber(ARGV[argument + 1]) then
     return 2
   end
-  keys[ARGV[argument]], keep_until[KEYS[k]] = KEYS[k], ARGV[argument + 1]
-  argument = argument + 3
+  keep_until[KEYS[k]] = ARGV[argument]
+  argument = argument + 2
 end
 for k = first_period, #KEYS, 2 do
   redis.call('UNLINK', KEYS[k])
@@ -561,9 +821,9 @@ repeat
     local attempt, held = page[2][i], parse(page[2][i + 1])
     if held and not seen[attempt] then
       seen[attempt] = true
-      for_each(held, held.state, function(period, field)
-        if keys[period] then
-          redis.call('HINCRBY', keys[period], field, integer(held.amount))
+      for_each(held, held.state, function(key, field, amount)
+        if keep_until[key] then
+          redis.call('HINCRBY', key, field, integer(amount))
         end
       end)
       if held.state == 'r' then

@@ -1,4 +1,4 @@
-"""Spend and reservations: integer nano-dollars in Redis, changed by atomic scripts over all budgets of a call.
+"""Reservations: what a call may use at most, held by one atomic script over all its limits, and what it has used.
 
 A period's counters are one hash (`bw:limits:daily:2026-11-21`). Its fields are the names of
 `limits.rules.ledger.Figures` and `read_reservation`, each followed by the scope's key: `spent:global`,
@@ -6,15 +6,20 @@ A period's counters are one hash (`bw:limits:daily:2026-11-21`). Its fields are 
 the thresholds that were announced (`announced:`). The holdings of callers under hard caps, each for an agent and a
 tenant, are a hash apart: one that holds nothing has no field in it. Filling, comparing and repairing the counters is
 in `limits.store.budget_counters`.
+
+Limits on a rate are counted by Redis' clock, in slices of 1 % of the window with running sums, in one hash for each
+scope and window: at most 410 small fields, however much is called. A call counts for at least the whole window and at
+most a slice longer, so no window, wherever it is laid, ever holds more than the limit. Calls at the same time are a
+sorted set of leases: those of a worker that died end by themselves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any, Literal, cast
 from zoneinfo import ZoneInfo
 
 from breakwater.jobs.contract.execution import Attempt
@@ -30,7 +35,18 @@ from breakwater.limits.rules.budget import (
     period_named,
     periods_at,
 )
-from breakwater.limits.rules.ledger import AttemptSums, BudgetPlace, charged_at, figures_of
+from breakwater.limits.rules.caller_limits import WindowState
+from breakwater.limits.rules.ledger import AttemptSums, BudgetPlace, charged_at, figures_of, tokens_used
+from breakwater.limits.rules.rate_limit import (
+    MINUTES,
+    NO_RATE_LIMITS,
+    WINDOW_MS,
+    OverRate,
+    RateLimits,
+    RateSlots,
+    RateWindow,
+    WindowUnit,
+)
 from breakwater.limits.rules.scopes import ONLY_BASE, CallNames, Dimensions
 
 KEEP_MS = 3 * 24 * 3_600_000
@@ -42,6 +58,9 @@ BLOCK = 65_536
 SETTLED_TOGETHER = 100
 """The most settlements of one script, during which Redis does nothing else."""
 
+SLICES = 100
+"""The slices of a window, as the scripts have it."""
+
 WAITS_MS = 1_000
 """Twice the longest time after which a call that waits for a budget asks again."""
 
@@ -49,6 +68,8 @@ RESERVATIONS = "bw:limits:reservations"
 LEASES = "bw:limits:leases"
 FILLED = "bw:limits:filled"
 HELD = "bw:limits:held"
+_WINDOWS = "bw:limits:window:"
+_SLOTS = "bw:limits:slots:"
 
 LUA = scripts_of(__file__)
 
@@ -68,6 +89,21 @@ def key_of(counted: Period) -> str:
     return period_key(counted.window, counted.name)
 
 
+def window_key(window: RateWindow) -> str:
+    """The key of the counts of a window."""
+    return f"{_WINDOWS}{window.window.removeprefix('rolling ')}:{window.key}"
+
+
+def slots_key(slots: RateSlots) -> str:
+    """The key of the calls of a scope at the same time."""
+    return f"{_SLOTS}{slots.key}"
+
+
+def keys_of_rate_limits(rates: RateLimits) -> list[str]:
+    """The keys of windows and slots."""
+    return [*map(window_key, rates.windows), *map(slots_key, rates.slots)]
+
+
 def block_key(log: str, block: int) -> str:
     """The key of the bitmap of settled events in a block."""
     return f"bw:limits:settled:{log}:{block}"
@@ -78,6 +114,8 @@ class Reserved:
     """The reservation was granted, or had been, at this moment of Redis' clock."""
 
     at: datetime
+    windows: tuple[WindowState, ...] = ()
+    """Its windows; none if it had been granted before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +146,7 @@ class Reservation:
     charged: bool
     """`amount` is counted as spent already: the call ended at that cost, or its lease ended at that estimate."""
     amount: int
+    tokens: int
     at: datetime
     agent: str
     tenant: str | None
@@ -115,6 +154,8 @@ class Reservation:
     """The sender of the job."""
     places: tuple[BudgetPlace, ...]
     """The scopes in the periods that it counts in."""
+    keys: tuple[str, ...]
+    """The keys of all its places."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +170,8 @@ class LiveReservation:
     """The latest end of its lease."""
     caller: str | None = None
     """The sender of the job."""
+    tokens: int = 0
+    slots: tuple[RateSlots, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +183,38 @@ class Settlement:
     names: CallNames
     figures: AttemptSums
     charged_at: datetime
+    tokens: UsedTokens = field(default_factory=lambda: UNKNOWN_TOKENS)
 
     @classmethod
     def of(cls, sequence: int, attempt: Attempt) -> Settlement:
         """The settlement of an attempt that made a call, by its event's place in the log."""
-        return cls(attempt.attempt_id, sequence, CallNames.of(attempt), figures_of(attempt), charged_at(attempt))
+        names = CallNames.of(attempt)
+        return cls(
+            attempt.attempt_id, sequence, names, figures_of(attempt), charged_at(attempt), UsedTokens.of(attempt)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class UsedTokens:
+    """The tokens that a call used; None if they are unknown."""
+
+    all: int | None
+    uncached: int | None
+    """Without input that the provider read from its cache."""
+
+    @classmethod
+    def of(cls, attempt: Attempt) -> UsedTokens:
+        """The tokens of a recorded call."""
+        tokens = tokens_used(attempt)
+        return cls(tokens, None if tokens is None else max(0, tokens - (attempt.cached_tokens or 0)))
+
+    @property
+    def arguments(self) -> tuple[Argument, Argument]:
+        """The arguments of a script."""
+        return "" if self.all is None else self.all, "" if self.uncached is None else self.uncached
+
+
+UNKNOWN_TOKENS = UsedTokens(None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,11 +231,13 @@ class Totals:
 
 
 class Budgets:
-    """The budgets of the fleet. Periods are those of the calendar of `zone`."""
+    """The limits of the fleet. Periods are those of the calendar of `zone`."""
 
-    def __init__(self, redis: Redis, zone: ZoneInfo) -> None:
+    def __init__(self, redis: Redis, zone: ZoneInfo, window_ms: int = WINDOW_MS) -> None:
+        """Takes the length of a minute: a multiple of `SLICES`, and the same for all that share a Redis."""
         self._redis = redis
         self._zone = zone
+        self._slice_ms = {window: minutes * window_ms // SLICES for window, minutes in MINUTES.items()}
         self._behind = timedelta(0)
         self.dimensions = ONLY_BASE
         """The dimensions that are counted, as far as it is known here; a script that knows others says so."""
@@ -179,13 +251,15 @@ class Budgets:
         *,
         now: datetime,
         lease_ms: int | None,
+        tokens: int = 0,
+        rates: RateLimits = NO_RATE_LIMITS,
         at: datetime | None = None,
         caller: str | None = None,
         most_names: int | None = None,
         waits_ms: int = WAITS_MS,
         is_incomplete: bool = False,
     ) -> ScriptCommand:
-        """Holds an attempt's worst case against all its budgets; read its answer with `read_reservation`.
+        """Holds an attempt's worst case against all its limits; read its answer with `read_reservation`.
 
         Args:
             attempt_id: whose reservation it is. Asking again holds nothing more.
@@ -194,7 +268,9 @@ class Budgets:
             counters: from `LimitTable.counters`, in the present `dimensions`.
             now: by the caller's clock; Redis' clock decides the periods.
             lease_ms: of the reservation; None only asks, and holds nothing.
-            at: the moment of a reservation that Redis has lost. Caps do not matter then.
+            tokens: input and output.
+            rates: from `LimitTable.rates`, and those of the task.
+            at: the moment of a reservation that Redis has lost. Limits do not matter then.
             caller: sender of the job. All unknown ones are one.
             most_names: counters are kept of so many scopes in a period whose names the caller makes up; None: the call
                 has no such name.
@@ -205,33 +281,60 @@ class Budgets:
         windows = {counter.window for counter in counters}
         periods = [budget_period for budget_period in current.all if budget_period.window in windows]
         numbers = {budget_period.window: number for number, budget_period in enumerate(periods, 1)}
-        arguments: list[Argument] = [
-            *(attempt_id, amount, "" if lease_ms is None else lease_ms, "" if at is None else ms_from_time(at)),
-            *(names.agent, names.tenant or "", caller or ""),
-            *("" if most_names is None else most_names, caller or "", waits_ms),
-            *(self.dimensions.text, int(is_incomplete and at is None)),
-        ]
+        of_periods: list[Argument] = []
+        lines = {budget_period.window: f"\nc{key_of(budget_period)}" for budget_period in periods}
         for budget_period in periods:
-            ends_ms = budget_period.end_ms
-            arguments += [budget_period.name, budget_period.start_ms, ends_ms, ends_ms + KEEP_MS]
+            of_periods += [budget_period.start_ms, budget_period.end_ms, budget_period.end_ms + KEEP_MS]
+        of_counters: list[Argument] = []
         shared: set[str] = set()
         for counter in counters:
-            flags = counter.flags
-            if "y" in flags and counter.key not in shared:
+            is_shared = "y" in counter.flags and counter.key not in shared
+            if is_shared:
                 shared.add(counter.key)
-                flags += "h"
+            kept_flags = "uh" if is_shared else "u"
+            lines[counter.window] += f"\t{counter.key}\t{kept_flags}"
             cap = None if at is not None else counter.hard_limit
-            arguments += [numbers[counter.window], counter.key, flags, "" if cap is None else cap]
-        keys = [RESERVATIONS, LEASES, FILLED, HELD, *map(key_of, periods)]
-        return ScriptCommand(LUA["reserve"], keys, arguments)
+            flags = kept_flags + counter.flags
+            of_counters += [numbers[counter.window], counter.key, flags, "" if cap is None else cap]
+        of_rates: list[Argument] = []
+        for window in rates.windows:
+            maxima = ("" if maximum is None else maximum for maximum in window.maxima)
+            of_rates += [self._slice_ms[window.window], _flags_of(window), *maxima]
+        for slots in rates.slots:
+            most_calls = "" if at is not None else slots.limit.amount
+            of_rates += [most_calls, "c" if slots.limit.action != "wait" else ""]
+        arguments: list[Argument] = [
+            *(attempt_id, amount, tokens, "" if lease_ms is None else lease_ms, "" if at is None else ms_from_time(at)),
+            *(names.agent, names.tenant or "", caller or "", "" if most_names is None else most_names, waits_ms),
+            *(self.dimensions.text, int(is_incomplete and at is None), "".join(lines.values())),
+            *(len(periods), len(counters), len(rates.windows)),
+        ]
+        keys = [RESERVATIONS, LEASES, FILLED, HELD, *map(key_of, periods), *keys_of_rate_limits(rates)]
+        return ScriptCommand(LUA["reserve"], keys, [*arguments, *of_periods, *of_counters, *of_rates])
 
     def read_reservation(
-        self, answer: Sequence[Any], counters: Sequence[Counter], amount: int, *, now: datetime
-    ) -> Reserved | OverBudget | PeriodChanged | DimensionsChanged | CountersLost | TooManyNames:
+        self,
+        answer: Sequence[Any],
+        counters: Sequence[Counter],
+        amount: int,
+        *,
+        now: datetime,
+        rates: RateLimits = NO_RATE_LIMITS,
+    ) -> Reserved | OverBudget | OverRate | PeriodChanged | DimensionsChanged | CountersLost | TooManyNames:
         """Reads the answer to `reserve_command`, asked with the same arguments."""
         match answer[0]:
             case 1:
-                return Reserved(time_from_ms(int(answer[1])))
+                return Reserved(time_from_ms(int(answer[1])), _window_states(rates, answer[2:]))
+            case 6:
+                _, number, unit, wait_ms, under_way, *figures = answer
+                window = rates.windows[int(number) - 1]
+                limit = window.limits[_UNITS[unit]]
+                states = _window_states(rates, figures)
+                return OverRate(window.key, limit, None if wait_ms < 0 else int(wait_ms), int(under_way), states)
+            case 7:
+                _, number, wait_ms, *figures = answer
+                slots = rates.slots[int(number) - 1]
+                return OverRate(slots.key, slots.limit, int(wait_ms), windows=_window_states(rates, figures))
             case 2:
                 self._behind = time_from_ms(int(answer[1])) - now
                 return PeriodChanged()
@@ -248,18 +351,29 @@ class Budgets:
                 ends = self._current(now).of(counter.window).end_ms
                 return OverBudget(counter, ends, int(limit), int(spent), int(reserved), amount, bool(by_share))
 
-    def release_command(self, attempt_id: str, at: datetime, cost: int | None = None) -> ScriptCommand:
+    def release_command(
+        self,
+        attempt_id: str,
+        at: datetime,
+        cost: int | None = None,
+        *,
+        tokens: UsedTokens = UNKNOWN_TOKENS,
+        rates: RateLimits = NO_RATE_LIMITS,
+    ) -> ScriptCommand:
         """Ends the reservation of a call. The script answers nothing, and may be repeated.
+
+        It does nothing if the reservation has further places: then the event of the call settles it.
 
         Args:
             attempt_id: whose reservation it is.
             at: the moment of the reservation.
             cost: of the call, in nano-dollars, which is charged until its event settles it; None: it was never made.
+            tokens: those that the call used; unknown ones leave the worst case.
+            rates: the windows and slots of the reservation.
         """
         periods = periods_at(at, self._zone).all
-        keys = [RESERVATIONS, LEASES, HELD, *map(key_of, periods)]
-        arguments = [attempt_id, "" if cost is None else cost, *(one.name for one in periods)]
-        return ScriptCommand(LUA["release"], keys, arguments)
+        keys = [RESERVATIONS, LEASES, HELD, *map(key_of, periods), *keys_of_rate_limits(rates)]
+        return ScriptCommand(LUA["release"], keys, [attempt_id, "" if cost is None else cost, *tokens.arguments])
 
     async def settle(self, settlements: Sequence[Settlement], log: str) -> list[Totals]:
         """Replaces reservations by the costs of the calls, in one round trip. Each event counts once, ever.
@@ -277,7 +391,7 @@ class Budgets:
         """
         totals: dict[BudgetPlace, Totals] = {}
         parts = [
-            (settlements[begin : begin + SETTLED_TOGETHER], frozenset[Period]())
+            (settlements[begin : begin + SETTLED_TOGETHER], frozenset[str]())
             for begin in range(0, len(settlements), SETTLED_TOGETHER)
         ]
         while parts:
@@ -289,14 +403,13 @@ class Budgets:
             if changed is not None:
                 self.dimensions = Dimensions.parse(changed)
                 continue
-            again: list[tuple[Sequence[Settlement], frozenset[Period]]] = []
+            again: list[tuple[Sequence[Settlement], frozenset[str]]] = []
             for batch, (settled, counted) in zip(batches, answers, strict=True):
                 totals |= batch.totals(counted)
                 elsewhere = [index for index, answer in enumerate(settled) if isinstance(answer, str)]
                 if elsewhere:
-                    # They are reserved in periods that their events do not name.
-                    names = {name for index in elsewhere for name in settled[index].split("\n")}
-                    more = frozenset(period_named(name, self._zone) for name in names)
+                    # They are reserved in places that their events do not name.
+                    more = frozenset(key for index in elsewhere for key in settled[index].split("\n"))
                     again.append(([batch.settlements[index] for index in elsewhere], more))
             parts = again
         return list(totals.values())
@@ -321,12 +434,10 @@ class Budgets:
         One that was charged before, and whose periods are long over, is forgotten. Raises StateUnavailableError; may
         be repeated.
         """
-        names = dict.fromkeys(name for name, _ in lapsed.places)
-        periods = [period_named(name, self._zone) for name in names]
-        keys = [RESERVATIONS, LEASES, HELD, *map(key_of, periods)]
+        keys = [RESERVATIONS, LEASES, HELD, *lapsed.keys]
         # Until then, the comparison with the record knows that nothing else accounts for the charge.
-        forget_at = max(held_in.end_ms for held_in in periods) + KEEP_MS
-        await self._redis.run([ScriptCommand(LUA["lapse"], keys, [lapsed.attempt_id, forget_at, *names])])
+        forget_at = max(period_named(name, self._zone).end_ms for name, _ in lapsed.places) + KEEP_MS
+        await self._redis.run([ScriptCommand(LUA["lapse"], keys, [lapsed.attempt_id, forget_at])])
 
     async def forget_lease(self, attempt_id: str) -> None:
         """Removes an attempt's lease, because there is nothing left to charge. Raises StateUnavailableError."""
@@ -343,18 +454,48 @@ class Budgets:
 def reservation(attempt_id: str, text: str) -> Reservation:
     """Parses a reservation as Redis has it."""
     header, agent, tenant, caller, *lines = text.split("\n")
-    state, amount, at = header.split("|")
-    places = (line.split("\t") for line in lines)
+    state, amount, tokens, at = header.split("|")
+    by_key = [line[1:].split("\t") for line in lines]
     return Reservation(
         attempt_id,
         charged=state != "r",
         amount=int(amount),
+        tokens=int(tokens),
         at=time_from_ms(int(at)),
         agent=agent,
         tenant=tenant or None,
         caller=caller or None,
-        places=tuple((name, key) for name, key, _ in places),
+        places=tuple(
+            (key.rpartition(":")[2], scope)
+            for line, (key, *counters) in zip(lines, by_key, strict=True)
+            if line[0] == "c"
+            for scope in counters[::2]
+        ),
+        keys=tuple(key for key, *_ in by_key),
     )
+
+
+_LETTERS: Mapping[WindowUnit, str] = {"requests": "r", "tokens": "t", "usd": "u"}
+_UNITS: Mapping[str, WindowUnit] = {letter: unit for unit, letter in _LETTERS.items()}
+
+
+def _flags_of(window: RateWindow) -> str:
+    """Returns the flags of a window in the script that reserves."""
+    refusing = "".join(_LETTERS[unit] for unit, limit in window.limits.items() if limit.action != "wait")
+    return refusing if window.counts_cached else f"n{refusing}"
+
+
+def _window_states(rates: RateLimits, figures: Sequence[int]) -> tuple[WindowState, ...]:
+    """Returns the limited windows, by the figures of each: requests, tokens, and the time until it counts none."""
+    states: list[WindowState] = []
+    for window, requests, tokens, empty_in_ms in zip(
+        rates.windows, figures[::3], figures[1::3], figures[2::3], strict=False
+    ):
+        counts: tuple[tuple[Literal["requests", "tokens"], int], ...] = (("requests", requests), ("tokens", tokens))
+        for unit, count in counts:
+            if (limit := window.limits.get(unit)) is not None:
+                states.append(WindowState(window.key, unit, limit.amount, limit.amount - count, empty_in_ms))
+    return tuple(states)
 
 
 def raised_cap(text: str | None) -> tuple[int, int] | None:
@@ -380,9 +521,9 @@ class _SettledBatch:
         zone: ZoneInfo,
         log: str,
         dimensions: Dimensions,
-        more: Collection[Period],
+        more: Collection[str],
     ) -> _SettledBatch:
-        """A batch. `more` are further periods that its reservations are in."""
+        """A batch. `more` are further keys of its reservations."""
         used_blocks = dict.fromkeys(settlement.sequence // BLOCK for settlement in settlements)
         blocks = {block: number for number, block in enumerate(used_blocks, 5)}  # Redis counts keys from 1
         places: dict[tuple[Period, str], int] = {}
@@ -395,22 +536,25 @@ class _SettledBatch:
             counted = [(at.of(window), key) for window, key in dimensions.keys(settlement.names)]
             agents |= dict.fromkeys(counted, settlement.names.agent)
             entries += [
-                *(settlement.attempt_id, settlement.sequence, blocks[block], bit),
+                *(settlement.attempt_id, settlement.sequence, blocks[block], bit, *settlement.tokens.arguments),
                 *(len(figures), *(part for figure in figures for part in figure)),
                 *(len(counted), *(places.setdefault(place, len(places) + 1) for place in counted)),
             ]
-        periods = list(dict.fromkeys((*(budget_period for budget_period, _ in places), *more)))
+        of_rates = [key for key in more if key.startswith((_WINDOWS, _SLOTS))]
+        elsewhere = (period_named(key.rpartition(":")[2], zone) for key in more if key not in of_rates)
+        periods = list(dict.fromkeys((*(budget_period for budget_period, _ in places), *elsewhere)))
         arguments: list[Argument] = [
-            *(log, zone.key, 2 * KEEP_MS, len(settlements), len(blocks), len(places), dimensions.text)
+            *(log, zone.key, 2 * KEEP_MS, len(settlements), len(blocks), len(places), dimensions.text, len(periods))
         ]
         for budget_period in periods:
-            arguments += [budget_period.name, budget_period.end_ms + KEEP_MS]
+            arguments.append(budget_period.end_ms + KEEP_MS)
         for budget_period, key in places:
             arguments += [periods.index(budget_period) + 1, key]
         keys = [
             *(RESERVATIONS, LEASES, FILLED, HELD),
             *(block_key(log, block) for block in blocks),
             *map(key_of, periods),
+            *of_rates,
         ]
         command = ScriptCommand(LUA["settle"], keys, [*arguments, *entries])
         return cls(settlements, command, list(places), [agents[place] for place in places])
