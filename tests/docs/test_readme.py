@@ -47,19 +47,8 @@ def runnable(page: Path) -> list[Block]:
     return [
         block
         for block in blocks(page)
-        if block.language in {"sh", "python", "diff"} and not block.text.startswith((*NOT_RUN_HERE, "python examples/"))
+        if block.language in {"sh", "python"} and not block.text.startswith((*NOT_RUN_HERE, "python examples/"))
     ]
-
-
-AS_CHANGED = """
-import os
-os.environ["BREAKWATER_API_KEY"] = open(".breakwater/secrets/api-key").read().strip()
-"""
-
-
-def changed(diff: str) -> str:
-    """A program after a change of some of its lines."""
-    return "".join(line[1:] or "\n" for line in diff.splitlines(keepends=True) if not line.startswith("-"))
 
 
 def is_stored(checkout: Checkout, execution_id: str) -> bool:
@@ -68,9 +57,8 @@ def is_stored(checkout: Checkout, execution_id: str) -> bool:
 
 def run_block(checkout: Checkout, block: Block, where: str, run_before: set[str] | None = None) -> None:
     """Runs the commands of a block, except those that are in a set, to which it adds the others."""
-    text = AS_CHANGED + changed(block.text) if block.language == "diff" else block.text
-    whole = block.language != "sh" or text.startswith("export ")
-    for command in [checkout.as_here(text)] if whole else checkout.commands(text):
+    whole = block.language != "sh" or block.text.startswith("export ")
+    for command in [checkout.as_here(block.text)] if whole else checkout.commands(block.text):
         if run_before is not None and not whole:
             without_comments = shlex.join(shlex.split(command, comments=True))
             if without_comments in run_before:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from breakwater.jobs.contract.current_jobs import JobWait
 from breakwater.jobs.rules.checkpoints import EndedAttempt, InFlightCall, SavedCheckpoint
-from breakwater.jobs.rules.current_jobs import PHASES, ClaimState, ListPlace, held_state, is_parked
+from breakwater.jobs.rules.current_jobs import PHASES, ClaimState, ListPlace, held_state, is_parked, waits_for_turn
 from breakwater.jobs.rules.previews import preview, prompt_in
 from tests.tables import each_row
 
@@ -56,6 +56,28 @@ def test_a_job_of_a_worker_that_died_waits_and_does_not_run_for_ever(
 ) -> None:
     found, wait = held_state(known, NOW, SILENT_S)
     assert (found, wait and wait.kind) == (state, kind)
+
+
+BACK_OFF = HOLD.model_copy(update={"kind": "back_off"})
+
+
+@each_row(
+    ("waits", "known"),
+    [
+        pytest.param(True, ClaimState(), id="no worker has taken it"),
+        pytest.param(True, ClaimState(exists=True), id="its worker gave it back"),
+        pytest.param(True, ClaimState(exists=True, wait=HOLD), id="it is parked until there is room"),
+        pytest.param(False, ClaimState(exists=True, wait=BACK_OFF), id="it is parked before a retry"),
+        pytest.param(False, ClaimState(exists=True, ended=True), id="it has ended"),
+        pytest.param(True, claim(wait=HOLD), id="it waits for room"),
+        pytest.param(True, claim(worker_silent_s=9), id="its worker is silent"),
+        pytest.param(False, claim(wait=BACK_OFF), id="it pauses before a retry"),
+        pytest.param(False, claim(), id="it calls"),
+        pytest.param(False, claim(wait=HOLD, checkpoint=called(-3)), id="its turn has come"),
+    ],
+)
+def test_a_job_waits_for_its_turn_while_it_makes_no_call_and_pauses_after_none(waits: bool, known: ClaimState) -> None:
+    assert waits_for_turn(known, NOW, SILENT_S) == waits
 
 
 def test_a_job_that_was_woken_or_taken_is_not_parked_any_more() -> None:

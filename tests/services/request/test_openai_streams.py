@@ -62,6 +62,7 @@ MODELS = {
     "sim/late": streaming(broken("stall", 2, stall_s=0.4)),
     "sim/silent-bill": streaming(usage={"report": False}),
     "sim/thoughtful": streaming(latency_ms=500),
+    "sim/ponderous": streaming(latency_ms=1_800),
     "sim/down-late": model({"hang_s": 60}),
     "sim/json": model(answer_json={"name": "ferry"}),
     "sim/down": model({"status": 500}),
@@ -115,6 +116,13 @@ AGENTS = {
     "unreported": {"model": "sim/silent-bill", **ONCE},
     "pinged": {"model": "sim/thoughtful", **ONCE, "timeout_s": 20, "keepalive_before_answer_s": 0.1},
     "pinged-in-vain": {"model": "sim/down-late", **ONCE, "keepalive_before_answer_s": 0.1},
+    "takes-turns": {
+        "model": "sim/ponderous",
+        "allowed_models": ["sim/fast"],
+        "rate_limit": {"concurrent_calls": 1},
+        **ONCE,
+        "timeout_s": 20,
+    },
     "backed-up": {"model": "sim/down", "fallback_models": ["sim/early", "sim/mute", "sim/fast"], **ONCE},
     "failing": {"model": "sim/down", "fallback_models": ["sim/early"], **ONCE},
     **{f"go-on-{name}": {"model": f"sim/{name}", "fallback_models": ["sim/rest"], **GO_ON} for name in BREAKS},
@@ -679,6 +687,31 @@ async def test_a_client_that_asked_for_it_is_pinged_before_its_answer_begins(pla
                 assert "x-breakwater-execution-id" in response.headers
                 assert stream.startswith(ping)
                 assert last in stream
+
+
+async def test_a_stream_that_waits_for_a_limit_begins_and_is_pinged_before_its_first_token(
+    plane: OpenAIPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_stream, "KEEP_ALIVE_S", 0.1)
+    headers = {"Authorization": f"Bearer {plane.key()}"}
+    before = len(plane.worker.sim.ledger.calls)
+    holder = asyncio.create_task(chunks_of(plane, "takes-turns"))
+    await until(lambda: len(plane.worker.sim.ledger.calls) > before)
+
+    async def wait_for_turn(path: str) -> None:
+        body, ping, end, _ = PINGED[path]
+        asked = {**body, "model": "takes-turns/sim/fast", "stream": True}
+        async with plane.api.http.post(f"{plane.api.url}/v1/{path}", json=asked, headers=headers) as response:
+            assert response.status == 200
+            assert not holder.done(), "the status comes while the limit has no room"
+            # What is left of a limit is not known before the call is admitted.
+            assert not [name for name in response.headers if "ratelimit" in name.lower()]
+            stream = await response.read()
+        assert stream.startswith(ping)
+        assert end in stream
+
+    await asyncio.gather(*map(wait_for_turn, PINGED))
+    assert text_of(await holder) == ANSWER
 
 
 async def test_a_usage_that_no_model_reports_is_estimated_for_clients_where_asked(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
+import time
 from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import Any
 
@@ -15,6 +18,7 @@ from breakwater.dialects.api.pending_request import LONGEST_REQUEST_S, PendingRe
 from breakwater.dialects.api.response_writer import ResponseWriter, stopping_error
 from breakwater.dialects.api.shared_jobs import SharedJobs
 from breakwater.dialects.api.streams import ChunkInbox, EncodedStream
+from breakwater.identity import event_stream
 from breakwater.identity.auth import why_refused
 from breakwater.jobs.api.intake import FollowedJob, JobIntake
 from breakwater.kernel.http.bodies import release_room
@@ -23,6 +27,7 @@ from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.core import core_subscription
 from breakwater.kernel.nats.errors import BusUnavailableError
 from breakwater.kernel.nats.lookup import ClientGetter
+from breakwater.kernel.redis.connection import StateUnavailableError
 
 
 class StreamedRequest:
@@ -42,6 +47,9 @@ class StreamedRequest:
 
     async def begin(self, request: Request, traceparent: str | None, keepalive_s: float | None) -> bytes | None:
         """Stores the job, and waits until its answer has begun or it is decided, for `keepalive_s` at most.
+
+        The wait also ends if the job waits for its turn: then its client and proxies must not take the silence for a
+        broken connection, while an error is unlikely.
 
         Returns:
             The result, if the job is decided before its answer has begun; None if the response can begin.
@@ -72,12 +80,23 @@ class StreamedRequest:
         if self._pending.drop_texts():
             release_room(request)
         deciding = self._followed.deciding
-        await self._inbox.wait_nonempty(deciding, keepalive_s)
+        await self._wait_for_beginning(deciding, keepalive_s)
         if self._inbox.first is not None or not deciding.done():
             return None
         if (decided := deciding.result()) is None:
             raise stopping_error(sent.execution_id)
         return decided
+
+    async def _wait_for_beginning(self, deciding: asyncio.Task[bytes | None], keepalive_s: float | None) -> None:
+        begin_at = math.inf if keepalive_s is None else time.monotonic() + keepalive_s
+        while True:
+            rest_s = begin_at - time.monotonic()
+            await self._inbox.wait_nonempty(deciding, min(event_stream.KEEP_ALIVE_S, max(0.0, rest_s)))
+            if self._inbox.first is not None or deciding.done() or time.monotonic() >= begin_at:
+                return
+            with suppress(StateUnavailableError):  # other users of Redis log the outage
+                if await self._intake.lookup.accepted.waits_for_turn(self._pending.sent.execution_id):
+                    return
 
     @property
     def first_message(self) -> Mapping[str, Any] | None:

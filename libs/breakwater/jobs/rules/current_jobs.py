@@ -80,6 +80,17 @@ def held_state(claim: ClaimState, now: datetime, silent_after_s: float) -> tuple
     return "waiting", wait
 
 
+def waits_for_turn(claim: ClaimState, now: datetime, silent_after_s: float) -> bool:
+    """Returns True if a job makes no call because it waits for a worker, for room in a limit, or for other jobs.
+
+    The pause before a retry is none of these, nor is a call. The arguments are as in `held_state`.
+    """
+    if claim.claimed:
+        state, wait = held_state(claim, now, silent_after_s)
+        return state == "waiting" and wait is not None and wait.kind != "back_off"
+    return not claim.ended and (claim.wait is None or claim.wait.kind != "back_off")
+
+
 def is_parked(claim: ClaimState, sequence: int) -> bool:
     """Returns True if a message on PARKED is that of a job that still waits there, if Redis knows the job."""
     return not claim.claimed and claim.woken < sequence

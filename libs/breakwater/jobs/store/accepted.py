@@ -15,6 +15,9 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, cast
 
+from breakwater.jobs.rules.current_jobs import waits_for_turn
+from breakwater.jobs.rules.workers import LIVENESS
+from breakwater.jobs.store.claim_states import claim_states
 from breakwater.jobs.store.executions import SPAN_S, Claim, accepted_key
 from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage
@@ -123,6 +126,11 @@ class AcceptedJobs:
                 raise
             return _status(self._unsaved[execution_id], taken=False, checkpoint=None)
         return status
+
+    async def waits_for_turn(self, execution_id: str) -> bool:
+        """Returns True if an accepted job waits for its turn to call a model. Raises StateUnavailableError."""
+        now, [claim] = await claim_states(self._redis, [execution_id])
+        return waits_for_turn(claim, now, LIVENESS.missed_s)
 
     async def note_dry_run(self, asked_id: str, execution_id: str) -> None:
         """Notes the execution of the newest dry run of an id, which takes no id. Raises StateUnavailableError."""
