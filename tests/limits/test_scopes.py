@@ -34,7 +34,7 @@ CONFIG = """
 providers: {{local: {{base_url: "http://127.0.0.1:9/v1"}}}}
 defaults: {{model: m}}
 cost_tags: [project]
-agents: {{writer: {{budget: {{daily_usd: 1}}}}}}
+agents: {{writer: {{budget: {{daily_usd: 1}}}}, bot: {{rate_limit: {{requests_per_minute: 5}}}}}}
 budgets:
   tenants: {{"*": {{daily_usd: 7, enforcement: hard}}, own: {{monthly_usd: 9, enforcement: hard}}}}
   limits: [{}]
@@ -110,6 +110,10 @@ def test_a_name_with_the_word_within_is_a_name() -> None:
         (['{scope: "agent:writer", usd: 1, per: day}'], "agents.writer.budget.daily_usd limits the same scope"),
         (['{scope: "key:a", usd: 1, per: day}', '{scope: "key:a", usd: 2, per: day, action: alert}'],
          "budgets.limits.1: budgets.limits.0 limits the same scope in the same window; keep one of them"),
+        (['{scope: "key:a", tokens: 1, per: hour}', '{scope: "key:a", tokens: 2, per: hour}'],
+         "budgets.limits.1: budgets.limits.0 limits the same scope in the same window; keep one of them"),
+        (['{scope: "agent:bot", requests: 1, per: minute}'], "agents.bot.rate_limit.requests_per_minute limits the"),
+        (['{scope: "key:a", requests: 1, per: minute, action: alert}'], "budgets.limits.0: a rate is not recorded, so"),
         (['{scope: "key:a", usd: 1, per: year}'], "budgets.limits.0.per"),
         (['{scope: "key:a", usd: -1, per: day}'], "budgets.limits.0.usd"),
         (['{scope: "key:a", usd: "123456789012345678901234567890", per: day}'], "budgets.limits.0.usd"),
@@ -161,6 +165,26 @@ def test_the_most_particular_limit_of_a_scope_is_its_cap() -> None:
         "quarterly",
     }
     assert len(counted.keys(CallNames("a", **names))) == len(ONLY_BASE.keys(CallNames("a"))) + 3
+
+
+def test_any_scope_can_have_limits_on_rates_in_the_config() -> None:
+    table = caps(
+        '{scope: "key:*", requests: 60, per: minute, action: wait}',
+        '{scope: "key:*", tokens: 9000, per: minute, action: wait}',
+        '{scope: "key:bot", tokens: 50, per: minute}',
+        '{scope: "user:* within team:red", usd: 1, per: hour, action: cheaper_model}',
+        '{scope: "plane", concurrent: 7, action: wait}',
+    )
+    rates = table.rate_limits(CallNames("writer", key="bot", user="ann", team="red"))
+    assert [(window.key, window.window, window.maxima) for window in rates.windows] == [
+        ("key:bot", "minute", (60, 50, None)),
+        ("user:ann\vteam:red", "hour", (None, None, 10**9)),
+    ]
+    assert [(slots.key, slots.limit.amount) for slots in rates.slots] == [("global", 7)]
+    assert [window.key for window in table.rate_limits(CallNames("writer", key="else", user="ann")).windows] == [
+        "key:else"
+    ]
+    assert table.dimensions == set()
 
 
 def test_a_limit_holds_where_the_section_of_the_scope_has_no_cap() -> None:

@@ -20,7 +20,7 @@ from breakwater.kernel.formats import hint
 from breakwater.kernel.types import ms_from_time, time_from_ms
 from breakwater.limits.contract import BudgetEvent, BudgetScope, Enforcement, LimitSettings, Window
 from breakwater.limits.rules.limit import Limit, enforcement_problem, limit_of
-from breakwater.limits.rules.rate_limit import NO_RATE_LIMITS, RateLimits, is_rate, rate_limits_of
+from breakwater.limits.rules.rate_limit import NO_RATE_LIMITS, RateLimits, rate_limits_of
 from breakwater.limits.rules.scopes import (
     BASE,
     EACH,
@@ -32,7 +32,6 @@ from breakwater.limits.rules.scopes import (
     ScopePart,
     key_of,
     key_of_call,
-    parse_scope,
     parts_of,
     patterns_of,
     scope_text,
@@ -314,7 +313,7 @@ class LimitTable:
         by_kinds: defaultdict[tuple[str, ...], defaultdict[str, list[Limit]]] = defaultdict(lambda: defaultdict(list))
         for limit in self.limits:
             kinds = tuple(part.kind for part in limit.parts)
-            if is_rate(limit) and "task" not in kinds:
+            if limit.is_rate and "task" not in kinds:
                 by_kinds[kinds][limit.key].append(limit)
         return by_kinds, tuple(sorted({kind for kinds in by_kinds for kind in kinds}))
 
@@ -342,9 +341,13 @@ class LimitTable:
             _cache(self._counters, (key, window), counter)
         return counter
 
-    def limit_on(self, dimension: Dimension, key: str) -> Limit | None:
-        """Returns the budget that is set on exactly this scope, by its key; it may contain `*`."""
-        return self._budgets.get(dimension, {}).get(key)
+    def limit_like(self, limit: Limit) -> Limit | None:
+        """Returns the limit on the same unit in the same window of exactly the same scope."""
+        return self._by_place.get(limit.place)
+
+    @cached_property
+    def _by_place(self) -> Mapping[tuple[object, ...], Limit]:
+        return {limit.place: limit for limit in reversed(self.limits)}
 
     def _cap(self, parts: tuple[ScopePart, ...], window: Window) -> Limit | None:
         by_key = self._budgets.get(Dimension(tuple(part.kind for part in parts), window), {})
@@ -443,21 +446,19 @@ def limit_problems(
         known_names: the names of the kinds whose names the config knows, such as `agent`.
         base: the limits that the config writes elsewhere.
     """
-    first: dict[tuple[Dimension, str], int] = {}
-    for number, limit in enumerate(limits):
+    first: dict[tuple[object, ...], int] = {}
+    combinations: set[tuple[object, ...]] = set()
+    for number, settings in enumerate(limits):
         path = f"budgets.limits.{number}"
         try:
-            parts = parse_scope(limit.scope)
+            limit = limit_of(path, settings)
         except ValueError as error:
             yield f"{path}.scope: {error}"
             continue
-        key = key_of(parts)
-        if (problem := enforcement_problem(limit)) is not None:
+        if (problem := enforcement_problem(settings)) is not None:
             yield f"{path}: {problem}"
             continue
-        dimension = limit_of(path, limit).budget_dimension
-        assert dimension is not None
-        for kind, name in parts:
+        for kind, name in limit.parts:
             tag = kind.removeprefix("tag:")
             if tag != kind and tag not in tags:
                 yield f"{path}.scope: {tag!r} is none of cost_tags{hint(tag, tags)}"
@@ -467,18 +468,18 @@ def limit_problems(
                 yield f"{path}.scope: {name!r}: names have no wildcards; `*` alone is each name"
             elif kind in known_names and name not in known_names[kind]:
                 yield f"{path}.scope: no {kind} {name!r} is configured{hint(name, known_names[kind])}"
-        earlier = base.limit_on(dimension, key)
-        if (dimension, key) in first:
-            number_of_first = first[dimension, key]
+        earlier = base.limit_like(limit)
+        if limit.place in first:
+            number_of_first = first[limit.place]
             yield f"{path}: budgets.limits.{number_of_first} limits the same scope in the same window; keep one of them"
         elif earlier is not None:
             yield f"{path}: {earlier.id} limits the same scope in the same window; keep one of them"
-        first.setdefault((dimension, key), number)
-    dimensions = {dimension for dimension, _ in first}
-    if len(dimensions) > MAX_DIMENSIONS:
+        first.setdefault(limit.place, number)
+        combinations.add((tuple(part.kind for part in limit.parts), limit.window))
+    if len(combinations) > MAX_DIMENSIONS:
         yield (
-            f"budgets.limits: are of {len(dimensions)} combinations of kinds of scopes and windows; a call would count "
-            f"in each of them, so at most {MAX_DIMENSIONS} are allowed"
+            f"budgets.limits: are of {len(combinations)} combinations of kinds of scopes and windows; a call would "
+            f"count in each of them, so at most {MAX_DIMENSIONS} are allowed"
         )
 
 

@@ -7,7 +7,7 @@ where they belong, such as `agents.writer.budget.daily_usd`; this module reads t
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from breakwater.limits.contract import Enforcement, LimitAction, LimitSettings, LimitUnit, LimitWindow, Window
@@ -50,6 +50,11 @@ class Limit:
         return key_of(self.parts)
 
     @property
+    def place(self) -> tuple[object, ...]:
+        """The scope, the unit and the window: of two limits on the same, only one can count."""
+        return self.parts, self.unit, self.window
+
+    @property
     def is_named(self) -> bool:
         """Returns True if it is of one scope."""
         return all(part.name != EACH for part in self.parts)
@@ -59,6 +64,11 @@ class Limit:
         """The dimension that it is counted in; None if it is no budget: no limit on spend by the calendar."""
         window = CALENDAR.get(self.window) if self.unit == "usd" and self.window is not None else None
         return None if window is None else Dimension(tuple(part.kind for part in self.parts), window)
+
+    @property
+    def is_rate(self) -> bool:
+        """Returns True if it is on a sliding window, or on calls at the same time."""
+        return self.window is None or self.window in SLIDING
 
     @property
     def enforcement(self) -> Enforcement:
@@ -71,6 +81,10 @@ SOFT_PERCENT = 80
 
 CALENDAR: Mapping[str, Window] = {"day": "daily", "week": "weekly", "month": "monthly", "quarter": "quarterly"}
 """The windows of a calendar, as budgets are named by them."""
+
+
+SLIDING: frozenset[LimitWindow] = frozenset({"minute", "hour", "rolling day"})
+"""The windows that slide: limits on them are rates, as are those on calls at the same time."""
 
 
 class LimitedAgent(Protocol):
@@ -129,8 +143,9 @@ def limits_of(
 
 def limit_of(limit_id: str, settings: LimitSettings) -> Limit:
     """Returns a limit that is written as such. Raises ValueError: its scope is none."""
-    of_scope = (limit_id, parse_scope(settings.scope))
-    return Limit(*of_scope, settings.unit, settings.per, settings.amount, settings.action, settings.alerts_at)
+    amount = (settings.unit, settings.per, settings.amount, settings.action)
+    limit = Limit(limit_id, parse_scope(settings.scope), *amount)
+    return limit if limit.is_rate else replace(limit, thresholds=settings.alerts_at)
 
 
 def default_id(scope: str, unit: LimitUnit, window: LimitWindow | None) -> str:
@@ -140,6 +155,10 @@ def default_id(scope: str, unit: LimitUnit, window: LimitWindow | None) -> str:
 
 def enforcement_problem(settings: LimitSettings) -> str | None:
     """Returns why the plane can't enforce a limit, which is refused where it is made; None if it can."""
+    if settings.per is None or settings.per in SLIDING:
+        if settings.action in ("count", "alert"):
+            return "a rate is not recorded, so people can't be told of it; use refuse, wait or cheaper_model"
+        return None
     if settings.unit != "usd" or settings.per not in CALENDAR:
         return "only limits of usd by day, week, month or quarter are enforced yet; use one of them"
     return "a limit of usd can't wait for its next period; use refuse" if settings.action == "wait" else None

@@ -99,11 +99,6 @@ class OverRate:
     windows: tuple[WindowState, ...] = ()
 
 
-def is_rate(limit: Limit) -> bool:
-    """Returns True if a limit is on a sliding window or on calls at the same time."""
-    return limit.unit == "concurrent" or limit.window in MINUTES
-
-
 def rate_limits_of(key: str, limits: Iterable[Limit]) -> RateLimits:
     """Returns the windows and slots of one scope. Of two limits on one unit in one window, the first one counts."""
     windows: dict[SlidingWindow, dict[WindowUnit, Limit]] = {}
