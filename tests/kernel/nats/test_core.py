@@ -1,11 +1,17 @@
-"""The end of a connection."""
+"""What a connection survives, and its end."""
 
 import asyncio
+import os
+import signal
 from contextlib import suppress
 
 import nats
+import nats.errors
+import psutil
+import pytest
 
-from breakwater.kernel.nats.core import close
+from breakwater.kernel.nats.core import close, core_subscription, has_dead_task
+from breakwater.kernel.nats.errors import BusUnavailableError
 from tests.helpers import until
 from tests.servers import RunningServer
 
@@ -28,3 +34,36 @@ async def test_a_lost_connection_ends_even_if_the_cancellation_of_its_reconnecti
     await until(lambda: len(failures) == 3, "it tries to reconnect", brief=True)
     await close(client)
     await until(lambda: len(asyncio.all_tasks()) == 1, "all that the connection has left behind to end", timeout_s=20)
+
+
+async def test_an_answer_that_nobody_waits_for_any_more_leaves_the_connection_alive(
+    own_nats_server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server stands still while one subscription times out and another is cancelled, and answers both later."""
+    monkeypatch.setattr("breakwater.kernel.nats.core.ROUND_TRIP_S", 0.2)
+    client = await nats.connect(own_nats_server.url)
+    heard: list[bytes] = []
+
+    async def subscribe() -> None:
+        async with core_subscription(lambda: client, "news", heard.append):
+            await asyncio.Event().wait()
+
+    server = psutil.Process(own_nats_server.pid)
+    os.killpg(server.pid, signal.SIGSTOP)
+    try:
+        await until(lambda: server.status() == psutil.STATUS_STOPPED, "the server to stand still")
+        with pytest.raises(BusUnavailableError):
+            await subscribe()
+        reader = asyncio.create_task(subscribe())
+        pings = client._pongs
+        await until(lambda: len(pings) == 2, "the second subscription's ping")
+        reader.cancel()
+        await asyncio.gather(reader, return_exceptions=True)
+    finally:
+        os.killpg(server.pid, signal.SIGCONT)
+    monkeypatch.undo()
+    async with core_subscription(lambda: client, "news", heard.append):
+        await client.publish("news", b"heard")
+        await until(lambda: heard == [b"heard"], "the message")
+    assert not has_dead_task(client)
+    await close(client)

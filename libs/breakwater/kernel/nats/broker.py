@@ -24,7 +24,7 @@ from faststream.nats import NatsBroker, NatsMessage, NatsSecurity
 from faststream.specification import AsyncAPI
 
 from breakwater.kernel.nats.channel import Channel
-from breakwater.kernel.nats.core import give_up, has_dead_task, tls_options
+from breakwater.kernel.nats.core import ROUND_TRIP_S, give_up, has_dead_task, round_trip, tls_options
 from breakwater.kernel.nats.lookup import ClientGetter
 from breakwater.kernel.nats.permissions import inbox_prefix
 from breakwater.kernel.nats.publisher import Publisher
@@ -279,8 +279,8 @@ async def subscribed(broker: NatsBroker) -> None:
     """Returns when NATS has all subscriptions: it handles commands in order, and so answers a ping after them."""
     while True:
         try:
-            await broker.connection.flush()
-        except (TimeoutError, nats.errors.Error):
+            await round_trip(broker.connection, ROUND_TRIP_S)
+        except nats.errors.Error:
             await asyncio.sleep(RETRY_S)  # the lost connection will be regained with its subscriptions
         else:
             return

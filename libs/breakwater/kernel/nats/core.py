@@ -21,7 +21,7 @@ from breakwater.kernel.nats.lookup import ClientGetter, translated_errors
 from breakwater.kernel.nats.permissions import HEALTH
 from breakwater.kernel.security.tls import client_context, tls_settings
 
-FLUSH_TIMEOUT_S = 5
+ROUND_TRIP_S = 5
 
 
 class TlsOptions(TypedDict):
@@ -73,6 +73,24 @@ def give_up(client: Client) -> None:
     client.options["max_reconnect_attempts"] = 1
 
 
+async def round_trip(client: Client, timeout_s: float) -> None:
+    """Waits until the server has handled all that it was sent before.
+
+    nats-py's own `flush` cancels the future of its answer when nobody waits for it any more. An answer that comes all
+    the same then ends the task that reads, and with it the process.
+
+    Raises:
+        nats.errors.Error: the connection is closed, or the server did not answer in time.
+    """
+    if client.is_closed:
+        raise nats.errors.ConnectionClosedError
+    answer = asyncio.get_running_loop().create_future()
+    await client._send_ping(answer)  # pyright: ignore[reportPrivateUsage]
+    await asyncio.wait((answer,), timeout=timeout_s)
+    if not answer.done():
+        raise nats.errors.FlushTimeoutError
+
+
 async def ask(connection: ClientGetter, subject: str, data: bytes, timeout_s: float) -> bytes:
     """Returns the first response to a request.
 
@@ -117,9 +135,9 @@ async def core_subscription(
         subscription = await client.subscribe(subject, cb=receive)
     try:
         with translated_errors(subject):
-            # One flush is not enough: nats-py's PING overtakes the subscriptions in its buffer.
+            # One is not enough: nats-py's PING overtakes the subscriptions in its buffer.
             for _ in range(2 if confirmed else 0):
-                await client.flush(FLUSH_TIMEOUT_S)
+                await round_trip(client, ROUND_TRIP_S)
         yield
     finally:
         # A connection that is closed has no subscriptions left.
