@@ -119,7 +119,7 @@ async def test_one_key_takes_no_more_than_half_of_a_tenants_own_budget(start_wor
 async def test_a_key_that_names_ever_more_tenants_fills_redis_with_so_many_and_no_more(
     start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch, enforcement: str
 ) -> None:
-    monkeypatch.setattr("breakwater.limits.gate.budget.MAX_NAMES", 5)
+    monkeypatch.setattr("breakwater.limits.gate.budget.MAX_MADE_UP_SCOPES", 5)
     everyone = HARD | {"enforcement": enforcement}
     async with start_worker(MODELS, AGENTS, budgets={"tenants": {"*": everyone, "known": everyone}}) as plane:
         await fill(plane)

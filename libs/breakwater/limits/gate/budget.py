@@ -22,7 +22,7 @@ from breakwater.kernel.process.outage import Outage
 from breakwater.kernel.redis.connection import Redis, ScriptCommand, StateUnavailableError
 from breakwater.limits.rules import refusals
 from breakwater.limits.rules.budget import (
-    MAX_NAMES,
+    MAX_MADE_UP_SCOPES,
     OWN_CAP,
     Counter,
     LimitTable,
@@ -103,7 +103,7 @@ class BudgetGate(Gate):
             tokens=admission.worst_tokens,
             rates=self._rates,
             caller=admission.job.caller,
-            most_names=MAX_NAMES if any("n" in counter.flags for counter in self._counters) else None,
+            most_names=MAX_MADE_UP_SCOPES if any("n" in counter.flags for counter in self._counters) else None,
             is_incomplete=limits.is_incomplete(names, dimensions),
         )
 

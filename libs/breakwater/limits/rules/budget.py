@@ -497,9 +497,10 @@ def _cache(cache: dict[_Key, _Value], key: _Key, value: _Value) -> None:
     cache[key] = value
 
 
-MAX_NAMES = 20_000
-"""The number of scopes of tenants, users, teams and tags that the config does not name and that one caller may use in a
-period. Calls in further ones are refused."""
+MAX_MADE_UP_SCOPES = 20_000
+"""The number of scopes with tenants, users, teams or tags that no limit names and that one caller may use in a period.
+Calls in further ones are refused. A name makes one scope for each combination of kinds that is limited: `user:*` and
+`user:* within model:*` make four for a user of three models."""
 
 NEVER_FITS = frozenset({"CallOverCapError", "UnpricedModelError"})
 """The error classes of refusals that waiting does not end: the cap has no room for the call, whatever was spent."""

@@ -10,7 +10,7 @@ from breakwater.jobs.contract.execution import ErrorInfo
 from breakwater.kernel.formats import beyond, moment, money, moneys
 from breakwater.kernel.types import time_from_ms
 from breakwater.limits.contract import GuardRule
-from breakwater.limits.rules.budget import MAX_NAMES, Counter, OverBudget, fits
+from breakwater.limits.rules.budget import MAX_MADE_UP_SCOPES, Counter, OverBudget, fits
 from breakwater.limits.rules.limit import SOFT_PERCENT
 from breakwater.limits.rules.rate_limit import HELD, OverRate
 from breakwater.limits.rules.scopes import scope_in_words
@@ -36,7 +36,8 @@ TOO_MANY_NAMES = refusal(
     "budget_exceeded",
     "TooManyTenantsError",
     "the sender of this job has named too many tenants, users, teams or tags, and one of this job is new",
-    figures=f"a period has budgets for {MAX_NAMES:,} such names of each sender, and for all that the config names",
+    figures=f"a period has counters for {MAX_MADE_UP_SCOPES:,} scopes with such names of each sender, and for all that "
+    "limits name",
     to_do="list the names in budgets.tenants or budgets.limits, or fix the program that makes them up",
     user_message="This agent does not accept requests for more customers at present. Please contact its owner.",
 )
