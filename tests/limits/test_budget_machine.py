@@ -209,7 +209,7 @@ class Money(RedisMachine):
             place = period.name, counter.key
             limit = self.effective_limit(place, counter.hard_limit)
             spent, reserved = self.spent(place), self.sum_of(place, charged=False)
-            is_full = not fits(more, limit=limit, spent=spent, reserved=reserved)
+            is_full = not fits(more, limit=limit, spent=spent + reserved)
             shares = shares_of(counter) if more > 0 else ()
             over = any(self.is_over_share(place, of, call, more, limit - spent) for of in shares)
             if is_full or over:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import JsonValue
 
-from breakwater.limits.rules.guard import Task, TaskBudgetHeld, Trip, after_job, before_call, confidence_of
+from breakwater.limits.rules.guard import Task, Trip, after_job, before_call, confidence_of
 from breakwater.limits.settings import GuardRules
 from tests.tables import each_row
 
@@ -91,43 +91,28 @@ CENT = USD // 100
 
 
 @each_row(
-    ("concluded", "own", "worst_case", "held", "expected"),
+    ("concluded", "own", "worst_case", "expected"),
     [
-        (0, 0, 10 * USD, 0, None),
-        (0, 0, 10 * USD + 1, 0, "$0.00 spent, and the next call may cost up to $10.000000001 (limit: $10.00)"),
-        (9 * USD, 80 * CENT, 20 * CENT, 0, None),
-        (9 * USD, 80 * CENT, 40 * CENT, 0, "$9.80 spent, and the next call may cost up to $0.40 (limit: $10.00)"),
-        (9 * USD, 80 * CENT, 40 * CENT, 9 * USD, "$9.80 spent, and the next call may cost up to $0.40 (limit: $10.00)"),
-        # Others may end cheaper than what they hold: only then is it known whether there is room.
-        (9 * USD, 0, 40 * CENT, 60 * CENT, None),
-        (9 * USD, 0, 40 * CENT, 60 * CENT + 1, TaskBudgetHeld(60 * CENT + 1)),
-        (0, 0, 1, 10 * USD, TaskBudgetHeld(10 * USD)),
+        (0, 0, 10 * USD, None),
+        (0, 0, 10 * USD + 1, "$0.00 spent, and the next call may cost up to $10.000000001 (limit: $10.00)"),
+        (9 * USD, 80 * CENT, 20 * CENT, None),
+        (9 * USD, 80 * CENT, 40 * CENT, "$9.80 spent, and the next call may cost up to $0.40 (limit: $10.00)"),
         # A model without a price: nothing can be said of its next call.
-        (9 * USD, 80 * CENT, None, 0, None),
-        (9 * USD, USD, None, 0, "$10.00 spent (limit: $10.00)"),
-        (9 * USD, 0, None, 2 * USD, TaskBudgetHeld(2 * USD)),
-        (10 * USD, 0, 0, 0, "$10.00 spent (limit: $10.00)"),
+        (9 * USD, 80 * CENT, None, None),
+        (9 * USD, USD, None, "$10.00 spent (limit: $10.00)"),
+        (10 * USD, 0, 0, "$10.00 spent (limit: $10.00)"),
     ],
 )
-def test_the_cost_cap_counts_what_the_next_call_may_cost_and_what_others_hold(
-    concluded: int, own: int, worst_case: int | None, held: int, expected: str | TaskBudgetHeld | None
+def test_the_cost_cap_counts_what_the_next_call_may_cost(
+    concluded: int, own: int, worst_case: int | None, expected: str | None
 ) -> None:
-    judged = before_call(
-        Task(cost=concluded), 1, GuardRules(), tokens=0, cost=own, worst_case=worst_case, reserved=held
-    )
-    assert judged == (Trip("max_cost", expected) if isinstance(expected, str) else expected)
-
-
-def test_what_others_hold_never_trips_a_task() -> None:
-    held = before_call(Task(), 1, rules(max_cost_usd=1), tokens=0, cost=0, worst_case=1, reserved=10**18)
-    assert held == TaskBudgetHeld(10**18)
+    judged = before_call(Task(cost=concluded), 1, GuardRules(), tokens=0, cost=own, worst_case=worst_case)
+    assert judged == (None if expected is None else Trip("max_cost", expected))
 
 
 def test_caps_that_are_off_never_trip() -> None:
     most = 10**18
-    judged = before_call(
-        Task(10**9, 10**12, most), 10**9, rules(), tokens=10**12, cost=most, worst_case=most, reserved=most
-    )
+    judged = before_call(Task(10**9, 10**12, most), 10**9, rules(), tokens=10**12, cost=most, worst_case=most)
     assert judged is None
 
 

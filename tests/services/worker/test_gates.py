@@ -19,7 +19,7 @@ from breakwater.breakers.rules.breaker import BreakerKey
 from breakwater.breakers.store import Saving
 from breakwater.calls.assignment import Checkpoint
 from breakwater.calls.claim_gate import ClaimGate
-from breakwater.calls.gate import Admission, AskAgain, ClaimLostError, Gate, Refused
+from breakwater.calls.gate import Admission, AskAgain, ClaimLostError, Gate, Refused, WaitForCapacity
 from breakwater.config import LiveConfig, parse_config
 from breakwater.jobs.contract.execution import ErrorInfo, Reason
 from breakwater.jobs.metrics import WorkerMetrics
@@ -28,9 +28,10 @@ from breakwater.jobs.store.task_keys import TaskKey
 from breakwater.kernel.redis.connection import Script, ScriptCommand, StateUnavailableError, scripts_of
 from breakwater.limits.gate.budget import BudgetGate
 from breakwater.limits.gate.deployment import DeploymentGate
-from breakwater.limits.rules.guard import Trip
+from breakwater.limits.rules.guard import JobOutcome, Trip
 from breakwater.limits.rules.rate_limit import HELD
 from breakwater.limits.rules.scopes import CallNames
+from breakwater.limits.store.tasks import Tasks
 from breakwater.services.worker.admission import admit, check, gates_of
 from breakwater.services.worker.attempts import kind_of_wait
 from breakwater.services.worker.context import context_for
@@ -261,6 +262,28 @@ async def test_a_stopped_task_precedes_an_open_breaker_and_that_a_full_limit(
         refused = await bench.admit(await bench.admission())
         assert isinstance(refused, Refused)
         assert (refused.reason, refused.ends_chain) == (reason, reason == "guard_tripped")
+
+
+async def test_a_call_waits_for_what_other_jobs_of_its_task_hold_and_stops_the_task_for_what_they_have_cost(
+    redis_server: RunningServer,
+) -> None:
+    async with bench_on(redis_server.url) as bench:
+        key, cap = TaskKey(None, "t1"), 10_000_000_000
+        worst_case = (await bench.admission(dry_run=True)).flight.reserved or 0
+
+        async def verdict(held_by_another: int) -> object:
+            await bench.redis.run([Tasks.enter_command(key, "other", hold=held_by_another)])
+            return await check(bench.worker, await bench.admission(dry_run=True), gates_of(bench.worker))
+
+        assert await verdict(cap - worst_case) is None
+        for held in (cap - worst_case + 1, 10 * cap):
+            waits = await verdict(held)
+            assert isinstance(waits, WaitForCapacity)
+            assert (waits.refused.reason, waits.refused.refused_by) == ("budget_exceeded", "task")
+        cost = cap - worst_case + 1
+        ended = JobOutcome(tokens=0, cost=cost, failed=False, called=True, error_hash=None, confidence=None)
+        await bench.worker.guards.tasks.record(key, "ended", ended)
+        assert is_stopped(await verdict(10 * cap))
 
 
 async def test_what_took_long_to_announce_is_asked_for_again(redis_server: RunningServer) -> None:

@@ -13,7 +13,7 @@ from breakwater.jobs.store.task_keys import TaskKey
 from breakwater.kernel.redis.connection import ScriptCommand
 from breakwater.limits.rules.budget import spent_by
 from breakwater.limits.rules.failure_statistics import task_statistics
-from breakwater.limits.rules.guard import Task, TaskBudgetHeld, Trip, before_call, near_cap
+from breakwater.limits.rules.guard import Task, Trip, before_call, near_cap
 from breakwater.limits.rules.refusals import task_budget_held, task_stopped
 from breakwater.limits.store.tasks import TaskTurn, TripRecord
 from breakwater.limits.task_guards import FIRST_JOBS, TaskGuards, shared_task
@@ -90,35 +90,32 @@ class TaskGate(Gate):
             tokens=tokens,
             cost=cost,
             worst_case=self.admission.flight.reserved,
-            reserved=entered.other_holds,
         )
-        match trip:
-            case None:
-                if entered.unwarned is not None and self.admission.lease_ms is not None:
-                    near = near_cap(entered.task, entered.number, rules, tokens=tokens, cost=cost)
-                    if near is not None:
-                        self._near = entered.unwarned, near, entered.task
-                        self.announces = True
-                return None
-            case TaskBudgetHeld(held_by_others):
-                error = task_budget_held(
-                    self.admission.job.agent_name,
-                    used=entered.task.cost + cost + held_by_others,
-                    worst_case=self.admission.flight.reserved or 0,
-                    cap=rules.max_cost_usd,
-                )
-                refused = Refused("budget_exceeded", error, refused_by="task")
-                return WaitForCapacity(POLL_S * (1 + self.jitter()), refused)
-            case Trip():
-                # Includes the usage of this job, which is no iteration if its first call is refused.
-                iterations = entered.task.iterations if attempts else entered.number - 1
-                used = replace(
-                    entered.task,
-                    iterations=iterations,
-                    tokens=entered.task.tokens + tokens,
-                    cost=entered.task.cost + cost,
-                )
-                return self._stop(trip, used)
+        if trip is not None:
+            # Includes the usage of this job, which is no iteration if its first call is refused.
+            iterations = entered.task.iterations if attempts else entered.number - 1
+            used = replace(
+                entered.task,
+                iterations=iterations,
+                tokens=entered.task.tokens + tokens,
+                cost=entered.task.cost + cost,
+            )
+            return self._stop(trip, used)
+        if entered.over_cap:
+            error = task_budget_held(
+                self.admission.job.agent_name,
+                used=entered.task.cost + cost + entered.other_holds,
+                worst_case=self.admission.flight.reserved or 0,
+                cap=rules.max_cost_usd,
+            )
+            refused = Refused("budget_exceeded", error, refused_by="task")
+            return WaitForCapacity(POLL_S * (1 + self.jitter()), refused)
+        if entered.unwarned is not None and self.admission.lease_ms is not None:
+            near = near_cap(entered.task, entered.number, rules, tokens=tokens, cost=cost)
+            if near is not None:
+                self._near = entered.unwarned, near, entered.task
+                self.announces = True
+        return None
 
     def _stop(self, why: Trip | TripRecord, task: Task) -> Refused:
         self._stopped = _StopVerdict(why, task)

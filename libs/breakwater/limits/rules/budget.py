@@ -555,16 +555,15 @@ OWN_CAP = "execution"
 """The name of a job's own cap (`max_cost_usd`), when it refuses a call."""
 
 
-def fits(amount: int, *, limit: int | None, spent: int, reserved: int = 0) -> bool:
-    """Returns True if an amount may be reserved under a cap; it may reach the cap exactly. All are in nano-dollars.
+def fits(amount: int, *, limit: int | None, spent: int) -> bool:
+    """Returns True if a cap has room for an amount, which may reach it exactly. All are in nano-dollars.
 
     Args:
         amount: the most that the call can cost.
         limit: the cap; None if there is none.
         spent: the spend so far.
-        reserved: the amounts reserved for other calls.
     """
-    return limit is None or spent + reserved + amount <= limit
+    return limit is None or spent + amount <= limit
 
 
 def spent_by(attempts: Iterable[Attempt]) -> int:

@@ -34,17 +34,6 @@ class Trip:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class TaskBudgetHeld:
-    """A refusal by a task's cost cap that has room for the call, but not while other jobs hold their reservations.
-
-    Attributes:
-        reserved: nano-dollars that the task's other jobs have spent or reserve for calls in flight.
-    """
-
-    reserved: int
-
-
 class TaskCounts(TypedDict):
     """The counts of a task in a `GuardEvent`; `cost` in nano-dollars."""
 
@@ -153,9 +142,10 @@ def before_call(
     tokens: int,
     cost: int,
     worst_case: int | None = None,
-    reserved: int = 0,
-) -> Trip | TaskBudgetHeld | None:
+) -> Trip | None:
     """Returns why a job of the task must not call: a cap is reached, or the call might exceed it; None if it may.
+
+    What other jobs of the task hold does not stop it, because they may cost less: the job waits.
 
     Args:
         task: the counts of the task's concluded jobs.
@@ -165,7 +155,6 @@ def before_call(
         cost: the cost of the job's earlier attempts, in nano-dollars.
         worst_case: the most that the call can cost, in nano-dollars. None, for a model without a price, counts as
             zero: the default cap must not refuse such models.
-        reserved: nano-dollars that the task's other jobs have spent or reserve.
     """
     used = task.tokens + tokens
     spent = task.cost + cost
@@ -179,10 +168,10 @@ def before_call(
     if spent >= limit:
         return Trip("max_cost", f"{money(spent)} spent (limit: {money(limit)})")
     worst = worst_case or 0
-    if not fits(worst, limit=limit, spent=spent):
-        so_far, needed, cap = beyond(spent, worst, limit)
-        return Trip("max_cost", f"{so_far} spent, and the next call may cost up to {needed} (limit: {cap})")
-    return None if fits(worst, limit=limit, spent=spent, reserved=reserved) else TaskBudgetHeld(reserved)
+    if fits(worst, limit=limit, spent=spent):
+        return None
+    so_far, needed, cap = beyond(spent, worst, limit)
+    return Trip("max_cost", f"{so_far} spent, and the next call may cost up to {needed} (limit: {cap})")
 
 
 def near_cap(task: Task, number: int, rules: GuardRules, *, tokens: int, cost: int) -> Trip | None:
