@@ -3,6 +3,8 @@
 import asyncio
 import inspect
 import json
+import time
+import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
@@ -12,6 +14,8 @@ WRITER, SMALL = "gpt-4o", "gpt-4o-mini"
 
 The simulated WRITER calls `find_ship` wherever that tool is offered; SMALL calls no tool that is not demanded.
 """
+SLOW = "gpt-slow"
+"""A model that takes 20 s."""
 EMBEDDER = "text-embedding-3-small"
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 PDF = "JVBERi0xLjQKJSVFT0YK"
@@ -66,6 +70,33 @@ async def araises(error: type[BaseException], call: Awaitable[Any]) -> Any:
     except error as raised:
         return raised
     raise AssertionError(f"no {error.__name__}")
+
+
+def limited_task(**rate_limit: int) -> dict[str, str]:
+    """Returns the headers of a call of a new task with a rate limit, beyond which calls are refused."""
+    rule = json.dumps({**rate_limit, "on_exceeded": "fail"})
+    return {"x-breakwater-task-id": uuid.uuid4().hex, "x-breakwater-rate-limit": rule}
+
+
+def backoff_of(refusal: type[Exception], create_with: Callable[[int], Any]) -> tuple[float, float]:
+    """Returns the wait that a refusal asks for, and the time that the SDK takes to retry once and be refused again.
+
+    Args:
+        refusal: the SDK's error of a call that is refused.
+        create_with: makes a call with so many retries. Another call is about to take the only slot for long.
+    """
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        time.sleep(1)  # the other call must come first
+        try:
+            create_with(0)
+        except refusal as refused:
+            error: Any = refused
+            wait_s = int(error.response.headers["retry-after-ms"]) / 1000
+            began = time.monotonic()
+            raises(refusal, create_with, 1)
+            return wait_s, time.monotonic() - began
+    raise AssertionError("no call was refused")
 
 
 def run() -> None:

@@ -2,12 +2,28 @@
 
 import json
 import os
+import threading
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
 import anthropic
 from anthropic import Anthropic, AsyncAnthropic, beta_tool
-from checks import CHAT, MESSAGES, PDF, PNG, QUESTION, RESPONSES, Models, check, raises, run
+from checks import (
+    CHAT,
+    MESSAGES,
+    PDF,
+    PNG,
+    QUESTION,
+    RESPONSES,
+    SLOW,
+    Models,
+    backoff_of,
+    check,
+    limited_task,
+    raises,
+    run,
+)
 from pydantic import BaseModel
 
 ALL = (MESSAGES, CHAT, RESPONSES)
@@ -21,6 +37,7 @@ TOOL: Any = {
 BUSY = {"x-breakwater-total-timeout-s": "2"}
 client = Anthropic()
 create = client.messages.create
+create_raw = client.messages.with_raw_response.create
 check = partial(check, door="Messages")
 
 
@@ -240,7 +257,7 @@ def keys() -> None:
 
 @check("`with_raw_response`, `with_streaming_response`")
 def raw() -> None:
-    answer = client.messages.with_raw_response.create(model=MESSAGES.writer, **ASK)
+    answer = create_raw(model=MESSAGES.writer, **ASK)
     assert QUESTION in answer.parse().content[0].text
     assert float(answer.headers["x-breakwater-cost-usd"]) > 0
     assert answer.headers["request-id"]
@@ -271,6 +288,26 @@ def limited(models: Models) -> None:
         assert 0 < int(busy.response.headers["retry-after"]) <= 30
     full = raises(anthropic.OverloadedError, create, model=f"{kind}-overloaded", extra_headers=BUSY, **ASK)
     assert full.type == "overloaded_error"
+
+
+@check("what is left of a rate limit; the SDK's own backoff obeys `retry-after-ms`")
+def backoff() -> None:
+    left = create_raw(model=CHAT.small, extra_headers=limited_task(requests_per_minute=5), **ASK).headers
+    assert (left["anthropic-ratelimit-requests-limit"], left["anthropic-ratelimit-requests-remaining"]) == ("5", "4")
+    resets_at = datetime.fromisoformat(left["anthropic-ratelimit-requests-reset"])
+    assert 50 < (resets_at - datetime.now(UTC)).total_seconds() <= 62
+    assert "anthropic-ratelimit-tokens-limit" not in left
+
+    def create_with(retries: int) -> Any:
+        return client.with_options(max_retries=retries).messages.create(model=CHAT.small, extra_headers=busy, **ASK)
+
+    busy = limited_task(concurrent_calls=1)
+    slow_call = threading.Thread(
+        target=client.messages.create, kwargs={"model": SLOW, "extra_headers": busy, **ASK}, daemon=True
+    )
+    slow_call.start()
+    wait_s, took_s = backoff_of(anthropic.RateLimitError, create_with)
+    assert wait_s <= took_s < wait_s + 3
 
 
 @check("models")

@@ -1,9 +1,11 @@
 """`openai` for Python. It takes its base URL and key from the environment."""
 
+import re
+import threading
 from typing import Any
 
 import openai
-from checks import QUESTION, SMALL, WRITER, check, run
+from checks import QUESTION, SLOW, SMALL, WRITER, backoff_of, check, limited_task, run
 from openai import AsyncOpenAI, OpenAI
 from pydantic import BaseModel
 
@@ -104,6 +106,28 @@ def raw() -> None:
     answer = client.chat.completions.with_raw_response.create(model=WRITER, **ASK)
     assert QUESTION in answer.parse().choices[0].message.content
     assert float(answer.headers["x-breakwater-cost-usd"]) > 0
+
+
+@check("what is left of a rate limit, whole and streamed; the SDK's own backoff obeys `retry-after-ms`")
+def backoff() -> None:
+    create_raw = client.chat.completions.with_raw_response.create
+    task = limited_task(requests_per_minute=5)
+    for stream, remaining in ((False, "4"), (True, "3")):
+        left = create_raw(model=SMALL, extra_headers=task, stream=stream, **ASK).headers
+        assert (left["x-ratelimit-limit-requests"], left["x-ratelimit-remaining-requests"]) == ("5", remaining)
+        assert re.fullmatch(r"1m0(\.\d+)?s|59(\.\d+)?s", left["x-ratelimit-reset-requests"])
+        assert "x-ratelimit-limit-tokens" not in left
+
+    def create_with(retries: int) -> Any:
+        return client.with_options(max_retries=retries).chat.completions.create(model=SMALL, extra_headers=busy, **ASK)
+
+    busy = limited_task(concurrent_calls=1)
+    slow_call = threading.Thread(
+        target=client.chat.completions.create, kwargs={"model": SLOW, "extra_headers": busy, **ASK}, daemon=True
+    )
+    slow_call.start()
+    wait_s, took_s = backoff_of(openai.RateLimitError, create_with)
+    assert wait_s <= took_s < wait_s + 3
 
 
 @check("`with_streaming_response`")

@@ -86,7 +86,7 @@ NEVER = {"x-should-retry": "false"}
         (429, 0.3, True, {"Retry-After": "1", "retry-after-ms": "300"}),
         (429, 0.0, True, {"Retry-After": "1", "retry-after-ms": "100"}),
         (503, 59.95, True, {"Retry-After": "60", "retry-after-ms": "60000"}),
-        # Anthropic's SDK would block its program until then, and OpenAI's for Node.js would retry at once.
+        # Anthropic's SDK would block its program until then, and others would retry soon.
         (429, 60.0, True, {"Retry-After": "60", "retry-after-ms": "60000", **NEVER}),
         (429, 86_400.0, True, {"Retry-After": "86400", "retry-after-ms": "86400000", **NEVER}),
         # Waiting does not help.

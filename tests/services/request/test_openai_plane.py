@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
+import re
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,7 +20,7 @@ from breakwater.config import load_config
 from breakwater.identity.api_keys import create_key
 from tests.anthropic_client import accumulated
 from tests.any_answers import AnyAnswer
-from tests.flow.kit import model
+from tests.flow.kit import PRICE, model
 from tests.helpers import until
 from tests.openai_client import openai_client
 from tests.server_sources import RunningServer
@@ -38,12 +40,15 @@ MODELS = {
     "sim/json": model(answer_json={"name": "ferry", "knots": 12}),
     "sim/limited": model({"status": 429, "retry_after_s": 3000}),
     "sim/down": model({"status": 500}),
+    "sim/recovers": model({"status": 500, "requests": [1, 1]}),
+    "sim/counted": model(),
     "sim/unauthorized": model({"status": 401}),
     "sim/strict": model({"status": 400, "error": {"message": "temperature is too high", "param": "temperature"}}),
     "claude": model(answer="At sea.", tool_calls=[{"name": "find_ship", "arguments": {"name": "ferry"}}]),
 }
 SHIPS = """cat > /dev/null; echo '{"status": "success", "code": 0, "result": {"ships": 3}}'"""
 NO_WAIT = {"max_attempts": 1}
+REFUSE = {"on_exceeded": "fail"}
 AGENTS = {
     "writer": {"model": "sim/fast", "allowed_models": ["sim/json"], "retry": NO_WAIT},
     "counting": {"provider": "tool"},
@@ -53,6 +58,13 @@ AGENTS = {
     "delegated": {"model": "sim/unauthorized", "on_error": "message", "breaker": "off"},
     "limited": {"model": "sim/limited", "breaker": "off"},
     "claude": {"model": "anthropic/claude"},
+    "metered": {"model": "sim/fast", "rate_limit": {"requests_per_minute": 3, "tokens_per_minute": 20_000, **REFUSE}},
+    "metered-for-all": {"model": "sim/counted"},
+    "recovering": {
+        "model": "sim/recovers",
+        "retry": NO_WAIT,
+        "breaker": {"consecutive_failures": 1, "cooldown_s": 1, "cooldown_jitter": 0},
+    },
     "backed-up": {"model": "sim/down", "fallback_models": ["anthropic/claude"], "retry": NO_WAIT, "breaker": "off"},
 }
 
@@ -88,6 +100,7 @@ async def plane(
         redis_url=redis_server.url,
         script={"models": MODELS},
         agents=AGENTS,
+        more_models={"sim/counted": {"price": PRICE, "rate_limit": {"requests_per_minute": 10}}},
         more_providers={
             "tool": {"kind": "process", "command": ["sh", "-c", SHIPS]},
             "anthropic": {"kind": "anthropic", "base_url": "http://127.0.0.1:{sim_port}/v1"},
@@ -220,6 +233,46 @@ async def test_a_rate_limit_that_lasts_longer_than_the_job_may_is_passed_on_and_
     assert 2900 < int(headers["retry-after"]) <= 3000
     assert headers["x-should-retry"] == "false"
     assert plane.worker.sim.ledger.by_model["sim/limited"].calls == 1, "the model is held after the first"
+
+
+async def test_the_sdk_reads_what_is_left_of_its_own_limits_whole_streamed_and_refused(plane: OpenAIPlane) -> None:
+    create = openai_client(f"{plane.api.url}/v1", plane.key(), max_retries=0).chat.completions.with_raw_response.create
+    for remaining, stream in (("2", False), ("1", True), ("0", True)):
+        headers = (await create(model="metered", stream=stream, **ASK)).headers
+        assert (headers["x-ratelimit-limit-requests"], headers["x-ratelimit-remaining-requests"]) == ("3", remaining)
+        assert re.fullmatch(r"1m0(\.\d+)?s|59(\.\d+)?s", headers["x-ratelimit-reset-requests"])
+        assert headers["x-ratelimit-limit-tokens"] == "20000"
+        assert 0 < int(headers["x-ratelimit-remaining-tokens"]) < 20_000
+    for stream in (False, True):
+        with pytest.raises(openai.RateLimitError) as refused:
+            await create(model="metered", stream=stream, **ASK)
+        headers = refused.value.response.headers
+        assert (headers["x-ratelimit-limit-requests"], headers["x-ratelimit-remaining-requests"]) == ("3", "0")
+        wait_ms = int(headers["retry-after-ms"])
+        assert 50_000 < wait_ms <= 60_600
+        assert int(headers["retry-after"]) == math.ceil(wait_ms / 1000)
+        assert headers.get("x-should-retry") == (None if wait_ms < 60_000 else "false")
+        result = await plane.worker.result(headers["x-breakwater-execution-id"])
+        assert result["limits"]["requests"]["remaining"] == 0
+        assert 0 <= wait_ms - result["error"]["retry_after_s"] * 1000 < 100
+
+
+async def test_a_limit_that_a_caller_shares_with_strangers_is_not_shown(plane: OpenAIPlane) -> None:
+    for name in ("metered-for-all", "writer"):
+        raw = await plane.sdk().chat.completions.with_raw_response.create(model=name, **ASK)
+        assert not [header for header in raw.headers if "ratelimit" in header], name
+
+
+async def test_the_sdk_retries_when_the_breaker_admits_a_call_and_not_by_its_own_backoff(plane: OpenAIPlane) -> None:
+    await plane.worker.worker.breakers.mark_filled("log")
+    sdk = plane.sdk()
+    with pytest.raises(openai.InternalServerError) as failed:
+        await sdk.chat.completions.create(model="recovering", **ASK)
+    assert failed.value.response.headers["x-should-retry"] == "false", "the plane has made all tries of this call"
+    raw = await sdk.chat.completions.with_raw_response.create(model="recovering", **ASK)
+    # By itself, the SDK would have paused for half a second, and been refused again.
+    assert raw.retries_taken == 1
+    assert plane.worker.sim.ledger.by_model["sim/recovers"].calls == 2
 
 
 async def test_a_dry_run_calls_nothing_and_answers_with_the_plan(plane: OpenAIPlane) -> None:

@@ -40,7 +40,7 @@ OPENAI_ERRORS: Mapping[int, str] = {
 
 SESSION_HEADERS = ("x-session-id", "x-claude-code-session-id", "session-id")
 """Headers in which programs name their session: other gateways and opencode, Claude Code, and Codex."""
-_JSON_OPTIONS = frozenset({"fallback_models", "depends_on", "metadata", "breaker", "guard", "retry"})
+_JSON_OPTIONS = frozenset({"fallback_models", "depends_on", "metadata", "breaker", "guard", "retry", "rate_limit"})
 
 
 def options_of(headers: Headers, body_options: CallOptions | None) -> CallOptions:

@@ -264,6 +264,8 @@ def over_rate_limit(over: OverRate, owner: str) -> ErrorInfo:
     measure = "concurrent calls" if limit.window is None else f"{quantity} per {limit.window.removeprefix('rolling ')}"
     amount = money(limit.amount) if limit.unit == "usd" else f"{limit.amount:,}"
     wait_s = None if over.wait_ms is None else over.wait_ms / 1000
+    if wait_s is not None and limit.unit == "concurrent":
+        wait_s = min(wait_s, RETRY_HELD_S)  # a call mostly ends long before its lease
     later = "; the call alone is above it" if wait_s is None else f"; try again in {wait_s:.0f} s"
     return refusal(
         "rate_limit",
