@@ -101,6 +101,7 @@ async def plane(
         script={"models": MODELS},
         agents=AGENTS,
         more_models={"sim/counted": {"price": PRICE, "rate_limit": {"requests_per_minute": 10}}},
+        budgets={"limits": [{"scope": "key:app within model:sim/json", "requests": 1000, "per": "minute"}]},
         more_providers={
             "tool": {"kind": "process", "command": ["sh", "-c", SHIPS]},
             "anthropic": {"kind": "anthropic", "base_url": "http://127.0.0.1:{sim_port}/v1"},
@@ -257,10 +258,14 @@ async def test_the_sdk_reads_what_is_left_of_its_own_limits_whole_streamed_and_r
         assert 0 <= wait_ms - result["error"]["retry_after_s"] * 1000 < 100
 
 
-async def test_a_limit_that_a_caller_shares_with_strangers_is_not_shown(plane: OpenAIPlane) -> None:
-    for name in ("metered-for-all", "writer"):
-        raw = await plane.sdk().chat.completions.with_raw_response.create(model=name, **ASK)
-        assert not [header for header in raw.headers if "ratelimit" in header], name
+async def test_a_caller_sees_its_own_limit_on_a_model_and_none_that_it_shares_with_strangers(
+    plane: OpenAIPlane,
+) -> None:
+    create = plane.sdk().chat.completions.with_raw_response.create
+    for name, limits in (("metered-for-all", []), ("writer", []), ("writer/sim/json", ["1000"])):
+        headers = (await create(model=name, **ASK)).headers
+        assert headers.get_list("x-ratelimit-limit-requests") == limits, name
+        assert len([header for header in headers if "ratelimit" in header]) == 3 * len(limits), name
 
 
 async def test_the_sdk_retries_when_the_breaker_admits_a_call_and_not_by_its_own_backoff(plane: OpenAIPlane) -> None:

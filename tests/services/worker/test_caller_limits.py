@@ -3,50 +3,25 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
 from typing import Any
 
-import pytest
-
-from breakwater.calls.gate import Gate, Refused
-from breakwater.jobs.contract.execution import Allowance, CallerLimits, ErrorInfo
+from breakwater.jobs.contract.execution import Result
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.subjects import Stream
-from breakwater.kernel.redis.connection import Script, ScriptCommand
-from breakwater.services.worker import handler
-from breakwater.services.worker.admission import Gates, gates_of
-from breakwater.services.worker.context import WorkerContext
-from tests.flow.kit import model
+from tests.flow.kit import PRICE, model
 from tests.services.worker.conftest import StartWorker
 
-LIMITS = CallerLimits(requests=Allowance(limit=5, remaining=4, resets_at=datetime(2026, 11, 29, 12, tzinfo=UTC)))
-ERROR = ErrorInfo(kind="rate_limit", class_="RateLimitExceededError", message="no room", retry_after_s=2.5)
 
-
-class LimitGate(Gate):
-    """A gate that says what is left, and refuses jobs that ask for it."""
-
-    def ask(self) -> ScriptCommand:
-        """Asks for nothing."""
-        return ScriptCommand(Script.of("return 1"), [], [])
-
-    def read(self, answer: Any) -> Refused | None:
-        """Says what is left, whether it admits the call or refuses it."""
-        del answer
-        self.admission.limits = LIMITS
-        return Refused("rate_limited", ERROR) if self.admission.job.job.prompt == "refuse" else None
-
-
-async def test_a_result_and_the_first_message_of_a_stream_say_what_is_left(
-    start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+async def test_a_result_and_the_first_message_of_a_stream_say_what_is_left_of_the_callers_limits(
+    start_worker: StartWorker,
 ) -> None:
-    def gates(worker: WorkerContext) -> Gates:
-        return (*gates_of(worker), LimitGate)
-
-    monkeypatch.setattr(handler, "gates_of", gates)
     answer = "".join(f"{number:03d} " for number in range(60))
     models = {"sim/m": model(answer=answer, stream={"tokens_per_s": 100})}
-    async with start_worker(models, {"writer": {"model": "sim/m"}}) as plane:
+    refuse = {"on_exceeded": "fail"}
+    agents = {"writer": {"model": "sim/m", "rate_limit": {"requests_per_minute": 2, **refuse}}}
+    # Those of the model are not shown, as other callers share them.
+    more_models = {"sim/m": {"price": PRICE, "rate_limit": {"requests_per_minute": 2, "tokens_per_minute": 10**6}}}
+    async with start_worker(models, agents, more_models=more_models) as plane:
         messages: list[dict[str, Any]] = []
 
         async def note(message: Any) -> None:
@@ -54,14 +29,23 @@ async def test_a_result_and_the_first_message_of_a_stream_say_what_is_left(
 
         await plane.client.subscribe("bw.chunks.>", cb=note)
         job = {"agent": "writer", "prompt": "x"}
-        whole = await plane.run(job | {"job_id": "whole"})
-        refused = await plane.run(job | {"job_id": "refused", "prompt": "refuse"})
+        whole = Result.model_validate(await plane.run(job | {"job_id": "whole"}))
         await plane.run(job | {"job_id": "streamed", "stream": True})
-        left = LIMITS.model_dump(mode="json")
-        assert whole["limits"] == refused["limits"] == messages[0]["limits"] == left
-        assert refused["error"]["retry_after_s"] == 2.5
+        refused = Result.model_validate(await plane.run(job | {"job_id": "refused"}))
+        assert whole.limits is not None
+        assert whole.limits.requests is not None
+        assert (whole.limits.requests.limit, whole.limits.requests.remaining, whole.limits.tokens) == (2, 1, None)
+        assert 59 < (whole.limits.requests.resets_at - whole.queued_at).total_seconds() < 63
+        assert messages[0]["limits"]["requests"]["remaining"] == 0
         assert len(messages) > 1
         assert all("limits" not in message for message in messages[1:])
-        record = await plane.worker.lookup.last(Stream.EVENTS, subjects.execution("writer", whole["execution_id"]))
+        assert refused.limits is not None
+        assert refused.limits.requests is not None
+        assert refused.error is not None
+        assert refused.error.retry_after_s is not None
+        assert refused.limits.requests.remaining == 0
+        # There is room for a call before all of it is available again.
+        assert refused.error.retry_after_s < (refused.limits.requests.resets_at - refused.queued_at).total_seconds()
+        record = await plane.worker.lookup.last(Stream.EVENTS, subjects.execution("writer", whole.execution_id))
         assert record is not None
         assert "limits" not in json.loads(record.data), "the figures of a moment are for the caller alone"

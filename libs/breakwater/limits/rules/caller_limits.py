@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import Literal
 
 from breakwater.jobs.contract.execution import Allowance, CallerLimits
@@ -36,6 +37,7 @@ class WindowState:
     empty_in_ms: int
 
 
+@lru_cache(maxsize=4096)
 def is_shown_to_caller(scope: str) -> bool:
     """Returns True if a caller may know of the limits of a scope that its calls count in."""
     return any(part.kind in _OF_CALLERS for part in parts_of(scope))
