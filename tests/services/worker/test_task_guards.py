@@ -17,6 +17,7 @@ from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.subjects import Header
 from breakwater.kernel.types import nano_from_usd, usd_from_nano
 from breakwater.limits.rules.guard import Task
+from breakwater.limits.rules.refusals import RETRY_HELD_S
 from breakwater.prices.rules.usage import Usage
 from breakwater.services.worker import crashes
 from breakwater.services.worker.attempts import Attempts
@@ -124,7 +125,8 @@ async def test_a_job_without_time_to_wait_for_the_others_is_refused(start_worker
         if late:  # whoever sleeps does so for longer than the job has
             object.__setattr__(plane.worker, "sleep", lambda _: asyncio.sleep(1.2))
         refused = await run(plane, "second", total_timeout_s=1)
-        assert (refused["reason"], refused["error"]["class"]) == ("budget_exceeded", "BudgetExceededError")
+        assert (refused["reason"], refused["error"]["class"]) == ("budget_exceeded", "BudgetHeldError")
+        assert refused["error"]["retry_after_s"] == RETRY_HELD_S
         assert [attempt["refused_by"] for attempt in refused["attempts"]] == ["task"]
         assert "while its other jobs are running" in refused["output"]
         assert not any(figure.isdigit() for figure in refused["output"])

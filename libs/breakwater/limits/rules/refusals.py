@@ -222,10 +222,11 @@ def task_budget_held(agent: str, *, used: int = 0, worst_case: int = 0, cap: int
         figures = f"{spent} of {limit} is spent or held, and the call may cost up to {worst}"
     return refusal(
         "budget_exceeded",
-        "BudgetExceededError",
+        "BudgetHeldError",
         "other jobs of the task hold what is left of its cost cap",
         figures=figures,
         to_do=f"try again when they have ended, lower `max_tokens`, or raise {_guard_setting(agent, 'max_cost')}",
+        retry_after_s=RETRY_HELD_S,
         user_message="This task has no budget left while its other jobs are running. Please try again later.",
     )
 
