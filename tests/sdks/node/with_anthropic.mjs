@@ -5,7 +5,7 @@ import Anthropic from "@anthropic-ai/sdk";
 import { betaZodTool } from "@anthropic-ai/sdk/helpers/beta/zod";
 import { zodOutputFormat } from "@anthropic-ai/sdk/helpers/zod";
 import { z } from "zod";
-import { CHAT, MESSAGES, QUESTION, RESPONSES, each, run } from "./checks.mjs";
+import { CHAT, MESSAGES, QUESTION, RESPONSES, checkBackoff, each, limitedTask, run } from "./checks.mjs";
 
 const client = new Anthropic();
 const max_tokens = 4096;
@@ -109,6 +109,14 @@ await run("Messages", {
     const names = [];
     for await (const model of client.models.list()) names.push(model.id);
     assert(names.includes(MESSAGES.writer));
+  },
+  async "what is left of a rate limit; the SDK's own backoff obeys `retry-after-ms`"() {
+    const create = (model, options) => client.messages.create({ model, max_tokens, messages }, options);
+    const headers = limitedTask({ requests_per_minute: 5 });
+    const { response } = await create(CHAT.small, { headers }).withResponse();
+    const left = ["limit", "remaining"].map((what) => response.headers.get(`anthropic-ratelimit-requests-${what}`));
+    assert.deepEqual(left, ["5", "4"]);
+    await checkBackoff(create, Anthropic.RateLimitError);
   },
   async errors() {
     const ask = (fields, on = client) => on.messages.create({ model: CHAT.writer, max_tokens, messages, ...fields });

@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import OpenAI from "openai";
 import { zodResponseFormat } from "openai/helpers/zod";
 import { z } from "zod";
-import { CHAT, QUESTION, run } from "./checks.mjs";
+import { CHAT, QUESTION, checkBackoff, limitedTask, run } from "./checks.mjs";
 
 const chat = new OpenAI().chat.completions;
 const messages = [{ role: "user", content: QUESTION }];
@@ -55,6 +55,13 @@ await run("chat", {
     assert(data.choices[0].message.content.includes(QUESTION));
     assert(Number(response.headers.get("x-breakwater-cost-usd")) > 0);
     assert.equal((await chat.create({ model: CHAT.writer, messages }).asResponse()).status, 200);
+  },
+  async "what is left of a rate limit; the SDK's own backoff obeys `retry-after-ms`"() {
+    const headers = limitedTask({ requests_per_minute: 5 });
+    const { response } = await chat.create({ model: CHAT.small, messages }, { headers }).withResponse();
+    const left = ["limit", "remaining"].map((what) => response.headers.get(`x-ratelimit-${what}-requests`));
+    assert.deepEqual(left, ["5", "4"]);
+    await checkBackoff((model, options) => chat.create({ model, messages }, options), OpenAI.RateLimitError);
   },
   async models() {
     const names = [];
