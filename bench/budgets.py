@@ -3,8 +3,9 @@
     python -m bench.budgets [calls]
 
 Starts the embedded Redis in a temporary directory. With every budget under a hard cap, it reserves for one call after
-the other, then settles them in batches of 500, and settles the same batches once more, as after a redelivery: without
-further limits, and with three and ten that the call meets. `client` is processor time of this process, `Redis` what
+the other, charges each as its worker does, then settles them in batches of 500, and settles the same batches once more,
+as after a redelivery: without further limits, with three and ten that the call meets, and with limits on the requests,
+tokens and concurrent calls of its agent and its model. `client` is processor time of this process, `Redis` what
 Redis counts for the scripts. Nothing is asserted.
 
 Measured on two cores that others used too; before and after settlements shared a script, in turn:
@@ -32,10 +33,11 @@ import uvloop
 
 from bench.counting import CountingRedis
 from breakwater.limits.rules.ledger import AttemptSums
+from breakwater.limits.rules.limit import Limit
 from breakwater.limits.rules.scopes import CallNames, Dimensions, key_of, parse_scope
 from breakwater.limits.settings import Caps
 from breakwater.limits.store.budget_counters import BudgetCounters
-from breakwater.limits.store.budgets import Budgets, Reserved, Settlement
+from breakwater.limits.store.budgets import Budgets, Reserved, Settlement, UsedTokens
 from tests.limits.limit_tables import limit, limit_table
 from tests.server_sources import embedded_servers
 
@@ -49,6 +51,13 @@ SCOPES = (
     "key:*", "user:*", "team:*", "model:*", "provider:*", "tag:project=web", "user:* within team:*",
     "key:* within model:*", "user:* within model:*", "team:* within model:*",
 )  # fmt: skip
+
+
+RATES = tuple(
+    Limit("rate", parse_scope(scope), unit, window, 10**10, "wait")
+    for scope in ("agent:writer", "model:m")
+    for unit, window in (("requests", "minute"), ("tokens", "minute"), ("concurrent", None))
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +76,12 @@ class Cost:
 class Bench:
     """One fleet, whose caps have room for all."""
 
-    def __init__(self, redis: CountingRedis, calls: int, limits: int) -> None:
+    def __init__(self, redis: CountingRedis, calls: int, limits: int, rates: Sequence[Limit] = ()) -> None:
         caps = Caps.model_construct(daily_usd=2**53, monthly_usd=2**53, enforcement="hard")
         further = [limit(key_of(parse_scope(scope)), "monthly", 2**53) for scope in SCOPES[:limits]]
         self._redis = redis
         self._budgets = Budgets(redis, ZONE)
-        self._caps = limit_table(caps, {"writer": caps}, {"*": caps}, further)
+        self._caps = limit_table(caps, {"writer": caps}, {"*": caps}, (*further, *rates))
         self._dimensions = self._budgets.dimensions = Dimensions(self._caps.dimensions)
         self._calls = calls
         self._settlements: list[Settlement] = []
@@ -106,15 +115,35 @@ class Bench:
     async def _reserve(self, number: int) -> None:
         now, attempt_id = datetime.now(UTC), f"job-{number}:1"
         counters = self._caps.counters(NAMES, self._dimensions)
-        is_incomplete = self._caps.is_incomplete(NAMES, self._dimensions)
+        rates = self._caps.rate_limits(NAMES)
         command = self._budgets.reserve_command(
-            attempt_id, NAMES, HELD, counters, now=now, lease_ms=60_000, is_incomplete=is_incomplete
+            *(attempt_id, NAMES, HELD, counters),
+            now=now,
+            lease_ms=60_000,
+            tokens=5_000,
+            rates=rates,
+            is_incomplete=self._caps.is_incomplete(NAMES, self._dimensions),
         )
         [raw] = await self._redis.run([command])
-        answer = self._budgets.read_reservation(raw, counters, HELD, now=now)
+        answer = self._budgets.read_reservation(raw, counters, HELD, now=now, rates=rates)
         assert isinstance(answer, Reserved)
         figures = AttemptSums(spent=COST, calls=1, gauged=1, foreseen=HELD, measured=COST)
         self._settlements.append(Settlement(attempt_id, number + 1, NAMES, figures, answer.at))
+
+    async def charging(self) -> Cost:
+        async def work() -> None:
+            for settlement in self._settlements:
+                await self._charge(settlement)
+
+        return await self._measured(work, asked=self._calls)
+
+    async def _charge(self, settlement: Settlement) -> None:
+        rates = self._caps.rate_limits(NAMES)
+        used = settlement.figures.spent, UsedTokens(1_000, 1_000)
+        command = self._budgets.release_command(
+            settlement.attempt_id, settlement.charged_at, used[0], tokens=used[1], rates=rates
+        )
+        await self._redis.run([command])
 
     async def _settle(self, batch: Sequence[Settlement]) -> None:
         await self._budgets.settle(batch, LOG)
@@ -147,12 +176,13 @@ async def measure(url: str, calls: int) -> dict[str, Cost]:
     redis = CountingRedis(url)
     found: dict[str, Cost] = {}
     try:
-        for limits in (0, 3, 10):
-            bench = Bench(redis, calls, limits)
+        for name, limits, rates in (("none", 0, ()), ("3 limits", 3, ()), ("10 limits", 10, ()), ("rates", 0, RATES)):
+            bench = Bench(redis, calls, limits, rates)
             await bench.prepare()
-            found[f"reserve, {limits} limits"] = await bench.reserving()
-            found[f"settle, {limits} limits"] = await bench.settling()
-            found[f"settle again, {limits} limits"] = await bench.settling()
+            found[f"reserve, {name}"] = await bench.reserving()
+            found[f"charge, {name}"] = await bench.charging()
+            found[f"settle, {name}"] = await bench.settling()
+            found[f"settle again, {name}"] = await bench.settling()
     finally:
         await redis.close()
     return found
