@@ -183,6 +183,9 @@ class Counter:
             flags += "y" if "tenant" in kinds else "xy"
         object.__setattr__(self, "flags", flags)
 
+    def __hash__(self) -> int:
+        return hash((self.key, self.window))  # a call's counters are a key of caches
+
     @property
     def parts(self) -> tuple[ScopePart, ...]:
         """The parts of its scope."""

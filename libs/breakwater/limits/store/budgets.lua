@@ -11,18 +11,24 @@
 --   s<key>                          slots
 -- Its state is 'r': reserved; 's': its worker charged what the call used; 'e': its lease ended and it was charged as
 -- reserved. Charged, it has no windows and slots any more. The first flag of a counter is its unit: 'u' for nano-dollars, 't'
--- for tokens, 'r' for requests; an 'h' after it says that it counts for the shares in its scope. The flag of a window is 'n'
--- where it does not count input that was read from the provider's cache.
--- A window counts in slices of a hundredth of its length, in one hash: requests, tokens, nano-dollars and calls under way in
--- 'r<slice>', 't<slice>', 'u<slice>' and 'c<slice>', with the sums of all slices from 'first' to 'last' in 'r', 't', 'u' and
--- 'c'. A slice counts until a window after its end: a call never less than a window, and at most a slice more.
+-- for tokens, 'r' for requests; an 'h' after it says that it counts for the shares in its scope. The flags of a window are
+-- 'n' where it does not count input that was read from the provider's cache, and 'u' where it counts nano-dollars.
+-- A window counts in slices of a hundredth of its length, in one hash: requests, tokens, calls under way and perhaps
+-- nano-dollars in 'r<slice>', 't<slice>', 'c<slice>' and 'u<slice>', with the sums of all slices from 'first' to 'last' in 'r',
+-- 't', 'c' and 'u'. A slice counts until a window after its end: a call never less than a window, and at most a slice more.
 -- Slots are a sorted set of attempts by the end of their leases.
 local SLICES = 100
-local FIELDS = {
-  u = {r = 'reserved:', s = 'spent:', cap = 'cap:'},
-  t = {r = 'reserved_tokens:', s = 'tokens:', cap = 'cap_tokens:'},
-  r = {r = 'reserved_calls:', s = 'calls:', cap = 'cap_calls:'},
-}
+-- Each script begins with what is here, so it makes no tables.
+local function field_of(unit, is_used, scope)
+  if unit == 'u' then
+    return (is_used and 'spent:' or 'reserved:') .. scope
+  end
+  local figure = unit == 't' and 'tokens:' or 'calls:'
+  return (is_used and figure or 'reserved_' .. figure) .. scope
+end
+local function units_of(counts_amount)
+  return counts_amount and {'r', 't', 'c', 'u'} or {'r', 't', 'c'}
+end
 local function now_ms()
   local time = redis.call('TIME')
   return time[1] * 1000 + math.floor(time[2] / 1000)
@@ -36,10 +42,27 @@ local function integer(number)
   end
   return text
 end
-local function add(key, field, amount)
-  if amount ~= 0 then
-    redis.call('HINCRBY', key, field, integer(amount))
+local EXACT = 2 ^ 53 -- from there on, a double may not hold an integer
+-- Adds amounts to the fields of a hash, in two commands rather than one for each field. Returns the sums.
+local function add(key, fields, amounts)
+  if #fields == 0 then
+    return {}
   end
+  local sums, changes, n = redis.call('HMGET', key, unpack(fields)), {}, 0
+  for i = 1, #fields do
+    local known = tonumber(sums[i] or 0)
+    local sum = known + amounts[i]
+    if known < EXACT and sum < EXACT and known > -EXACT and sum > -EXACT then
+      changes[n + 1], changes[n + 2], n = fields[i], sum, n + 2
+    else
+      sum = redis.call('HINCRBY', key, fields[i], integer(amounts[i]))
+    end
+    sums[i] = sum
+  end
+  if n > 0 then
+    redis.call('HSET', key, unpack(changes))
+  end
+  return sums
 end
 local function set_of_keys()
   local set = {}
@@ -56,17 +79,22 @@ local function parse(text)
   end
   local held = {
     state = state, amount = tonumber(amount), tokens = tonumber(tokens), ms = ms, agent = agent, tenant = tenant,
-    caller = caller, counters = {}, windows = {}, slots = {}, lines = lines,
+    caller = caller, periods = {}, windows = {}, slots = {}, lines = lines,
   }
-  local counters = held.counters
-  for kind, key, rest in string.gmatch(lines, '\n(%a)([^\t\n]*)([^\n]*)') do
+  for kind, key, fields in string.gmatch(lines, '\n(%a)([^\t\n]*)([^\n]*)') do
     if kind == 'c' then
-      for scope, unit, flags in string.gmatch(rest, '\t([^\t]*)\t(%a)(%a*)') do
-        counters[#counters + 1] = {key = key, scope = scope, unit = unit, is_shared = flags == 'h'}
+      local counters, n = {}, 0
+      for scope, unit, flags in string.gmatch(fields, '\t([^\t]*)\t(%a)(%a*)') do
+        n = n + 1
+        counters[n] = {scope = scope, unit = unit, is_shared = flags == 'h'}
       end
+      held.periods[#held.periods + 1] = {key = key, counters = counters}
     elseif kind == 'w' then
-      local slice, flags = string.match(rest, '^\t(%d+)\t(%a*)$')
-      held.windows[#held.windows + 1] = {key = key, slice = slice, counts_cached = flags ~= 'n'}
+      local slice, flags = string.match(fields, '^\t(%d+)\t(%a*)$')
+      held.windows[#held.windows + 1] = {
+        key = key, slice = slice, counts_cached = not string.find(flags, 'n', 1, true),
+        units = units_of(string.find(flags, 'u', 1, true)),
+      }
     else
       held.slots[#held.slots + 1] = key
     end
@@ -77,23 +105,37 @@ local function header_of(held, state)
   local figures = table.concat({state, integer(held.amount), integer(held.tokens), held.ms}, '|')
   return table.concat({figures, held.agent, held.tenant, held.caller}, '\n')
 end
+-- The amounts of a reservation by their units.
+local function amounts_of(held)
+  return {u = held.amount, t = held.tokens, r = 1}
+end
 -- Calls `each(key, field, amount)` for the counters that a reservation adds to in a state.
 local function for_each(held, state, each)
-  local amounts = {u = held.amount, t = held.tokens, r = 1}
-  local column = state == 'r' and 'r' or 's'
-  for _, counter in ipairs(held.counters) do
-    each(counter.key, FIELDS[counter.unit][column] .. counter.scope, amounts[counter.unit])
+  local amounts, is_used = amounts_of(held), state ~= 'r'
+  for _, period in ipairs(held.periods) do
+    for _, counter in ipairs(period.counters) do
+      each(period.key, field_of(counter.unit, is_used, counter.scope), amounts[counter.unit])
+    end
   end
 end
 -- Adds to what the caller of a reservation holds in each scope that has shares.
 local function share(held_key, held, amount)
-  for _, counter in ipairs(amount ~= 0 and held.counters or {}) do
-    if counter.is_shared then
-      local field = table.concat({counter.scope, held.tenant, held.caller}, '\n')
-      if redis.call('HINCRBY', held_key, field, integer(amount)) <= 0 then
-        redis.call('HDEL', held_key, field)
+  local fields, amounts, ended, caller = {}, {}, {}, '\n' .. held.tenant .. '\n' .. held.caller
+  for _, period in ipairs(amount ~= 0 and held.periods or {}) do
+    for _, counter in ipairs(period.counters) do
+      if counter.is_shared then
+        fields[#fields + 1], amounts[#amounts + 1] = counter.scope .. caller, amount
       end
     end
+  end
+  local sums = add(held_key, fields, amounts)
+  for i = 1, #sums do
+    if sums[i] <= 0 then
+      ended[#ended + 1] = fields[i]
+    end
+  end
+  if #ended > 0 then
+    redis.call('HDEL', held_key, unpack(ended))
   end
 end
 -- The keys of a reservation's places that are not told, or nil.
@@ -105,8 +147,8 @@ local function further_keys(held, told)
       keys[#keys + 1] = key
     end
   end
-  for _, counter in ipairs(held.counters) do
-    note(counter.key)
+  for _, period in ipairs(held.periods) do
+    note(period.key)
   end
   for _, window in ipairs(held.windows) do
     note(window.key)
@@ -120,16 +162,21 @@ end
 -- nil is unknown, so that the worst case stays; without `used`, the call was never made.
 local function leave(held, told, attempt_id, used)
   for _, window in ipairs(held.windows) do
-    local r, t, u, c = 'r' .. window.slice, 't' .. window.slice, 'u' .. window.slice, 'c' .. window.slice
-    local known = told[window.key] and redis.call('HMGET', window.key, r, t, u, c, 'r', 't', 'u', 'c') or {}
-    if known[1] then -- a slice that is over has left the sums, or will with all that it holds
-      local requests, tokens, amount = -1, -held.tokens, -held.amount
+    -- A slice that is over has left the sums, or will with all that it holds.
+    if told[window.key] and redis.call('HEXISTS', window.key, 'r' .. window.slice) == 1 then
+      local changes = {r = -1, t = -held.tokens, u = -held.amount, c = -1}
       if used then
-        local count = used.tokens and (window.counts_cached and used.tokens or used.uncached) or held.tokens
-        requests, tokens, amount = 0, count - held.tokens, used.amount - held.amount
+        local tokens = used.tokens and (window.counts_cached and used.tokens or used.uncached) or held.tokens
+        changes = {r = 0, t = tokens - held.tokens, u = used.amount - held.amount, c = -1}
       end
-      redis.call('HSET', window.key, r, known[1] + requests, t, known[2] + tokens, u, known[3] + amount, c, known[4] - 1,
-        'r', known[5] + requests, 't', known[6] + tokens, 'u', known[7] + amount, 'c', known[8] - 1)
+      local fields, amounts = {}, {}
+      for _, unit in ipairs(window.units) do
+        local n, amount = #fields, changes[unit]
+        if amount ~= 0 then
+          fields[n + 1], fields[n + 2], amounts[n + 1], amounts[n + 2] = unit, unit .. window.slice, amount, amount
+        end
+      end
+      add(window.key, fields, amounts)
     end
   end
   for _, key in ipairs(held.slots) do
@@ -141,22 +188,28 @@ end
 -- Charges what a call used in place of what is reserved in its counters, or ends that where `used` is nil. Counters that no
 -- longer exist were of a period that is long over.
 local function charge(held, held_key, used)
-  local counted = {}
-  local function count(sign)
-    return function(key, field, amount)
-      if counted[key] == nil then
-        counted[key] = redis.call('EXISTS', key) == 1
-      end
-      if counted[key] then
-        add(key, field, sign * amount)
-      end
-    end
-  end
-  for_each(held, 'r', count(-1))
+  local reserved, charged = amounts_of(held), nil
   share(held_key, held, -held.amount)
   if used then
     held.amount, held.tokens = used.amount, used.tokens or held.tokens
-    for_each(held, 's', count(1))
+    charged = amounts_of(held)
+  end
+  for _, period in ipairs(held.periods) do
+    if redis.call('EXISTS', period.key) == 1 then
+      local fields, amounts, n = {}, {}, 0
+      for _, counter in ipairs(period.counters) do
+        local unit = counter.unit
+        if reserved[unit] ~= 0 then
+          n = n + 1
+          fields[n], amounts[n] = field_of(unit, false, counter.scope), -reserved[unit]
+        end
+        if charged and charged[unit] ~= 0 then
+          n = n + 1
+          fields[n], amounts[n] = field_of(unit, true, counter.scope), charged[unit]
+        end
+      end
+      add(period.key, fields, amounts)
+    end
   end
 end
 -- A reservation that is charged, as it is stored.
@@ -171,11 +224,11 @@ end
 -- rest.
 -- KEYS: reservations, leases, filled, held, periods..., windows..., slots...
 -- ARGV from the 17th, for each period: first ms, first ms after it, keep until (ms); then for each counter: number of its
--- period, scope, flags, hard limit ('' = none); then for each window: ms of a slice, flags, the most requests, tokens and
--- nano-dollars ('' = none); then for each slots: the most calls ('' = none), flags.
+-- period, scope, flags, hard limit ('' = none); then for each window: ms of a slice, flags, the units whose limits refuse
+-- calls and have none wait, the most requests, tokens and nano-dollars ('' = none); then for each slots: the most calls
+-- ('' = none), 'c' where that limit refuses calls.
 -- Flags of a counter beyond those above: 'n': the caller made its name up, perhaps; 'x' and 'y': tenants and callers have
--- shares. Flags of windows and slots beyond those above: 'r', 't', 'u' and 'c' where the limit on requests, tokens,
--- nano-dollars or concurrent calls refuses calls, and has none wait.
+-- shares.
 -- Returns {1, when it was reserved, figures of the windows};
 -- {0, number of the refusing counter, limit, used, reserved, 1 where it is the share that has no room};
 -- {6, number of the refusing window, unit, ms until the call may fit (-1 = never), calls under way, figures} or
@@ -199,7 +252,7 @@ local periods, counters, argument = {}, {}, 17
 for k = 5, 4 + number_of_periods do
   periods[#periods + 1] = {
     key = KEYS[k], first = tonumber(ARGV[argument]), over = tonumber(ARGV[argument + 1]), keep_until_ms = ARGV[argument + 2],
-    fields = {}, notes = {},
+    fields = {}, notes = {}, reserved = {}, amounts = {},
   }
   argument = argument + 3
 end
@@ -208,20 +261,21 @@ for i = 1, number_of_counters do
   local unit = string.sub(flags, 1, 1)
   counters[i] = {
     period = periods[tonumber(ARGV[argument])], scope = scope, unit = unit, flags = flags, cap = ARGV[argument + 3],
-    field = FIELDS[unit].r .. scope,
+    field = field_of(unit, false, scope),
   }
   argument = argument + 4
 end
 local windows, slots = {}, {}
 for k = 5 + number_of_periods, 4 + number_of_periods + number_of_windows do
   windows[#windows + 1] = {
-    key = KEYS[k], slice_ms = tonumber(ARGV[argument]), flags = ARGV[argument + 1], r = tonumber(ARGV[argument + 2]),
-    t = tonumber(ARGV[argument + 3]), u = tonumber(ARGV[argument + 4]),
+    key = KEYS[k], slice_ms = tonumber(ARGV[argument]), flags = ARGV[argument + 1], refuses = ARGV[argument + 2],
+    r = tonumber(ARGV[argument + 3]), t = tonumber(ARGV[argument + 4]), u = tonumber(ARGV[argument + 5]),
+    units = units_of(ARGV[argument + 5] ~= ''),
   }
-  argument = argument + 5
+  argument = argument + 6
 end
 for k = 5 + number_of_periods + number_of_windows, #KEYS do
-  slots[#slots + 1] = {key = KEYS[k], most = tonumber(ARGV[argument]), flags = ARGV[argument + 1]}
+  slots[#slots + 1] = {key = KEYS[k], most = tonumber(ARGV[argument]), refuses = ARGV[argument + 1]}
   argument = argument + 2
 end
 local function keep(key, ms)
@@ -241,10 +295,12 @@ local function is_as_before()
     is_asked[counter.period.key .. '\n' .. counter.field] = true
   end
   -- It may lack a counter of a dimension that is counted since.
-  for _, counter in ipairs(before.counters) do
-    if not is_asked[counter.key .. '\n' .. FIELDS[counter.unit].r .. counter.scope] then
-      return false
-    end
+  local is_subset = true
+  for_each(before, 'r', function(key, field)
+    is_subset = is_subset and is_asked[key .. '\n' .. field]
+  end)
+  if not is_subset then
+    return false
   end
   for _, key in ipairs(before.slots) do
     local ends = told[key] and redis.call('ZSCORE', key, attempt_id)
@@ -256,8 +312,8 @@ local function is_as_before()
 end
 if before then
   local function lacks_counters()
-    for _, counter in ipairs(before.counters) do
-      if not told[counter.key] then
+    for _, period in ipairs(before.periods) do
+      if not told[period.key] then
         return true
       end
     end
@@ -328,10 +384,10 @@ for _, counter in ipairs(counters) do
     if not source[1] then
       return {3}
     end
-    local fields, names_of = counter.period.fields, FIELDS[counter.unit]
-    local n = #fields
+    local fields, unit = counter.period.fields, counter.unit
+    local n, raised_cap = #fields, unit == 'u' and 'cap:' or unit == 't' and 'cap_tokens:' or 'cap_calls:'
     counter.first_value = n + 1
-    fields[n + 1], fields[n + 2], fields[n + 3] = names_of.s .. counter.scope, counter.field, names_of.cap .. counter.scope
+    fields[n + 1], fields[n + 2], fields[n + 3] = field_of(unit, true, counter.scope), counter.field, raised_cap .. counter.scope
   end
 end
 for _, period in ipairs(periods) do
@@ -436,41 +492,56 @@ end
 
 -- Windows
 local function sums_of(window)
-  local key, slice = window.key, math.floor(now / window.slice_ms)
+  local key, units, slice = window.key, window.units, math.floor(now / window.slice_ms)
   local function fields_of(part)
-    return 'r' .. part, 't' .. part, 'u' .. part, 'c' .. part
+    local fields = {}
+    for i, unit in ipairs(units) do
+      fields[i] = unit .. part
+    end
+    return fields
   end
-  local known = redis.call('HMGET', key, 'first', 'last', 'r', 't', 'u', 'c', fields_of(slice))
+  local sums = {first = slice, last = slice, is_fresh = true, fields = fields_of(slice), of_slice = {}}
+  local count, fields = #units, {'first', 'last'}
+  for i, unit in ipairs(units) do
+    fields[2 + i], fields[2 + count + i] = unit, sums.fields[i]
+  end
+  local known = redis.call('HMGET', key, unpack(fields))
   local over = slice - SLICES - 1
   local last = tonumber(known[2] or over)
   if last <= over or last > slice + SLICES then -- ahead by a window: the clock was set back, and the sums mean nothing
     if known[2] then
       redis.call('DEL', key)
     end
-    return {first = slice, last = slice, r = 0, t = 0, u = 0, c = 0, of_slice = {0, 0, 0, 0}, is_fresh = true}
-  end
-  local of_slice = {known[7] or 0, known[8] or 0, known[9] or 0, known[10] or 0}
-  if last > slice then -- another server's clock, which was a little ahead
-    of_slice = redis.call('HMGET', key, fields_of(last))
-  end
-  local sums = {
-    first = tonumber(known[1]), last = math.max(last, slice), r = tonumber(known[3]), t = tonumber(known[4]),
-    u = tonumber(known[5]), c = tonumber(known[6]), of_slice = of_slice, is_fresh = last < slice,
-  }
-  if sums.first <= over then
-    local fields = {}
-    for old = sums.first, over do
-      local n = #fields
-      fields[n + 1], fields[n + 2], fields[n + 3], fields[n + 4] = fields_of(old)
+    for i, unit in ipairs(units) do
+      sums[unit], sums.of_slice[i] = 0, 0
     end
-    local past = redis.call('HMGET', key, unpack(fields))
-    for i = 1, #past, 4 do
-      sums.r, sums.t = sums.r - (past[i] or 0), sums.t - (past[i + 1] or 0)
-      sums.u, sums.c = sums.u - (past[i + 2] or 0), sums.c - (past[i + 3] or 0)
+    return sums
+  end
+  for i, unit in ipairs(units) do
+    sums[unit], sums.of_slice[i] = tonumber(known[2 + i] or 0), known[2 + count + i] or 0
+  end
+  sums.first, sums.last, sums.is_fresh = tonumber(known[1]), math.max(last, slice), last < slice
+  if last > slice then -- another server's clock, which was a little ahead
+    sums.fields = fields_of(last)
+    for i, amount in ipairs(redis.call('HMGET', key, unpack(sums.fields))) do
+      sums.of_slice[i] = amount or 0
+    end
+  end
+  if sums.first <= over then
+    local changes = {'first', over + 1}
+    for _, unit in ipairs(units) do
+      local past = {}
+      for old = sums.first, over do
+        past[#past + 1] = unit .. old
+      end
+      for _, amount in ipairs(redis.call('HMGET', key, unpack(past))) do
+        sums[unit] = sums[unit] - (amount or 0)
+      end
+      redis.call('HDEL', key, unpack(past))
+      changes[#changes + 1], changes[#changes + 2] = unit, sums[unit]
     end
     sums.first = over + 1
-    redis.call('HDEL', key, unpack(fields))
-    redis.call('HSET', key, 'first', sums.first, 'r', sums.r, 't', sums.t, 'u', sums.u, 'c', sums.c)
+    redis.call('HSET', key, unpack(changes))
   end
   return sums
 end
@@ -501,7 +572,7 @@ for number, window in ipairs(windows) do
       keep_out(NEVER_FITS, 0, {6, number, unit, -1, 0})
     elseif most and window.sums[unit] + worst[unit] - held_before[unit] > most then
       local wait_ms = wait_ms_of(window, unit, window.sums[unit] + worst[unit] - held_before[unit] - most)
-      local rank = string.find(window.flags, unit, 1, true) and REFUSES or WAITS
+      local rank = string.find(window.refuses, unit, 1, true) and REFUSES or WAITS
       keep_out(rank, wait_ms, {6, number, unit, wait_ms, window.sums.c})
     end
   end
@@ -515,7 +586,7 @@ for number, slot in ipairs(kept_out and {} or slots) do
     if calls >= slot.most then
       local ends = redis.call('ZRANGE', slot.key, calls - slot.most, calls - slot.most, 'WITHSCORES')
       local wait_ms = tonumber(ends[2]) - now
-      keep_out(string.find(slot.flags, 'c', 1, true) and REFUSES or WAITS, wait_ms, {7, number, wait_ms})
+      keep_out(slot.refuses == 'c' and REFUSES or WAITS, wait_ms, {7, number, wait_ms})
     end
   end
 end
@@ -541,42 +612,44 @@ for key, count in pairs(added) do
   redis.call('HSET', key, names, count)
 end
 if before then
-  for_each(before, 'r', function(key, field, amount)
-    add(key, field, -amount)
-  end)
-  share(held_key, before, -before.amount)
   leave(before, told, attempt_id)
+  charge(before, held_key)
 end
-call.counters = {}
+local shared = {}
 for _, counter in ipairs(counters) do
-  local period, amount = counter.period, worst[counter.unit]
-  local reserved = redis.call('HINCRBY', period.key, counter.field, integer(amount))
-  period.is_fresh = period.is_fresh or reserved == amount -- nothing else is reserved, and maybe nothing was counted yet
-  if string.find(counter.flags, 'h', 2, true) then
-    call.counters[#call.counters + 1] = {scope = counter.scope, is_shared = true}
+  local n = #counter.period.reserved + 1
+  counter.period.reserved[n], counter.period.amounts[n] = counter.field, worst[counter.unit]
+  if #counter.flags > 1 and string.find(counter.flags, 'h', 2, true) then
+    shared[#shared + 1] = {scope = counter.scope, is_shared = true}
   end
 end
+call.periods = {{counters = shared}}
 for _, period in ipairs(periods) do
-  if period.is_fresh then
-    redis.call('PEXPIREAT', period.key, period.keep_until_ms)
+  for i, reserved in ipairs(add(period.key, period.reserved, period.amounts)) do
+    if reserved == period.amounts[i] then -- nothing else is reserved, and maybe nothing was counted yet
+      redis.call('PEXPIREAT', period.key, period.keep_until_ms)
+      break
+    end
   end
 end
 share(held_key, call, worst.u)
--- Units without a limit are counted, too: one that is set later holds immediately.
+-- Requests and tokens without a limit are counted, too: one that is set later holds immediately.
 local lines = {header_of(call, 'r'), counter_lines}
 for _, window in ipairs(windows) do
   local sums = before and sums_of(window) or window.sums
-  local of_slice, ends = sums.of_slice, (sums.last + SLICES + 1) * window.slice_ms
-  sums.r, sums.t, window.sums = sums.r + 1, sums.t + worst.t, sums
-  redis.call('HSET', window.key, 'first', sums.first, 'last', sums.last,
-    'r', sums.r, 't', sums.t, 'u', sums.u + worst.u, 'c', sums.c + 1,
-    'r' .. sums.last, of_slice[1] + 1, 't' .. sums.last, of_slice[2] + worst.t,
-    'u' .. sums.last, of_slice[3] + worst.u, 'c' .. sums.last, of_slice[4] + 1)
-  if sums.is_fresh then
-    redis.call('PEXPIREAT', window.key, ends)
+  local changes, added = {'first', sums.first, 'last', sums.last}, {r = 1, t = worst.t, u = worst.u, c = 1}
+  for i, unit in ipairs(window.units) do
+    sums[unit] = sums[unit] + added[unit]
+    local n = #changes
+    changes[n + 1], changes[n + 2], changes[n + 3], changes[n + 4] =
+      unit, sums[unit], sums.fields[i], sums.of_slice[i] + added[unit]
   end
-  local flag = string.find(window.flags, 'n', 1, true) and 'n' or ''
-  lines[#lines + 1] = table.concat({'\nw', window.key, '\t', integer(sums.last), '\t', flag})
+  redis.call('HSET', window.key, unpack(changes))
+  if sums.is_fresh then
+    redis.call('PEXPIREAT', window.key, (sums.last + SLICES + 1) * window.slice_ms)
+  end
+  window.sums = sums
+  lines[#lines + 1] = table.concat({'\nw', window.key, '\t', integer(sums.last), '\t', window.flags})
 end
 for _, slot in ipairs(slots) do
   redis.call('ZADD', slot.key, now + lease_ms, attempt_id)
@@ -623,7 +696,6 @@ return 1
 local log, zone, block_keep_ms, settlements = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local first_period, number_of_places = 5 + tonumber(ARGV[5]), tonumber(ARGV[6])
 local reservations, leases, filled_key, held_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local EXACT = 2 ^ 53
 local filled = redis.call('HMGET', filled_key, 'log', 'zone', 'upto', 'dimensions')
 if filled[1] ~= log or filled[2] ~= zone then
   return {3}
@@ -639,7 +711,7 @@ end
 
 local periods, by_key, told = {}, {}, set_of_keys()
 for k = first_period, first_period + ARGV[8] - 1 do
-  local period = {key = KEYS[k], keep_until_ms = take(), sums = {}, asked = {}}
+  local period = {key = KEYS[k], keep_until_ms = take(), sums = {}, changed = {}, asked = {}}
   period.over = tonumber(period.keep_until_ms) <= now -- long over, and not counted any more
   periods[#periods + 1], by_key[period.key] = period, period
 end
@@ -676,8 +748,11 @@ local function sum(period, field, amount)
   if period.over then
     return
   end
-  local before = period.sums[field] or 0
-  if math.abs(before + amount) >= EXACT then -- a double may not hold it
+  local before = period.sums[field]
+  if not before then
+    before = 0
+    period.changed[#period.changed + 1] = field
+  elseif math.abs(before + amount) >= EXACT then
     redis.call('HINCRBY', period.key, field, integer(before))
     before = 0
   end
@@ -723,8 +798,15 @@ for block in pairs(blocks) do
   redis.call('PEXPIRE', block, block_keep_ms)
 end
 for _, period in ipairs(periods) do
-  for field, amount in pairs(period.sums) do
-    add(period.key, field, amount)
+  for first = 1, #period.changed, 1000 do -- of more, Lua's stack has no room
+    local fields, amounts = {}, {}
+    for i = first, math.min(first + 999, #period.changed) do
+      local field = period.changed[i]
+      if period.sums[field] ~= 0 then
+        fields[#fields + 1], amounts[#amounts + 1] = field, period.sums[field]
+      end
+    end
+    add(period.key, fields, amounts)
   end
   redis.call('PEXPIREAT', period.key, period.keep_until_ms)
   period.values = #period.asked > 0 and redis.call('HMGET', period.key, unpack(period.asked)) or {}

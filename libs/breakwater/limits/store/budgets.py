@@ -8,7 +8,7 @@ tenant, are a hash apart: one that holds nothing has no field in it. Filling, co
 in `limits.store.budget_counters`.
 
 Limits on a rate are counted by Redis' clock, in slices of 1 % of the window with running sums, in one hash for each
-scope and window: at most 410 small fields, however much is called. A call counts for at least the whole window and at
+scope and window: at most 409 small fields, however much is called. A call counts for at least the whole window and at
 most a slice longer, so no window, wherever it is laid, ever holds more than the limit. Calls at the same time are a
 sorted set of leases: those of a worker that died end by themselves.
 """
@@ -278,39 +278,22 @@ class Budgets:
             is_incomplete: a hard cap applies in a dimension that is not counted yet, or not wholly.
         """
         current = self._current(now) if at is None else periods_at(at, self._zone)
-        windows = {counter.window for counter in counters}
-        periods = [budget_period for budget_period in current.all if budget_period.window in windows]
-        numbers = {budget_period.window: number for number, budget_period in enumerate(periods, 1)}
-        of_periods: list[Argument] = []
-        lines = {budget_period.window: f"\nc{key_of(budget_period)}" for budget_period in periods}
-        for budget_period in periods:
-            of_periods += [budget_period.start_ms, budget_period.end_ms, budget_period.end_ms + KEEP_MS]
-        of_counters: list[Argument] = []
-        shared: set[str] = set()
-        for counter in counters:
-            is_shared = "y" in counter.flags and counter.key not in shared
-            if is_shared:
-                shared.add(counter.key)
-            kept_flags = "uh" if is_shared else "u"
-            lines[counter.window] += f"\t{counter.key}\t{kept_flags}"
-            cap = None if at is not None else counter.hard_limit
-            flags = kept_flags + counter.flags
-            of_counters += [numbers[counter.window], counter.key, flags, "" if cap is None else cap]
+        parts = _counter_parts(tuple(counters), current.day.start_ms, self._zone, has_caps=at is None)
         of_rates: list[Argument] = []
         for window in rates.windows:
             maxima = ("" if maximum is None else maximum for maximum in window.maxima)
-            of_rates += [self._slice_ms[window.window], _flags_of(window), *maxima]
+            of_rates += [self._slice_ms[window.window], _flags_of(window), _refusing_units(window), *maxima]
         for slots in rates.slots:
             most_calls = "" if at is not None else slots.limit.amount
             of_rates += [most_calls, "c" if slots.limit.action != "wait" else ""]
         arguments: list[Argument] = [
             *(attempt_id, amount, tokens, "" if lease_ms is None else lease_ms, "" if at is None else ms_from_time(at)),
             *(names.agent, names.tenant or "", caller or "", "" if most_names is None else most_names, waits_ms),
-            *(self.dimensions.text, int(is_incomplete and at is None), "".join(lines.values())),
-            *(len(periods), len(counters), len(rates.windows)),
+            *(self.dimensions.text, int(is_incomplete and at is None), parts.lines),
+            *(len(parts.keys), len(counters), len(rates.windows)),
         ]
-        keys = [RESERVATIONS, LEASES, FILLED, HELD, *map(key_of, periods), *keys_of_rate_limits(rates)]
-        return ScriptCommand(LUA["reserve"], keys, [*arguments, *of_periods, *of_counters, *of_rates])
+        keys = [RESERVATIONS, LEASES, FILLED, HELD, *parts.keys, *keys_of_rate_limits(rates)]
+        return ScriptCommand(LUA["reserve"], keys, [*arguments, *parts.arguments, *of_rates])
 
     def read_reservation(
         self,
@@ -475,14 +458,51 @@ def reservation(attempt_id: str, text: str) -> Reservation:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _CounterParts:
+    """The parts of a command that reserves that depend on its counters and their periods alone."""
+
+    keys: tuple[str, ...]
+    """The keys of the periods."""
+    lines: str
+    """The counters as the reservation has them."""
+    arguments: tuple[Argument, ...]
+
+
+@lru_cache(maxsize=4096)
+def _counter_parts(counters: tuple[Counter, ...], day_ms: int, zone: ZoneInfo, *, has_caps: bool) -> _CounterParts:
+    """Returns the parts for the periods of a day, by its first moment."""
+    windows = {counter.window for counter in counters}
+    periods = [one for one in periods_at(time_from_ms(day_ms), zone).all if one.window in windows]
+    numbers = {budget_period.window: number for number, budget_period in enumerate(periods, 1)}
+    lines = {budget_period.window: f"\nc{key_of(budget_period)}" for budget_period in periods}
+    arguments: list[Argument] = []
+    for budget_period in periods:
+        arguments += [budget_period.start_ms, budget_period.end_ms, budget_period.end_ms + KEEP_MS]
+    shared: set[str] = set()
+    for counter in counters:
+        is_shared = "y" in counter.flags and counter.key not in shared
+        if is_shared:
+            shared.add(counter.key)
+        kept_flags = "uh" if is_shared else "u"
+        lines[counter.window] += f"\t{counter.key}\t{kept_flags}"
+        cap = counter.hard_limit if has_caps else None
+        arguments += [numbers[counter.window], counter.key, kept_flags + counter.flags, "" if cap is None else cap]
+    return _CounterParts(tuple(map(key_of, periods)), "".join(lines.values()), tuple(arguments))
+
+
 _LETTERS: Mapping[WindowUnit, str] = {"requests": "r", "tokens": "t", "usd": "u"}
 _UNITS: Mapping[str, WindowUnit] = {letter: unit for unit, letter in _LETTERS.items()}
 
 
 def _flags_of(window: RateWindow) -> str:
-    """Returns the flags of a window in the script that reserves."""
-    refusing = "".join(_LETTERS[unit] for unit, limit in window.limits.items() if limit.action != "wait")
-    return refusing if window.counts_cached else f"n{refusing}"
+    """Returns the flags of a window in the scripts."""
+    return ("" if window.counts_cached else "n") + ("u" if "usd" in window.limits else "")
+
+
+def _refusing_units(window: RateWindow) -> str:
+    """Returns the units whose limits refuse calls, and have none wait."""
+    return "".join(_LETTERS[unit] for unit, limit in window.limits.items() if limit.action != "wait")
 
 
 def _window_states(rates: RateLimits, figures: Sequence[int]) -> tuple[WindowState, ...]:
