@@ -59,6 +59,7 @@ AGENTS = {
     "limited": {"model": "sim/limited", "breaker": "off"},
     "claude": {"model": "anthropic/claude"},
     "metered": {"model": "sim/fast", "rate_limit": {"requests_per_minute": 3, "tokens_per_minute": 20_000, **REFUSE}},
+    "metered-strictly": {"model": "sim/fast", "rate_limit": {"requests_per_minute": 1, **REFUSE}},
     "metered-for-all": {"model": "sim/counted"},
     "recovering": {
         "model": "sim/recovers",
@@ -266,6 +267,18 @@ async def test_a_caller_sees_its_own_limit_on_a_model_and_none_that_it_shares_wi
         headers = (await create(model=name, **ASK)).headers
         assert headers.get_list("x-ratelimit-limit-requests") == limits, name
         assert len([header for header in headers if "ratelimit" in header]) == 3 * len(limits), name
+
+
+async def test_a_call_that_the_sdk_repeats_at_the_time_that_it_is_told_is_admitted(
+    plane: OpenAIPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(vars(plane.worker.worker.budgets)["_slice_ms"], "minute", 25)  # it has 2.5 seconds then
+    create = openai_client(f"{plane.api.url}/v1", plane.key(), max_retries=1).chat.completions.with_raw_response.create
+    assert (await create(model="metered-strictly", **ASK)).retries_taken == 0
+    raw = await create(model="metered-strictly", **ASK)
+    # After its own pause of half a second at most, it would be refused, and not try again.
+    assert raw.retries_taken == 1
+    assert raw.headers["x-ratelimit-remaining-requests"] == "0"
 
 
 async def test_the_sdk_retries_when_the_breaker_admits_a_call_and_not_by_its_own_backoff(plane: OpenAIPlane) -> None:
