@@ -40,6 +40,7 @@ from breakwater.jobs.api.callable_agents import CallableAgentTable
 from breakwater.jobs.api.cancels import CancelRequests, Cancels
 from breakwater.jobs.api.job_queue import QueueQuota
 from breakwater.jobs.api.results import JobLookup, ResultReader, Waiters
+from breakwater.jobs.api.waiting_callers import WaitingCallers
 from breakwater.jobs.store.accepted import AcceptedJobs
 from breakwater.jobs.store.executions import Executions
 from breakwater.kernel.clickhouse.client import connect
@@ -125,6 +126,7 @@ class RequestService:
             cipher=cipher,
             lookup=lookup,
             quota=QueueQuota(config.limits.jobs_max_bytes_per_agent, Lookup(self._connection)),
+            waiting=WaitingCallers(publisher),
             live=LiveConfig(config),
             incidents=IncidentLog(self._connection, publisher, redactor),
             cancels=cancels,
@@ -230,7 +232,9 @@ class RequestService:
     async def _lifespan(self, app: Starlette) -> AsyncGenerator[None]:  # noqa: ARG002  Starlette passes it
         # Starting does not wait for NATS: without it, the service responds with 503 and the reason.
         self._connecting = asyncio.create_task(self._connect())
-        watching = [asyncio.create_task(background.keep_doing(watch.run)) for watch in (self._needs.quota, self._fill)]
+        follow_callers = partial(self._needs.waiting.follow, self._any_connection)
+        watches = (self._needs.quota.run, self._fill.run, follow_callers)
+        watching = [asyncio.create_task(background.keep_doing(watch)) for watch in watches]
 
         def stop_if_failed(connecting: asyncio.Task[None]) -> None:
             if not connecting.cancelled() and connecting.exception() is not None:

@@ -45,6 +45,7 @@ from breakwater.jobs.api.plans import PlanRoutes
 from breakwater.jobs.api.progress import ProgressRoutes
 from breakwater.jobs.api.queues import QueueRoutes
 from breakwater.jobs.api.results import JobLookup
+from breakwater.jobs.api.waiting_callers import WaitingCallers
 from breakwater.jobs.plan_changes import PlanLog
 from breakwater.jobs.store.dismissals import Dismissals
 from breakwater.jobs.store.in_flight_requests import InFlightRequests
@@ -93,6 +94,7 @@ class ApiDependencies:
     cipher: Cipher
     lookup: JobLookup
     quota: QueueQuota
+    waiting: WaitingCallers
     live: LiveConfig
     incidents: IncidentLog
     cancels: Cancels
@@ -162,7 +164,7 @@ class ApiDependencies:
     @cached_property
     def queue(self) -> JobQueue:
         """The queue that jobs are published to."""
-        return JobQueue(self.publisher, self.quota, self.lookup.accepted)
+        return JobQueue(self.publisher, self.quota, self.lookup.accepted, self.waiting)
 
     @cached_property
     def plan_log(self) -> PlanLog:

@@ -18,7 +18,6 @@ from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.broker import Batches, Broker, Each, ServiceApp, connection_of, make_broker, publisher_of
 from breakwater.kernel.nats.delivery import DELAYED_BATCH, DELAYED_LINGER_S, DelayedQueue, Delivery
 from breakwater.kernel.nats.lookup import ClientGetter, Lookup
-from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.topology import PARKED_CONSUMER, worker_consumer
 from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage
@@ -32,6 +31,7 @@ from breakwater.services.worker.consumers import ConsumerWatch
 from breakwater.services.worker.context import WorkerContext, context_for
 from breakwater.services.worker.dead_workers import DeadWorkers
 from breakwater.services.worker.leases import receive_cancel_requests
+from breakwater.services.worker.turns import receive_new_callers
 
 
 def build(settings: Settings, config: Config) -> ServiceApp:
@@ -66,7 +66,8 @@ def build(settings: Settings, config: Config) -> ServiceApp:
     )
     app = ServiceApp(broker)
     config_versions = ConfigVersions(worker, pool, live)
-    subscribers = Subscribers(app, broker, worker.publisher, config_versions)
+    worker.turns.concurrency = config_versions.concurrency
+    subscribers = Subscribers(app, broker, worker, config_versions)
     work = BackgroundWork(worker, connection, config_versions, subscribers)
 
     async def reload(changed: Config) -> None:
@@ -99,7 +100,7 @@ JOIN_S = 2.0
 class Subscribers:
     """The subscribers of one worker: one for the jobs of each agent, and one for all parked jobs."""
 
-    def __init__(self, app: ServiceApp, broker: Broker, publisher: Publisher, config_versions: ConfigVersions) -> None:
+    def __init__(self, app: ServiceApp, broker: Broker, worker: WorkerContext, config_versions: ConfigVersions) -> None:
         self._app = app
         self._broker = broker
         self._config_versions = config_versions
@@ -107,7 +108,7 @@ class Subscribers:
 
         @broker.subscriber(channels.PARKED, durable=PARKED_CONSUMER, pull_sub=Batches(DELAYED_BATCH, DELAYED_LINGER_S))
         async def wake(jobs: list[Delivery[Job]]) -> None:
-            await DelayedQueue(publisher, config_versions.agents).handle_all(jobs)
+            await DelayedQueue(worker.publisher, config_versions.agents, worker.turns.add).handle_all(jobs)
 
         self._declare_missing()
 
@@ -152,6 +153,8 @@ class BackgroundWork:
             worker.leases.run,
             partial(receive_cancel_requests, connection, worker.leases.cancel),
             self._dead_workers.run,
+            worker.turns.run,
+            partial(receive_new_callers, connection, worker.slots),
             partial(worker.bodies.remove_leftovers, worker.now),
             ConsumerWatch(connection, worker.publisher, config_versions).run,
             StorageWatch("redis", lambda: self._dead_workers.heartbeat, self._open_incidents, worker.now).run,

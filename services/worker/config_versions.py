@@ -95,7 +95,7 @@ class ConfigVersions:
     async def handle(self, agent: str, delivery: Delivery) -> None:
         """Handles one delivery of an agent's job."""
         version = self._serving[agent]
-        if not delivery.is_first:
+        if not delivery.is_unstarted:
             deliveries = self.newest.worker.leases.deliveries
             deliveries.add(delivery)
             try:

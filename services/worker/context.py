@@ -44,6 +44,7 @@ from breakwater.services.worker.bodies import Bodies
 from breakwater.services.worker.leases import Leases
 from breakwater.services.worker.outcomes import Outcomes
 from breakwater.services.worker.slots import Slots
+from breakwater.services.worker.turns import Turns
 
 utc_now = partial(datetime.now, UTC)
 """The clock of a worker."""
@@ -69,6 +70,7 @@ class WorkerContext:
     targets: Targets
     leases: Leases
     slots: Slots
+    turns: Turns
     outcomes: Outcomes
     redactor: Redactor
     outages: Outages
@@ -134,6 +136,7 @@ def context_for(
     executions = Executions(redis, cipher, liveness)
     breakers = Breakers(redis)
     outages = Outages()
+    slots = Slots(monotonic)
     return WorkerContext(
         id=process.own_id(),
         **_compiled(config, redis),
@@ -146,7 +149,8 @@ def context_for(
         cache=AnswerCache(redis, cipher),
         cipher=cipher,
         leases=Leases(executions, outages),
-        slots=Slots(monotonic),
+        slots=slots,
+        turns=Turns(slots, lambda agent: config.agents[agent].concurrency, lookup, publisher),
         outages=outages,
         outcomes=Outcomes(redis, breakers, outages, random.random),
         guards=TaskGuards(redis, executions, publisher, lookup, outages),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from time import monotonic
 
@@ -44,7 +44,8 @@ from breakwater.services.worker.references import with_references
 from breakwater.services.worker.results import result_of
 from breakwater.services.worker.spans import job_ended
 
-FULL_AGENT = "the agent's other callers have the slots that are not this caller's share"
+FULL_DELAY_S = 0.5
+"""The wait of a job without a slot in JOBS, if PARKED is full."""
 
 
 class JobHandler:
@@ -104,6 +105,25 @@ class JobHandler:
         """Answers a job that is already decided; claims and runs any other."""
         worker = self._worker
         delivery = job.delivery
+        slots = worker.slots[self._agent_name]
+        had_turn = slots.arrived(job.execution_id) or delivery.turn is not None
+        if delivery.is_unstarted and not (job.problem or job.job.dry_run):
+            # Before all else: what waits behind it in the queue may be another caller's.
+            if not self._has_room(job) or (not had_turn and slots.waiting.has(job.turn)):
+                await self._wait_for_turn(job)
+                return
+            # No await since then: otherwise, concurrent jobs would all see the same free slot.
+            with worker.slots.taking(self._agent_name, job.turn):
+                await self._claim_and_run(job, has_slot=True)
+        else:
+            await self._claim_and_run(job, has_slot=False)
+
+    def _has_room(self, job: Assignment) -> bool:
+        return self._worker.slots.has_room(self._agent_name, self._agent.concurrency, job.turn)
+
+    async def _claim_and_run(self, job: Assignment, *, has_slot: bool) -> None:
+        worker = self._worker
+        delivery = job.delivery
         maybe_seen = delivery.deliveries > 1 or not delivery.is_only_message or worker.leases.may_be_late()
         if maybe_seen and (decided_result := await self._find_result(job)) is not None:
             await answer_from_decision(worker, job, decided_result)
@@ -119,7 +139,7 @@ class JobHandler:
                 await delivery.retry_in(min(0.25 * 2 ** min(delivery.deliveries, 5), 5.0, for_ms / 1000 + 0.05))
             case Claimed() as claimed:
                 with worker.leases.renewing(job.claim, job.lease, requested_at):
-                    await self._run_claimed(job, claimed, maybe_seen=maybe_seen)
+                    await self._run_claimed(job, claimed, maybe_seen=maybe_seen, has_slot=has_slot)
 
     async def _request_claim(self, job: Assignment) -> Claimed | Taken | Conflict:
         """Claims a job, unless an earlier message of it is held: Redis may have lost the claim of its holder."""
@@ -158,14 +178,14 @@ class JobHandler:
                 return Taken(worker.executions.liveness.grace_ms)
             checked_since_ms = claimed.kept_since_ms
 
-    async def _run_claimed(self, job: Assignment, claimed: Claimed, *, maybe_seen: bool) -> None:
+    async def _run_claimed(self, job: Assignment, claimed: Claimed, *, maybe_seen: bool, has_slot: bool) -> None:
         worker = self._worker
         job.lease.has_children = claimed.has_children
         job.lease.progress = lambda: SavedProgress(claimed.checkpoint)
         if claimed.cancels:
             job.lease.cancel.receive(claimed.cancels)
         progress = ProgressReporter(worker, job)
-        if job.delivery.is_first:
+        if job.delivery.is_unstarted:
             await progress.queued()
         try:
             # Look for the result again under the claim: another worker may just have decided the job.
@@ -180,8 +200,14 @@ class JobHandler:
             elif job.job.dry_run:
                 plan = await dry_run(worker, job, self._gates)
                 await finish(worker, job, result_of(job, plan, worker.now(), worker.config_version))
-            else:
+            elif has_slot:
                 await self._run(job, claimed, progress)
+            elif claimed.checkpoint is None and job.lease.cancel.cancellation is None and not self._has_room(job):
+                if await self._release(job):
+                    await self._wait_for_turn(job)
+            else:
+                with worker.slots.taking(self._agent_name, job.turn):
+                    await self._run(job, claimed, progress)
         except BaseException:
             # Otherwise, the next claim would wait for the lease to expire.
             with suppress(StateUnavailableError):
@@ -189,37 +215,27 @@ class JobHandler:
             raise
 
     async def _run(self, job: Assignment, claimed: Claimed, progress: ProgressReporter) -> None:
-        """Runs a claimed job in a slot of its agent."""
+        """Runs a claimed job."""
         worker = self._worker
-        slots = worker.slots
-        callers = {"key": job.submitted_by or job.owner or "", "tenant": job.job.tenant or ""}
-        may_wait = claimed.checkpoint is None and job.lease.cancel.cancellation is None
-        if may_wait and not slots.has_room(self._agent_name, self._agent.concurrency, callers):
-            due = worker.now() + timedelta(seconds=slots.retry_delay_s(self._agent_name, callers))
-            wait = JobWait(kind="concurrency", message=FULL_AGENT, since=worker.now(), until=due)
-            await self._park(job, Deferred(due, wait=wait))
-            return
-        # No await since `has_room`: otherwise, concurrent jobs would all see the same free slot.
-        with slots.taking(self._agent_name, callers):
-            span = tracing.begin(
-                f"invoke_agent {self._agent_name}",
-                parent=job.delivery.headers.get(Header.TRACEPARENT.value),
-                attributes=lambda: execution_attributes(
-                    agent=self._agent_name, execution_id=job.execution_id, task_id=job.ids.task_id
-                ),
-            )
-            if span.traceparent is not None and span.traceparent != job.traceparent:
-                trace_id = tracing.sampled_trace_id(span.traceparent)
-                job = replace(job, traceparent=span.traceparent, trace_id=trace_id)
-            checkpoint, resumed = await self._checkpoint(job, claimed)
-            result: Result | None = None
-            worker.metrics.begin_job(self._agent_name)
-            try:
-                result = await self._decide(job, checkpoint, progress, resumed=resumed)
-            finally:
-                worker.metrics.end_job(self._agent_name)
-                error = None if result is None or result.error is None else result.error.class_
-                span.end(error=error, attributes={} if result is None else partial(job_ended, worker, job, result))
+        span = tracing.begin(
+            f"invoke_agent {self._agent_name}",
+            parent=job.delivery.headers.get(Header.TRACEPARENT.value),
+            attributes=lambda: execution_attributes(
+                agent=self._agent_name, execution_id=job.execution_id, task_id=job.ids.task_id
+            ),
+        )
+        if span.traceparent is not None and span.traceparent != job.traceparent:
+            trace_id = tracing.sampled_trace_id(span.traceparent)
+            job = replace(job, traceparent=span.traceparent, trace_id=trace_id)
+        checkpoint, resumed = await self._checkpoint(job, claimed)
+        result: Result | None = None
+        worker.metrics.begin_job(self._agent_name)
+        try:
+            result = await self._decide(job, checkpoint, progress, resumed=resumed)
+        finally:
+            worker.metrics.end_job(self._agent_name)
+            error = None if result is None or result.error is None else result.error.class_
+            span.end(error=error, attributes={} if result is None else partial(job_ended, worker, job, result))
 
     async def _checkpoint(self, job: Assignment, claimed: Claimed) -> tuple[Checkpoint, bool]:
         """Returns the checkpoint of a job that starts or resumes, and True if it may have made calls before."""
@@ -287,36 +303,50 @@ class JobHandler:
         worker.metrics.count_job(result, tracing.recorded_trace_id(job.traceparent))
         return result
 
-    async def _park(self, job: Assignment, deferred: Deferred) -> None:
-        worker = self._worker
-        agent = self._agent_name
-        delivery = job.delivery
-        ids = job.ids
-        cancel = job.lease.cancel
-        # The job returns as another message, which should not have to wait for the lease to expire.
-        claim_state = await worker.outages.retry_while_unavailable(
-            partial(worker.leases.release, job.claim, deferred.wait)
+    async def _release(self, job: Assignment, wait: JobWait | None = None) -> bool:
+        """Releases the claim on a job that is to be parked. Returns False if it is to be cancelled instead."""
+        # It returns as another message, which should not have to wait for the lease to expire.
+        claim_state = await self._worker.outages.retry_while_unavailable(
+            partial(self._worker.leases.release, job.claim, wait)
         )
+        cancel = job.lease.cancel
         cancel.receive(() if claim_state is None else claim_state.cancels)
         if cancel.cancellation is not None:
-            await delivery.retry_in(0)
+            await job.delivery.retry_in(0)
+        return cancel.cancellation is None
+
+    async def _wait_for_turn(self, job: Assignment) -> None:
+        """Parks a job without a claim, whose caller has its share of the slots, until its turn."""
+        await self._worker.turns.announce(self._agent_name, job.turn)
+        if await self._store_parked(job, self._worker.now(), turn=job.turn.text):
+            await self._worker.publisher.acknowledge(job.delivery.ack_subject)
+
+    async def _park(self, job: Assignment, deferred: Deferred) -> None:
+        if not await self._release(job, deferred.wait) or not await self._store_parked(job, deferred.due):
             return
+        delivery = job.delivery
+        if job.lease.cancel.cancellation is None and (deferred.over is None or not await deferred.over()):
+            await self._worker.publisher.acknowledge(delivery.ack_subject)
+        else:
+            # The event that should wake the job may have come before the job was parked.
+            await delivery.retry_in(0)
+
+    async def _store_parked(self, job: Assignment, due: datetime, *, turn: str | None = None) -> bool:
+        worker = self._worker
+        delivery = job.delivery
+        names = {"agent": self._agent_name, "execution_id": job.ids.execution_id, "job_id": job.ids.job_id}
         try:
-            names = {"agent": agent, "execution_id": ids.execution_id, "job_id": ids.job_id}
             await worker.outages.retry_while_unavailable(
-                lambda: park(worker.publisher, delivery, **names, due=deferred.due)
+                lambda: park(worker.publisher, delivery, **names, due=due, turn=turn)
             )
         except PublishRefusedError as error:
             # As a fallback, the job waits in JOBS, where it occupies a slot of the consumer.
-            structlog.get_logger().warning("job_not_parked", execution_id=ids.execution_id, error=str(error))
-            await delivery.retry_in(max(0.0, (deferred.due - worker.now()).total_seconds()))
-        else:
-            worker.metrics.count_parked_job(agent)
-            if cancel.cancellation is None and (deferred.over is None or not await deferred.over()):
-                await worker.publisher.acknowledge(delivery.ack_subject)
-            else:
-                # The event that should wake the job may have come before the job was parked.
-                await delivery.retry_in(0)
+            structlog.get_logger().warning("job_not_parked", execution_id=job.ids.execution_id, error=str(error))
+            least_s = 0.0 if turn is None else FULL_DELAY_S
+            await delivery.retry_in(max(least_s, (due - worker.now()).total_seconds()))
+            return False
+        worker.metrics.count_parked_job(self._agent_name)
+        return True
 
     async def _find_result(self, job: Assignment) -> Result | None:
         find = partial(stored_result, self._worker.lookup, job.execution_id, self._agent_name)

@@ -24,6 +24,7 @@ from breakwater.jobs.rules.ownership import (
     may_be_answered_at,
 )
 from breakwater.jobs.rules.runs import run_of
+from breakwater.jobs.rules.turns import CallerTurn, allowed_priority, priority_problem
 from breakwater.jobs.store.executions import Claim
 from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.nats import subjects
@@ -120,6 +121,8 @@ class JobReader:
             job = for_own_tenant(program, job)
             if (forbidden := forbidden_field(program, job.agent, job.tenant)) is not None:
                 raise _InvalidJobError(f"{forbidden[0]}: the NATS user {sender!r} may only submit {forbidden[1]}", job)
+            if (problem := priority_problem(job.priority, self._agent.priority, program.priority)) is not None:
+                raise _InvalidJobError(f"priority: {problem}", job)
         elif sender is not None and sender.startswith(PROGRAM) and subjects.user_of_job(delivery.subject) is not None:
             # Only checked over NATS: an HTTP sender is an API key, whose name may begin with the same prefix.
             raise _InvalidJobError(f"the config has no program {sender.removeprefix(PROGRAM)!r}")
@@ -152,6 +155,7 @@ class JobReader:
             owner=origin.owner,
             submitted_by=origin.sender,
             attribution=attribution_of(job, origin.attribution),
+            turn=self._turn(job, origin),
             agent_name=self._agent_name,
             agent=self._agent_for(job, rules),
             breaker=rules.breaker,
@@ -164,6 +168,14 @@ class JobReader:
             traceparent=traceparent or tracing.new_traceparent(),
             trace_id=tracing.sampled_trace_id(traceparent),
         )
+
+    def _turn(self, job: Job, origin: JobOrigin) -> CallerTurn:
+        """Returns whose turn the job is. `request` has decided on the priority of a job over HTTP."""
+        key, tenant, program = origin.sender or origin.owner or "", job.tenant or "", origin.program
+        if origin.turn is not None:
+            return CallerTurn(key, tenant, *origin.turn)
+        of_program, weight = (None, 1) if program is None else (program.priority, program.weight)
+        return CallerTurn(key, tenant, job.priority or allowed_priority(self._agent.priority, of_program), weight)
 
     def _agent_for(self, job: Job, rules: JobRules) -> Agent:
         """Returns the agent with the job's own rules."""

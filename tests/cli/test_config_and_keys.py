@@ -270,7 +270,7 @@ async def test_keys_of_a_running_plane_are_made_listed_and_changed_over_its_api(
     assert (await in_thread(run, "keys", "revoke", "a/b", "--reason", "leaked")).out == "revoked 3f9c01d2a77b (a/b)\n"
     assert [key["source"] for key in (await in_thread(run, "keys", "list", "--json")).json] == ["file", "plane"]
     sent = [body for _, body in stub.asked]
-    assert sent[0] == {"name": "a/b", "tags": {}, "expires_at": times["expires_at"], "reason": "pilot"} | {
+    assert sent[0] == {"name": "a/b", "tags": {}, "weight": 1, "expires_at": times["expires_at"], "reason": "pilot"} | {
         name: value for name, value in rights.items() if value is not None
     }
     assert sent[1:4] == [{"grace_s": 90}, {"at": "never"}, {"reason": "leaked"}]

@@ -29,6 +29,7 @@ from breakwater.jobs.contract.execution import Attempt, CallerLimits, Cancellati
 from breakwater.jobs.contract.job import Job, NativeRequest
 from breakwater.jobs.held_claims import ClaimLease
 from breakwater.jobs.rules.ids import JobIds
+from breakwater.jobs.rules.turns import CallerTurn
 from breakwater.jobs.store.executions import Claim
 from breakwater.kernel.nats.delivery import Delivery
 from breakwater.kernel.nats.subjects import Header
@@ -195,6 +196,8 @@ class Assignment:
     """The API key, or the NATS user of the program, that sent the job."""
     attribution: Attribution
     """The user and the team whose call it is."""
+    turn: CallerTurn
+    """The turn that it waits for: by its key, its tenant and its priority."""
     agent_name: str
     agent: Agent
     """The agent, with the job's own guard and retry rules."""

@@ -11,6 +11,7 @@ from breakwater.breakers.settings import BreakerRules, take_preset
 from breakwater.calls.settings import CacheRules, OutputRules, RetryPolicy
 from breakwater.dialects.rules.embeddings import MAX_BATCHES
 from breakwater.dialects.rules.params import params_objection
+from breakwater.identity.contract import Priority
 from breakwater.jobs.contract.job import Job
 from breakwater.kernel.types import Identifier, Message, ModelId, Name, Off, UsdAmount
 from breakwater.kernel.validation import FieldError
@@ -104,6 +105,13 @@ class AgentDefaults(Message):
     cache: Annotated[CacheRules | None, Off] = Field(default=None, description="Rules, or `off`.")
     concurrency: int = Field(
         default=16, ge=1, le=10_000, description="Jobs of this agent that run at the same time, across the fleet."
+    )
+    priority: Priority | None = Field(
+        default=None,
+        description=(
+            "Priority of its jobs among those that wait, and the highest that a job may ask for; the lower one of the "
+            "agent's and its key's. By default `normal`."
+        ),
     )
     breaker: Annotated[BreakerRules | None, Off] = Field(default=BreakerRules(), description="Rules, or `off`.")
     refuse_when_open: bool = Field(

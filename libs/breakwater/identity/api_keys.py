@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
-from breakwater.identity.contract import KEY_SCOPES, MAX_TAGS, KeyScope
+from breakwater.identity.contract import KEY_SCOPES, MAX_TAGS, KeyScope, Priority
 from breakwater.identity.rules.callers import (
     ENTROPY_BYTES,
     ApiKey,
@@ -63,6 +63,8 @@ def create_key(
     user: str | None = None,
     team: str | None = None,
     tags: Mapping[str, str] | None = None,
+    priority: Priority | None = None,
+    weight: int = 1,
 ) -> str:
     """Creates a key with some scopes, which may be limited to some tenants and agents.
 
@@ -76,6 +78,8 @@ def create_key(
         user: the user of all its jobs; None for any.
         team: the team of all its jobs; None for any.
         tags: the cost tags of all its jobs.
+        priority: the priority of its jobs, and the highest that they may ask for; None for no such limit.
+        weight: its share of what callers wait for.
 
     Returns:
         The key itself, `bw_<id>_<secret>`, which is shown only this once.
@@ -95,6 +99,8 @@ def create_key(
             user=user,
             team=team,
             tags=tags,
+            priority=priority,
+            weight=weight,
         )
     except ValidationError as error:
         raise ApiKeysError(_mistake(error, name)) from error

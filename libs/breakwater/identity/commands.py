@@ -30,6 +30,14 @@ app = typer.Typer(help="API keys of the HTTP API, and what each may do.", no_arg
 _SEE = "breakwater keys list"
 
 
+class PriorityName(StrEnum):
+    """The `Priority`s as an enumeration."""
+
+    HIGH = "high"
+    NORMAL = "normal"
+    LOW = "low"
+
+
 class ScopeName(StrEnum):
     """The `KeyScope`s, and `all` of them, as an enumeration, because typer supports no lists of literals."""
 
@@ -89,6 +97,13 @@ def create(
         list[str] | None,
         typer.Option("--tag", metavar="NAME=VALUE", help="A cost tag of all its jobs; may be given more than once."),
     ] = None,
+    priority: Annotated[
+        PriorityName | None,
+        typer.Option("--priority", help="Priority of its jobs, and the highest that they may ask for."),
+    ] = None,
+    weight: Annotated[
+        int, typer.Option("--weight", min=1, max=100, help="Its share of what several keys wait for.")
+    ] = 1,
     expires: Annotated[
         str | None, typer.Option("--expires", metavar="WHEN", help="When it ends: 90d, or a time. [default: never]")
     ] = None,
@@ -150,6 +165,8 @@ def create(
         "user": user,
         "team": team,
         "tags": _tags(tag or ()),
+        "priority": None if priority is None else priority.value,
+        "weight": weight,
     }
     if (path := _file_of(api, file)) is not None:
         if expires is not None or reason is not None:

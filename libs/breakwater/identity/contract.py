@@ -17,6 +17,17 @@ that carry them."""
 
 KEY_SCOPES: tuple[KeyScope, ...] = get_args(KeyScope)
 
+Priority = Literal["high", "normal", "low"]
+"""The priority of jobs, by which those that wait are served: sixteen of high and four of normal for one of low."""
+
+PRIORITIES: tuple[Priority, ...] = get_args(Priority)
+
+Weight = Annotated[int, Field(ge=1, le=100)]
+"""The weight of a key: its share of what callers wait for, beside those of other keys."""
+
+_PRIORITY = "Priority of its jobs, and the highest that they may ask for; null: as their agent says, or normal."
+_WEIGHT = "Its share of what several keys wait for."
+
 CallerKind = Literal["key", "person", "token"]
 """The sender of a request: the holder of an API key, a person who signed in with OpenID Connect, or the holder of a
 JSON Web Token."""
@@ -55,6 +66,8 @@ class KeyDetails(Event):
     user: Identifier | None = Field(default=None, description="The user of all its jobs; null: it is not bound to one.")
     team: Identifier | None = Field(default=None, description="The team of all its jobs; null: it is not bound to one.")
     tags: KeyTags = Field(default_factory=dict, description="Cost tags of all its jobs.")
+    priority: Priority | None = Field(default=None, description=_PRIORITY)
+    weight: Weight = Field(default=1, description=_WEIGHT)
     created_at: Timestamp = Field(
         description="When the key was created, the person signed in, or the token was verified."
     )
@@ -84,6 +97,8 @@ class ListedKey(Event):
     user: Identifier | None = Field(description="The user of all its jobs; null: it is not bound to one.")
     team: Identifier | None = Field(description="The team of all its jobs; null: it is not bound to one.")
     tags: KeyTags = Field(description="Cost tags of all its jobs.")
+    priority: Priority | None = Field(default=None, description=_PRIORITY)
+    weight: Weight = Field(default=1, description=_WEIGHT)
     created_at: Timestamp
     expires_at: Timestamp | None = Field(default=None, description="Null: it does not expire.")
     revoked_at: Timestamp | None = None
@@ -130,6 +145,8 @@ class CreateKeyRequest(OperatorRequest):
     user: Identifier | None = Field(default=None, description="The user of all its jobs.")
     team: Identifier | None = Field(default=None, description="The team of all its jobs.")
     tags: KeyTags = Field(default_factory=dict, description="Cost tags of all its jobs.")
+    priority: Priority | None = Field(default=None, description=_PRIORITY)
+    weight: Weight = Field(default=1, description=_WEIGHT)
     expires_at: Moment | None = Field(default=None, description="When it stops being valid; null for never.")
 
 

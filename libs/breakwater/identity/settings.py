@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
-from breakwater.identity.contract import MAX_TAGS, CostTag, PersonRole
+from breakwater.identity.contract import MAX_TAGS, CostTag, PersonRole, Priority, Weight
 from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.security.addresses import NetworkSetting
 from breakwater.kernel.security.secret_refs import Secret
@@ -214,3 +214,8 @@ class NatsProgram(Message):
             "jobs without a tenant get it."
         ),
     )
+    priority: Priority | None = Field(
+        default=None,
+        description="Priority of its jobs, and the highest that they may ask for, as `priority` of an API key.",
+    )
+    weight: Weight = Field(default=1, description="Its share of what callers wait for, as `weight` of an API key.")

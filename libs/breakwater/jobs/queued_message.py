@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 from pydantic import JsonValue, TypeAdapter
 from pydantic_core import from_json
 
+from breakwater.identity.contract import PRIORITIES, Priority
 from breakwater.identity.rules.callers import Attribution
 from breakwater.identity.settings import NatsProgram
 from breakwater.jobs.contract.job import Job
@@ -63,6 +64,8 @@ class JobOrigin(NamedTuple):
     attribution: Attribution
     tags: Mapping[str, str]
     """The cost tags of the API key that it was submitted with."""
+    turn: tuple[Priority, int] | None
+    """The priority that `request` has decided on, and the weight of the key; None if both are the usual."""
     scope: str | None
     execution_id: str | None
     """None if the job did not come through `request` and was not parked."""
@@ -84,6 +87,7 @@ def origin_of(message: JobMessage, programs: Mapping[str, NatsProgram]) -> JobOr
         owner=None if program is not None and program.tenants else name_in(headers, Header.OWNER),
         attribution=Attribution(name_in(headers, Header.USER), name_in(headers, Header.TEAM)),
         tags=tags_in(headers),
+        turn=turn_in(headers) if Header.PRIORITY.value in headers else None,
         scope=headers.get(Header.SCOPE.value),
         execution_id=name_in(headers, Header.EXECUTION_ID),
         job_id=name_in(headers, Header.JOB_ID),
@@ -94,6 +98,13 @@ def tags_in(headers: Mapping[str, str]) -> Mapping[str, str]:
     """Returns the cost tags of an API key in a job's headers."""
     token = headers.get(Header.TAGS.value)
     return {} if token is None else _TAGS.validate_json(subjects.decode_token(token))
+
+
+def turn_in(headers: Mapping[str, str]) -> tuple[Priority, int]:
+    """Returns the priority of a job and the weight of its API key in its headers."""
+    priority, _, weight = headers.get(Header.PRIORITY.value, "normal 1").partition(" ")
+    is_readable = priority in PRIORITIES and weight.isascii() and weight.isdigit()
+    return (priority, int(weight)) if is_readable else ("normal", 1)  # pyright: ignore[reportReturnType]  # as checked
 
 
 def document_of(data: bytes) -> JsonValue:

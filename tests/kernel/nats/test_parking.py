@@ -53,6 +53,11 @@ async def url(own_nats_server: RunningServer) -> str:
     return own_nats_server.url
 
 
+async def no_turn(*_: object) -> None:
+    """Takes jobs that wait for a turn; here, none does."""
+    raise AssertionError("no job waits for a turn")
+
+
 @pytest_asyncio.fixture
 async def client(url: str) -> AsyncGenerator[Client]:
     async with nats_client(url) as client:
@@ -69,7 +74,7 @@ async def worker(url: str, handle: Callable[[Delivery], Awaitable[None]]) -> Asy
     """A process that handles the slow agent's jobs, and wakes parked ones; yields those it has looked at."""
     looked_at: list[Delivery] = []
     broker = make_broker(url, "worker", graceful_timeout_s=1)
-    waker = DelayedQueue(Publisher(connection_of(broker), "worker"), PLAN.agents)
+    waker = DelayedQueue(Publisher(connection_of(broker), "worker"), PLAN.agents, no_turn)
 
     @broker.subscriber(PARKED, durable=PARKED_CONSUMER, pull_sub=Batches(DELAYED_BATCH, DELAYED_LINGER_S))
     async def wake(deliveries: list[Delivery[Job]]) -> None:
@@ -242,7 +247,7 @@ async def test_a_crash_between_waking_and_acknowledging_wakes_the_same_execution
     job = await submitted(client)
     await park(publisher, job, agent=SLOW, execution_id="e", job_id="j", due=now())
     await job.ack_sync()
-    waker = DelayedQueue(publisher, PLAN.agents)
+    waker = DelayedQueue(publisher, PLAN.agents, no_turn)
 
     class Unacknowledged(Delivery):
         async def ack_sync(self) -> bool:
@@ -285,7 +290,7 @@ async def test_a_job_of_a_program_stays_its_own_when_it_has_slept_and_what_it_sa
         assert (job.is_first, job.queued_at) == (True, job.published_at)
         await park(publisher, job, agent=SLOW, execution_id=f"of-{user}", job_id="j", due=now())
         await job.ack_sync()
-        await DelayedQueue(publisher, PLAN.agents).handle(await parked(client))
+        await DelayedQueue(publisher, PLAN.agents, no_turn).handle(await parked(client))
         woken = await taken(client)
         await woken.ack_sync()
         assert woken.subject == subjects.job(SLOW)
@@ -300,7 +305,7 @@ async def test_a_crash_before_the_original_is_acknowledged_leaves_a_second_messa
     job = await submitted(client)
     await park(publisher, job, agent=SLOW, execution_id="e", job_id="j", due=now())
     await job.retry_in(0)
-    await DelayedQueue(publisher, PLAN.agents).handle(await parked(client))
+    await DelayedQueue(publisher, PLAN.agents, no_turn).handle(await parked(client))
     assert await count(client, Stream.JOBS) == 2
     first = await taken(client)
     await first.ack_sync()
@@ -314,7 +319,7 @@ async def test_the_promise_of_an_unused_id_is_not_kept_by_a_job_that_was_parked(
     job = await submitted(client, headers={Header.UNIQUE_ID.value: "1", Header.MSG_ID.value: "slow/e"})
     await park(publisher, job, agent=SLOW, execution_id="e", job_id="j", due=now())
     await job.ack_sync()
-    await DelayedQueue(publisher, PLAN.agents).handle(await parked(client))
+    await DelayedQueue(publisher, PLAN.agents, no_turn).handle(await parked(client))
     woken = await taken(client)
     assert Header.UNIQUE_ID.value not in woken.headers
     assert woken.headers[Header.MSG_ID.value].startswith("e/woken/")
@@ -328,7 +333,7 @@ async def test_a_probe_that_was_parked_is_still_a_probe(client: Client, publishe
         if early:
             assert await wake_early(publisher, Lookup(lambda: client), f"e{early}") is not None
         else:
-            await DelayedQueue(publisher, PLAN.agents).handle(await parked(client))
+            await DelayedQueue(publisher, PLAN.agents, no_turn).handle(await parked(client))
         woken = await taken(client)
         await woken.ack_sync()
         assert woken.headers[Header.PROBE.value] == "1"
@@ -342,7 +347,7 @@ async def test_what_was_expected_of_the_queue_is_not_expected_of_the_other_strea
     assert job.headers["Nats-Expected-Stream"] == "JOBS"
     await park(publisher, job, agent=SLOW, execution_id="e", job_id="j", due=now())
     await job.ack_sync()
-    await DelayedQueue(publisher, PLAN.agents).handle(await parked(client))
+    await DelayedQueue(publisher, PLAN.agents, no_turn).handle(await parked(client))
     assert (await taken(client)).data == b"job"
 
 
@@ -352,7 +357,7 @@ async def test_a_job_that_is_parked_again_keeps_when_it_was_accepted(client: Cli
     for _ in range(2):
         await park(publisher, job, agent=SLOW, execution_id="e", job_id="j", due=now())
         await job.ack_sync()
-        await DelayedQueue(publisher, PLAN.agents).handle(await parked(client))
+        await DelayedQueue(publisher, PLAN.agents, no_turn).handle(await parked(client))
         job = await taken(client)
         assert job.headers[Header.QUEUED_AT.value] == accepted
 
@@ -367,7 +372,7 @@ async def test_a_full_queue_keeps_the_job_parked_until_there_is_room_and_says_so
     config = (await jetstream.stream_info("JOBS")).config
     await jetstream.update_stream(config.evolve(max_msgs=1))
     await jetstream.publish(subjects.job(OTHER), b"fills it")
-    waker, sleeper = DelayedQueue(publisher, PLAN.agents), await parked(client)
+    waker, sleeper = DelayedQueue(publisher, PLAN.agents, no_turn), await parked(client)
     given_back: list[float] = []
 
     class Watched(Delivery):
@@ -394,7 +399,7 @@ async def test_a_job_whose_agent_is_gone_is_dead_lettered_with_its_bytes(client:
     await job.ack_sync()
     config = (await jetstream.stream_info("JOBS")).config
     await jetstream.update_stream(config.evolve(subjects=[subjects.job(OTHER)]))
-    await DelayedQueue(publisher, {OTHER}).handle(await parked(client))
+    await DelayedQueue(publisher, {OTHER}, no_turn).handle(await parked(client))
     stored = await jetstream.get_last_msg("DLQ", subjects.dead_letter("unknown_agent", SLOW))
     dead_letter = json.loads(stored.data or b"")
     assert base64.b64decode(dead_letter["payload_base64"]) == b"\xffkept"
@@ -412,7 +417,7 @@ async def test_a_job_whose_agent_is_configured_waits_for_its_queue_to_be_there_a
     await job.ack_sync()
     config = (await jetstream.stream_info("JOBS")).config
     await jetstream.update_stream(config.evolve(subjects=[subjects.job(OTHER)]))
-    await DelayedQueue(publisher, PLAN.agents).handle(await parked(client))
+    await DelayedQueue(publisher, PLAN.agents, no_turn).handle(await parked(client))
     assert await count(client, Stream.PARKED) == 1
     assert await count(client, Stream.DLQ) == 0
 

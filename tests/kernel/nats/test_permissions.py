@@ -42,7 +42,7 @@ ALL_OF_DLQ = {"worker", "alerter", "sink"}
 
 MAY_PUBLISH = {
     "bw.jobs.writer": {"request", "worker", "breaker", "setup", "client"},
-    "bw.parked.writer.e1": {"worker"},
+    "bw.parked.writer.e1": {"request", "worker"},
     "bw.attempts.writer.e1.1": {"worker"},
     "bw.executions.writer.e1": {"worker"},
     "bw.guards.writer": {"request", "worker"},
@@ -59,6 +59,8 @@ MAY_PUBLISH = {
     "bw.audit.raise_cap": {"request"},
     "bw.keys.3f9c01d2a77b": {"request"},
     "bw.key-changes": {"request"},
+    "bw.new-callers": {"request"},
+    "bw.waiting-callers": {"worker"},
     "bw.alerts.breaker_open": {"request", "worker", "alerter", "sink", "setup"},
     "bw.alerter.leader": {"alerter"},
     "bw.alerter.sent.ops.inc_1": {"alerter"},
@@ -162,6 +164,8 @@ MAY_SUBSCRIBE = {
     "bw.alerter.>": set[str](),
     "bw.keys.*": set[str](),
     "bw.key-changes": {"request"},
+    "bw.new-callers": {"worker"},
+    "bw.waiting-callers": {"request"},
     "bw.replies.>": {"client"},
     "_INBOX.>": {"client"},
     "_INBOX.*.*": {"client"},

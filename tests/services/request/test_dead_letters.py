@@ -33,6 +33,7 @@ from breakwater.kernel.types import format_time
 from breakwater.local.commands.setup import bus_plan
 from breakwater.local.ports import free_port
 from tests.helpers import FIRST
+from tests.kernel.nats.test_parking import no_turn
 from tests.nats_node import start_nats
 from tests.records import samples
 from tests.server_sources import RunningServer
@@ -481,7 +482,7 @@ async def test_a_job_that_was_given_up_while_it_slept_can_be_replayed(api: HttpA
     from breakwater.kernel.nats.delivery import Delivery
 
     [message] = await subscription.fetch(1, timeout=60)
-    await DelayedQueue(Publisher(lambda: api.bus, "worker"), ()).handle(Delivery(message))
+    await DelayedQueue(Publisher(lambda: api.bus, "worker"), (), no_turn).handle(Delivery(message))
     await js.update_stream(info.config)
     [found] = await listed(api)
     assert (found["kind"], found["reason"], found["execution_id"]) == ("job", "unknown_agent", "e1")

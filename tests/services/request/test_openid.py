@@ -188,6 +188,8 @@ async def test_a_person_is_shown_by_name_with_roles_and_what_they_do_is_recorded
         "user": None,
         "team": None,
         "tags": {},
+        "priority": None,
+        "weight": 1,
         "models": [],
         "expires_at": None,
     }

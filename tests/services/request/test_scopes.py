@@ -174,6 +174,8 @@ async def test_each_key_is_shown_itself_and_no_other(api: HttpApi) -> None:
             "user": None,
             "team": None,
             "tags": {},
+            "priority": None,
+            "weight": 1,
             "models": [],
             "expires_at": None,
             "kind": "key",

@@ -118,6 +118,7 @@ class WorkerPlane(Plane):
         self._work = [asyncio.create_task(self._take(name)) for name in self.handlers]
         self._work.append(asyncio.create_task(self._wake()))
         self._work.append(asyncio.create_task(self.worker.leases.run()))
+        self._work.append(asyncio.create_task(self.worker.turns.run()))
         self._work.append(asyncio.create_task(receive_cancel_requests(lambda: self.client, self.worker.leases.cancel)))
 
     async def end(self) -> None:
@@ -173,7 +174,7 @@ class WorkerPlane(Plane):
             await subscription.unsubscribe()
 
     async def _wake(self) -> None:
-        waker = DelayedQueue(self.worker.publisher, self.worker.config.agents)
+        waker = DelayedQueue(self.worker.publisher, self.worker.config.agents, self.worker.turns.add)
         subscription = await self.jetstream.pull_subscribe_bind(PARKED_CONSUMER, Stream.PARKED.value)
         while True:
             with suppress(TimeoutError, nats.errors.TimeoutError):

@@ -15,6 +15,7 @@ from breakwater.jobs.api.current_jobs import CurrentJobRoutes
 from breakwater.jobs.contract.current_jobs import CurrentJob, CurrentJobQuery
 from breakwater.services.worker import attempts
 from breakwater.services.worker.slots import Slots
+from breakwater.services.worker.turns import Turns
 from tests.flow.kit import model
 from tests.helpers import until
 from tests.services.request.conftest import put_breaker, redis_ms
@@ -55,7 +56,7 @@ async def test_a_job_says_what_it_waits_for(start_worker: StartWorker, monkeypat
     monkeypatch.setattr(
         Slots, "has_room", lambda self, agent, *more: agent != "concurrency-parked" and has_room(self, agent, *more)
     )
-    monkeypatch.setattr(Slots, "retry_delay_s", lambda *_: 30.0)
+    monkeypatch.setattr(Turns, "advance", lambda *_: None)
     async with start_worker(MODELS, AGENTS) as plane:
         worker = plane.worker
         await worker.redis.run([worker.deployments.hold_command("sim/held", 8.0)])
@@ -88,7 +89,7 @@ async def test_a_job_says_what_it_waits_for(start_worker: StartWorker, monkeypat
     for name, job in seen.items():
         if name != "running":
             assert job.wait is not None
-            assert job.wait.until is not None
+            assert (job.wait.until is None) is (name == "concurrency-parked"), "its turn has no time"
             assert job.wait.since is not None
 
 

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+from breakwater.jobs.rules.turns import CallerTurn
 from breakwater.jobs.store.plans import Plans
-from breakwater.services.worker.slots import DELAY_STEP_S, MIN_DELAY_S, Slots
+from breakwater.services.worker.slots import Slots
 from tests.flow.kit import model
+from tests.helpers import until
 from tests.services.worker.conftest import StartWorker
 
-HOSTILE, HONEST = {"key": "a", "tenant": ""}, {"key": "b", "tenant": ""}
+HOSTILE, HONEST = CallerTurn("a"), CallerTurn("b")
 
 
 def test_the_slots_of_an_agent_are_shared_by_those_who_called_within_two_minutes() -> None:
@@ -40,15 +42,15 @@ def test_a_key_has_its_share_whatever_tenants_it_names_and_a_tenant_whatever_key
         with slots.taking("x", HONEST):
             pass
         for number in range(6):
-            held.enter_context(slots.taking("x", {"key": "a", "tenant": f"t{number}"}))
-        assert not slots.has_room("x", 8, {"key": "a", "tenant": "t7"})
+            held.enter_context(slots.taking("x", CallerTurn("a", f"t{number}")))
+        assert not slots.has_room("x", 8, CallerTurn("a", "t7"))
     with ExitStack() as held:
         slots = Slots(lambda: 0.0)
-        with slots.taking("x", {"key": "b", "tenant": "other"}):
+        with slots.taking("x", CallerTurn("b", "other")):
             pass
         for number in range(6):
-            held.enter_context(slots.taking("x", {"key": f"k{number}", "tenant": "t"}))
-        assert not slots.has_room("x", 8, {"key": "k7", "tenant": "t"})
+            held.enter_context(slots.taking("x", CallerTurn(f"k{number}", "t")))
+        assert not slots.has_room("x", 8, CallerTurn("k7", "t"))
 
 
 def test_two_workers_share_the_slots() -> None:
@@ -58,14 +60,27 @@ def test_two_workers_share_the_slots() -> None:
         assert not slots.has_room("x", 8, HOSTILE)
 
 
-def test_jobs_that_find_no_slot_come_again_one_after_the_other() -> None:
-    slots = Slots(lambda: 5.0)
-    assert [round(slots.retry_delay_s("x", HOSTILE), 3) for _ in range(3)] == [
-        MIN_DELAY_S,
-        MIN_DELAY_S + DELAY_STEP_S,
-        MIN_DELAY_S + 2 * DELAY_STEP_S,
-    ]
-    assert slots.retry_delay_s("x", HONEST) == MIN_DELAY_S
+def test_who_begins_to_call_has_room_before_its_first_job_comes() -> None:
+    with ExitStack() as held:
+        slots = Slots(lambda: 0.0)
+        for _ in range(7):
+            held.enter_context(slots.taking("x", HOSTILE))
+        assert slots.has_room("x", 8, HOSTILE)
+        slots["x"].expect(HONEST, 0.0)
+        assert not slots.has_room("x", 8, HOSTILE)
+        assert slots.has_room("x", 8, HONEST)
+
+
+def test_low_priority_leaves_slots_to_high_priority_of_the_same_key() -> None:
+    low, high = CallerTurn("a", "", "low"), CallerTurn("a", "", "high")
+    with ExitStack() as held:
+        slots = Slots(lambda: 0.0)
+        with slots.taking("x", high):
+            pass
+        for _ in range(6):
+            held.enter_context(slots.taking("x", low))
+        assert not slots.has_room("x", 8, low)
+        assert slots.has_room("x", 8, high)
 
 
 async def test_the_slow_jobs_of_one_tenant_leave_slots_to_another_and_all_of_them_run(
@@ -116,3 +131,30 @@ async def test_jobs_that_come_together_do_not_find_the_same_slot_free(
         await asyncio.sleep(1.2)
         async with asyncio.timeout(2):
             await plane.run({"agent": "writer", "job_id": "honest-1", "prompt": "hello", "tenant": "honest"})
+
+
+async def test_what_waits_for_a_slot_stands_in_nobodys_way_and_comes_back_in_order(start_worker: StartWorker) -> None:
+    models = {"sim/m": model(latency_ms=60)}
+    agents = {"writer": {"model": "sim/m", "concurrency": 4, "priority": "high"}}
+    async with start_worker(models, agents) as plane:
+
+        async def order(jobs: int, **fields: Any) -> None:
+            for number in range(jobs):
+                job_id = f"{fields.get('tenant')}-{fields.get('priority')}-{number}"
+                await plane.publish({"agent": "writer", "job_id": job_id, "prompt": "x", **fields})
+
+        slots = plane.worker.slots["writer"]
+        slots.expect(CallerTurn("", "other", "high"), plane.worker.slots.clock())
+        await order(12, tenant="flooding", priority="low")
+        await until(lambda: len(slots.waiting) >= 6, "the flood to wait")
+
+        async def is_free() -> bool:
+            return await plane.pending_jobs() < 5
+
+        await until(is_free, "the queue to be free for others")
+        async with asyncio.timeout(5):
+            await plane.run({"agent": "writer", "job_id": "single", "prompt": "x", "tenant": "other"})
+        assert len(slots.waiting) > 0, "the flood did not go before"
+        ended = [(await plane.result(f"flooding-low-{number}"))["completed_at"] for number in range(12)]
+        assert max(ended[:4]) < min(ended[-4:]), "the oldest first"
+        await until(lambda: slots.held == 0, "all slots to be free")

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field, JsonValue, StringConstraints
 
+from breakwater.identity.contract import Priority
 from breakwater.jobs.contract.job import MAX_DEPENDENCIES, MAX_FALLBACK_MODELS, ChatMessage, OwnRules, TotalTimeout
 from breakwater.kernel.types import NO_CONTROLS, Event, Identifier, Message, ModelId, Timestamp
 
@@ -29,6 +30,7 @@ class CallOptions(Message):
     guard: OwnRules = None
     retry: OwnRules = None
     rate_limit: dict[str, JsonValue] | None = None
+    priority: Priority | None = None
     dry_run: bool = False
     skip_cache: bool = False
     metadata: dict[str, JsonValue] = Field(default_factory=dict)

@@ -123,6 +123,8 @@ class KeyRoutes:
                 user=new_key.user,
                 team=new_key.team,
                 tags=new_key.tags,
+                priority=new_key.priority,
+                weight=new_key.weight,
             )
         except ValidationError as error:
             message = str(error.errors(include_url=False)[0]["msg"]).removeprefix("Value error, ")

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Self, cast, get_args
 
 from pydantic import AfterValidator, Field, model_validator
 
-from breakwater.identity.contract import KEY_SCOPES, CallerKind, KeyScope, KeyTags, PersonRole
+from breakwater.identity.contract import KEY_SCOPES, CallerKind, KeyScope, KeyTags, PersonRole, Priority, Weight
 from breakwater.identity.settings import TokenSettings
 from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.types import Identifier, Message, ModelId, Timestamp, is_identifier
@@ -71,6 +71,8 @@ class ApiKey(Message):
     user: Identifier | None = Field(default=None, description="User of its jobs; null: it is not bound to one.")
     team: Identifier | None = Field(default=None, description="Team of its jobs; null: it is not bound to one.")
     tags: KeyTags = Field(default_factory=dict, description="Cost tags of its jobs.")
+    priority: Priority | None = Field(default=None, description="Highest priority of its jobs; null: not bound to one.")
+    weight: Weight = Field(default=1, description="Its share of what callers wait for.")
 
     @model_validator(mode="after")
     def _check_bounds(self) -> Self:
@@ -91,6 +93,8 @@ def mint(
     user: str | None = None,
     team: str | None = None,
     tags: Mapping[str, str] | None = None,
+    priority: Priority | None = None,
+    weight: int = 1,
 ) -> tuple[str, ApiKey]:
     """Creates a key from `ENTROPY_BYTES` random bytes.
 
@@ -119,6 +123,8 @@ def mint(
         user=user,
         team=team,
         tags=dict(tags or {}),
+        priority=priority,
+        weight=weight,
     )
     return f"{PREFIX}_{key_id}_{secret}", record
 
@@ -255,6 +261,8 @@ class Caller:
         team: the team of all jobs that the caller submits; None if the caller is not bound to one.
         tags: cost tags of all jobs that the caller submits.
         forwarded: the names that a trusted proxy has set on the request.
+        priority: the priority of the caller's jobs, and the highest that they may ask for; None for no such limit.
+        weight: the caller's share of what callers wait for.
         expires_at: the time at which the caller loses its access; None if the key does not expire.
         digest: the digest of the secret that the holder of a key has proved.
         forbidden_metadata: what the metadata of the caller's jobs must not name, as its token should have named it.
@@ -273,6 +281,8 @@ class Caller:
     tags: Mapping[str, str] = field(default_factory=dict[str, str])
     models: tuple[str, ...] = ()
     forwarded: Attribution = NOBODY
+    priority: Priority | None = None
+    weight: int = 1
     expires_at: datetime | None = None
     digest: str = ""
     forbidden_metadata: tuple[str, ...] = ()
@@ -296,6 +306,8 @@ def holder_of_key(key: ApiKey, expires_at: datetime | None = None) -> Caller:
         team=key.team,
         tags=key.tags,
         models=key.models,
+        priority=key.priority,
+        weight=key.weight,
         expires_at=expires_at,
         digest=key.sha256,
     )

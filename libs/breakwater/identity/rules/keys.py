@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from breakwater.identity.contract import ApiKeyState, KeyChange
+from breakwater.identity.contract import PRIORITIES, ApiKeyState, KeyChange, Priority
 from breakwater.identity.rules.callers import PREFIX, ApiKey, Caller, digest_of, secret_of
 from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.nats.contract import StateRecord, kept_s
@@ -135,6 +135,10 @@ def check_creation(name: str, active_names: Collection[str]) -> None:
         raise KeyRefusedError("too_many_keys", f"there are {MAX_KEYS:,} keys, which is the most; revoke some")
 
 
+def _is_higher(priority: Priority | None, bound: Priority) -> bool:
+    return priority is None or PRIORITIES.index(priority) < PRIORITIES.index(bound)
+
+
 def grant_objection(caller: Caller, key: ApiKey, expires_at: datetime | None) -> str | None:
     """Returns why a caller may not give these rights to a key; None if it has all of them itself."""
     if key.name.startswith(PROGRAM):
@@ -152,6 +156,8 @@ def grant_objection(caller: Caller, key: ApiKey, expires_at: datetime | None) ->
     for noun, bound_to, bound in (("user", caller.user, key.user), ("team", caller.team, key.team)):
         if bound_to is not None and bound != bound_to:
             return f"{caller.name!r} is bound to the {noun} {bound_to!r}, and so must its keys be"
+    if caller.priority is not None and _is_higher(key.priority, caller.priority):
+        return f"the jobs of {caller.name!r} have at most {caller.priority!r} priority, and so must those of its keys"
     for tag, value in caller.tags.items():
         if key.tags.get(tag) != value:
             return f"the jobs of {caller.name!r} have the tag {tag}={value}, and so must those of its keys"

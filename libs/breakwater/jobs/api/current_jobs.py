@@ -32,6 +32,7 @@ from breakwater.jobs.rules.chat_messages import fields
 from breakwater.jobs.rules.current_jobs import (
     PHASES,
     STATES_IN,
+    WAITS_FOR_TURN,
     ClaimState,
     ListPlace,
     Phase,
@@ -46,7 +47,7 @@ from breakwater.kernel.http.problems import RequestError
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.delivery import due_at, queued_at, trusted_headers
 from breakwater.kernel.nats.lookup import Backlog, Lookup, StoredMessage
-from breakwater.kernel.nats.subjects import Stream
+from breakwater.kernel.nats.subjects import Header, Stream
 from breakwater.kernel.nats.topology import worker_consumer
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.security.encryption import Cipher, DecryptionError
@@ -312,6 +313,8 @@ class _Page:
             return _held_state(claim, now) if claim.claimed else ("queued", None)
         if not is_parked(claim, job.message.sequence) or (not claim.exists and await self._is_decided(job)):
             return None
+        if Header.TURN.value in job.message.headers:
+            return "parked", WAITS_FOR_TURN.model_copy(update={"since": job.message.published_at})
         due = due_at(job.message.headers)
         wait = claim.wait or JobWait(kind="back_off", message="it is due again at this time")
         return "parked", wait.model_copy(update={"until": due})

@@ -56,8 +56,9 @@ from breakwater.jobs.contract.dead_letters import (
 )
 from breakwater.jobs.contract.execution import Status
 from breakwater.jobs.contract.job import Job
-from breakwater.jobs.queued_message import tags_in
+from breakwater.jobs.queued_message import tags_in, turn_in
 from breakwater.jobs.rules.ownership import longest_job
+from breakwater.jobs.rules.turns import CallerTurn
 from breakwater.jobs.store.dismissals import LIST_AGE_S, Dismissals
 from breakwater.kernel.http.bodies import NO_ROOM, WAIT_TIMEOUT_S
 from breakwater.kernel.http.parsing import read_job, suggestion
@@ -420,6 +421,7 @@ def replay_of(stored: StoredDeadLetter, job: Job) -> Submission:
         sender,
         attribution=Attribution(user, team),
         tags=tags_in(headers),
+        turn=CallerTurn(sender or owner or "", job.tenant or "", *turn_in(headers)),
         scope=scope,
     )
 

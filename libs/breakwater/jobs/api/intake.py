@@ -34,6 +34,7 @@ from breakwater.jobs.rules.ownership import (
     objection_to,
     owner_of,
 )
+from breakwater.jobs.rules.turns import CallerTurn, allowed_priority, priority_problem
 from breakwater.jobs.store.accepted import JobStatus
 from breakwater.jobs.store.plans import NotedJob
 from breakwater.kernel.errors import BreakwaterError
@@ -131,6 +132,9 @@ class JobIntake:
             scope=scope_of(caller, job.tenant),
             redaction=self.config.redaction,
         )
+        agent = self.config.agents[job.agent]
+        if (why := priority_problem(job.priority, agent.priority, caller.priority)) is not None:
+            raise RequestError(403, "forbidden", f"priority: {why}", [FieldError(path="priority", message=why)])
         attribution = attribution_of(job, Attribution(caller.user, caller.team), caller.forwarded)
         for kind, name in (("user", attribution.user), ("team", attribution.team)):
             if name is not None and (why := id_objection(self.config.redaction, name)) is not None:
@@ -140,8 +144,14 @@ class JobIntake:
             submitted_by=caller.name,
             attribution=attribution,
             tags=caller.tags,
+            turn=CallerTurn(
+                caller.name,
+                job.tenant or "",
+                job.priority or allowed_priority(agent.priority, caller.priority),
+                caller.weight,
+            ),
             by_operator=by_operator,
-            private=not self.config.agents[job.agent].keeps_error_texts,
+            private=not agent.keeps_error_texts,
         )
 
     async def compare(self, sent: Submission, *, required: bool = False) -> Submission:

@@ -16,15 +16,18 @@ import orjson
 import structlog
 
 from breakwater.jobs.api.submission import Submission
+from breakwater.jobs.api.waiting_callers import WaitingCallers
 from breakwater.jobs.rules.previews import prompt_in
 from breakwater.jobs.store.accepted import AcceptedJobs
 from breakwater.kernel.http.problems import unavailable
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.bodies import IN_MESSAGE_BYTES, BodyReader, BodyReference, BodyWriter
+from breakwater.kernel.nats.delivery import park_for_turn
 from breakwater.kernel.nats.errors import BusError, BusUnavailableError, PublishRefusedError, StreamFullError
 from breakwater.kernel.nats.lookup import Facts, Lookup
 from breakwater.kernel.nats.publisher import PUBLISH_TIMEOUT_S, PublishAck, Publisher
 from breakwater.kernel.nats.subjects import Header, Stream
+from breakwater.kernel.nats.topology import PARKED_MAX_BYTES
 from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage
 
@@ -49,8 +52,11 @@ MAX_MESSAGE_BYTES = 8 * 1024**2
 class JobQueue:
     """Stores jobs on JOBS. A job is accepted once JetStream has acknowledged it."""
 
-    def __init__(self, publisher: Publisher, quota: QueueQuota, accepted: AcceptedJobs) -> None:
+    def __init__(
+        self, publisher: Publisher, quota: QueueQuota, accepted: AcceptedJobs, waiting: WaitingCallers
+    ) -> None:
         self._publisher = publisher
+        self._waiting = waiting
         self._bodies = BodyWriter(publisher)
         self._quota = quota
         self._accepted = accepted
@@ -82,7 +88,8 @@ class JobQueue:
             if await self._waits(sent.execution_id):
                 return True
             stored = await self._store(sent, traceparent)
-            self._stored[sent.execution_id] = subjects.job(sent.job.agent), stored.sequence
+            if stored.stream == Stream.JOBS:
+                self._stored[sent.execution_id] = subjects.job(sent.job.agent), stored.sequence
             if len(self._stored) > MAX_REMEMBERED:
                 del self._stored[next(iter(self._stored))]
             return False
@@ -150,6 +157,8 @@ class JobQueue:
             headers[Header.TEAM.value] = subjects.encode_token(sent.attribution.team)
         if sent.tags:
             headers[Header.TAGS.value] = subjects.encode_token(orjson.dumps(sent.tags).decode())
+        if (kind := sent.turn[2:]) != ("normal", 1):
+            headers[Header.PRIORITY.value] = "{} {}".format(*kind)
         if sent.by_operator and sent.job.dry_run:
             headers[Header.OPERATOR.value] = "1"
         payload = sent.payload
@@ -161,7 +170,7 @@ class JobQueue:
                 # The worker must know both ids even if it can't read the body.
                 headers[Header.JOB_ID.value] = subjects.encode_token(sent.job_id)
                 payload = _outline(sent)
-            stored = await self._publish(subjects.job(sent.job.agent), payload, headers)
+            stored = await self._publish(sent, payload, headers)
         except BusUnavailableError as error:
             # The job may be stored nevertheless, so its body stays; the workers remove it if no job has it.
             self._outage.note_failure(error)
@@ -190,7 +199,16 @@ class JobQueue:
             raise
         return reference
 
-    async def _publish(self, subject: str, payload: bytes, headers: dict[str, str]) -> PublishAck:
+    async def _publish(self, sent: Submission, payload: bytes, headers: dict[str, str]) -> PublishAck:
+        """Publishes a job to its agent's queue, or to where its caller's jobs wait for their turn already."""
+        agent = sent.job.agent
+        if self._waiting.has(agent, sent.turn) and self._quota.may_park:
+            with suppress(PublishRefusedError):  # it is full
+                return await park_for_turn(self._publisher, agent, sent.execution_id, payload, headers, sent.turn.text)
+        await self._waiting.announce(agent, sent.turn)
+        return await self._publish_twice(subjects.job(agent), payload, headers)
+
+    async def _publish_twice(self, subject: str, payload: bytes, headers: dict[str, str]) -> PublishAck:
         begun = time.monotonic()
         try:
             return await self._publisher.job(subject, payload, headers, timeout_s=PUBLISH_TIMEOUT_S)
@@ -228,6 +246,8 @@ class QueueQuota:
         self._sizes: Mapping[str, float] = {}
         self._added: Counter[str] = Counter()
         self._over: set[str] = set()
+        self.may_park = True
+        """False while PARKED is half full: it must have room for the jobs of all that wait for other reasons."""
         self._outage = Outage("the queue's shares")
 
     def set_share(self, share: int | None) -> None:
@@ -259,6 +279,7 @@ class QueueQuota:
         # A job that is added meanwhile may count twice until the next check, but none is missed.
         counted = self._added.copy()
         self._sizes = await self._estimate_sizes()
+        self.may_park = (await self.lookup.facts(Stream.PARKED)).bytes < PARKED_MAX_BYTES / 2
         self._added -= counted
 
     def _report(self) -> None:

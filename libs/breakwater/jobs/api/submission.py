@@ -12,6 +12,7 @@ from breakwater.identity.rules.callers import NOBODY, Attribution
 from breakwater.jobs.contract.job import Job
 from breakwater.jobs.rules.ids import JobIds, execution_of, ids_of, key_of
 from breakwater.jobs.rules.ownership import job_digest
+from breakwater.jobs.rules.turns import NOBODYS, CallerTurn
 from breakwater.jobs.store.accepted import JobStatus
 from breakwater.kernel.http.parsing import invalid_job
 from breakwater.kernel.nats.bodies import IN_MESSAGE_BYTES
@@ -42,6 +43,8 @@ class Submission:
     """The user and the team whose call it is."""
     tags: Mapping[str, str] = field(default_factory=dict[str, str])
     """The cost tags of the key that sent the job."""
+    turn: CallerTurn = NOBODYS
+    """The turn that it may wait for."""
     by_operator: bool = False
     """True if the sender may operate the plane."""
     scope: str | None = None

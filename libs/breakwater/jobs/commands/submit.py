@@ -71,6 +71,10 @@ def submit(
     total_timeout: Annotated[
         float | None, typer.Option("--total-timeout", metavar="SECONDS", help="Time limit over all attempts and waits.")
     ] = None,
+    priority: Annotated[
+        str | None,
+        typer.Option("--priority", metavar="high|normal|low", help="At most what its agent and the API key allow."),
+    ] = None,
     preset: Annotated[
         str | None, typer.Option("--preset", metavar="NAME", help="Preset of the task's breaker, such as refactor.")
     ] = None,
@@ -131,6 +135,7 @@ def submit(
         "depends_on": depends_on or None,
         "metadata": _pairs("--metadata", metadata),
         "total_timeout_s": total_timeout,
+        "priority": priority,
         "dry_run": True if dry_run else None,
     }
     job = _job(job_file, {name: value for name, value in fields.items() if value is not None})

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import ConfigDict, Field, JsonValue, PrivateAttr, StringConstraints, field_validator, model_validator
 
+from breakwater.identity.contract import Priority
 from breakwater.kernel.nats.subjects import is_reply_subject
 from breakwater.kernel.types import NO_CONTROLS, Identifier, Message, ModelId
 
@@ -150,6 +151,11 @@ class Job(Message):
             "`{requests: 50, per: hour}`."
         ),
     ] = None
+    priority: Priority | None = Field(
+        default=None,
+        description="Its priority among the jobs that wait: `high`, `normal` or `low`, and at most what its agent and "
+        "its key allow. By default it has that.",
+    )
     dry_run: bool = Field(
         default=False, description="Return the call that would be made and its worst-case cost, and make none."
     )

@@ -51,6 +51,9 @@ class ClaimState:
     cancelling: bool = False
 
 
+WAITS_FOR_TURN = JobWait(
+    kind="concurrency", message="its key or its tenant has its share of the agent's slots; it waits for its turn"
+)
 UNCLAIMED = JobWait(kind="worker", message="its worker gave it back, and none has it yet")
 
 

@@ -17,7 +17,7 @@ from breakwater.jobs.rules.attribution import claim_of_another
 from breakwater.kernel.nats.subjects import PROGRAM, REPLIES, encode_token
 
 _DIGEST_BYTES = 16
-_NOT_THE_QUESTION = {"job_id", "reply_to", "session_id"}
+_NOT_THE_QUESTION = {"job_id", "reply_to", "session_id", "priority"}
 
 
 def job_digest(job: Job | bytes, owner: str | None) -> str:

@@ -12,7 +12,17 @@ import asyncio
 import base64
 import hashlib
 import re
-from collections.abc import AsyncGenerator, Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Collection,
+    Container,
+    Coroutine,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -30,7 +40,7 @@ from breakwater.kernel.nats.bodies import IN_MESSAGE_BYTES, LEFT_FOR, BodyRefere
 from breakwater.kernel.nats.contract import DeadLetter
 from breakwater.kernel.nats.errors import BusUnavailableError, MessageTooLargeError, NoStreamError, PublishRefusedError
 from breakwater.kernel.nats.lookup import Lookup
-from breakwater.kernel.nats.publisher import Publisher
+from breakwater.kernel.nats.publisher import PublishAck, Publisher
 from breakwater.kernel.nats.subjects import OURS, PROGRAM, Header, Stream, decode_token, encode_token
 from breakwater.kernel.nats.topology import ACK_WAIT_S, DEAD_LETTERS_S
 from breakwater.kernel.process import background
@@ -73,6 +83,10 @@ class Delivery(Generic[MessageT_co]):
         """True if the job returns to its queue after a long wait."""
         self.is_first: bool = self.deliveries == 1 and not self.was_parked
         """True if this message was never delivered or parked before."""
+        self.turn: str | None = self.headers.get(Header.TURN.value)
+        """The turn that the job waits for, or has waited for; None if it has not waited for one."""
+        self.is_unstarted: bool = self.is_first or (self.deliveries == 1 and self.turn is not None)
+        """True if no worker has begun the job by this message, or the one from which it was parked."""
         self.is_only_message: bool = Header.UNIQUE_ID.value in self.headers
         """True if its job has no other message, so that no worker can have begun the job if this `is_first`."""
         self.published_at: datetime = metadata.timestamp
@@ -341,9 +355,16 @@ _SENDABLE = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 
 
 async def park(
-    publisher: Publisher, delivery: Delivery, *, agent: str, execution_id: str, job_id: str, due: datetime
+    publisher: Publisher,
+    delivery: Delivery,
+    *,
+    agent: str,
+    execution_id: str,
+    job_id: str,
+    due: datetime,
+    turn: str | None = None,
 ) -> None:
-    """Stores a job on PARKED until it is due. The caller then acknowledges the delivery.
+    """Stores a job on PARKED until it is due, or its turn comes. The caller then acknowledges the delivery.
 
     Parking the same message twice until the same time stores one message.
 
@@ -354,6 +375,7 @@ async def park(
         execution_id: the job's execution.
         job_id: the job's own id.
         due: when it returns.
+        turn: whose turn it waits for instead, from `due` on.
 
     Raises:
         BusUnavailableError: it may not be stored; try again, and do not acknowledge the delivery.
@@ -367,6 +389,10 @@ async def park(
         Header.EXECUTION_ID.value: token,
         Header.QUEUED_AT.value: format_time(delivery.queued_at),
     }
+    if turn is None:
+        headers.pop(Header.TURN.value, None)
+    else:
+        headers[Header.TURN.value] = turn
     if Header.EXECUTION_ID.value not in delivery.headers:
         headers[Header.JOB_ID.value] = encode_token(job_id)  # it may come from the message, whose id changes
     try:
@@ -376,15 +402,45 @@ async def park(
         raise BusUnavailableError(str(error)) from error
 
 
+async def park_for_turn(
+    publisher: Publisher, agent: str, execution_id: str, payload: bytes, headers: Mapping[str, str], turn: str
+) -> PublishAck:
+    """Stores a job that was never in its queue on PARKED until its turn comes. Raises as `park` does."""
+    now = format_time(datetime.now(UTC))
+    unique = (Header.MSG_ID.value, Header.UNIQUE_ID.value)
+    parked_headers = {name: value for name, value in headers.items() if name not in unique} | {
+        Header.DUE.value: now,
+        Header.QUEUED_AT.value: now,
+        Header.TURN.value: turn,
+    }
+    return await publisher.job(subjects.parked(agent, execution_id), payload, parked_headers)
+
+
+PutBack = Callable[[Delivery], Coroutine[Any, Any, None]]
+"""Returns a parked job to its queue."""
+
+AwaitTurn = Callable[[str, str, Delivery, PutBack], Awaitable[None]]
+"""Takes a job that waits for its turn: its agent, its execution, its message on PARKED, and what returns it."""
+
+
 class DelayedQueue:
     """Puts parked jobs back into their queues when they are due."""
 
     def __init__(
-        self, publisher: Publisher, agents: Container[str], *, now: Callable[[], datetime] = lambda: datetime.now(UTC)
+        self,
+        publisher: Publisher,
+        agents: Container[str],
+        await_turn: AwaitTurn,
+        *,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        """Takes the publisher of a user that may publish to `bw.jobs.>` and `bw.dlq.>`, and the configured agents."""
+        """Takes the publisher of a user that may publish to `bw.jobs.>` and `bw.dlq.>`, and the configured agents.
+
+        `await_turn` takes the jobs that wait for their turn.
+        """
         self._publisher = publisher
         self._agents = agents
+        self._await_turn = await_turn
         self._now = now
         self._outages: dict[str, Outage] = {}
 
@@ -399,15 +455,25 @@ class DelayedQueue:
         if due > now:
             await delivery.retry_in(max((due - now).total_seconds(), _SHORTEST_S))
             return
+        if delivery.turn is not None:
+            await self._await_turn(*subjects.parts_of_parked(delivery.subject), delivery, self._put_back)
+        else:
+            await self._put_back(delivery)
+
+    async def _put_back(self, delivery: Delivery) -> None:
         agent, execution_id = subjects.parts_of_parked(delivery.subject)
         outage = self._outages.setdefault(agent, Outage(subjects.job(agent)))
         try:
-            await self._wake(delivery, agent, execution_id, due)
+            await self._wake(delivery, agent, execution_id, due_at(delivery.headers) or self._now())
         except (BusUnavailableError, PublishRefusedError) as error:
             outage.note_failure(error)
             await delivery.retry_in(RETRY_S)
             return
         outage.note_success()
+        if delivery.turn is not None:
+            # It was returned to PARKED when it began to wait, after which nats-py acknowledges nothing.
+            await self._publisher.acknowledge(delivery.ack_subject)
+            return
         # Without confirmation, it is redelivered and returned again: a second message of the same execution.
         await delivery.ack_sync()
 

@@ -44,8 +44,10 @@ from breakwater.kernel.nats.subjects import (
     CANCELS_BY_USER,
     CHANNEL_TESTS,
     KEY_CHANGES,
+    NEW_CALLERS,
     PROGRAM,
     REPLIES,
+    WAITING_CALLERS,
     WORKERS,
     Stream,
     covers,
@@ -186,7 +188,9 @@ GRANTS = (
         "request",
         publish=(
             # Jobs; breakers and tasks that an operator resets, or forces open; caps that an operator raises.
+            # Those of callers whose jobs wait for their turn go to where they wait.
             "bw.jobs.*",
+            "bw.parked.>",
             *_below("breakers", "guards", "budgets", "plans"),
             *reads(Stream.EVENTS, Stream.RESULTS, Stream.DLQ),
             # Large bodies of jobs, and of dead letters that are shown or replayed.
@@ -198,7 +202,7 @@ GRANTS = (
             *reads(Stream.RESPONSES),
             _RESPONSES_END,
             # Their fill levels; the bytes of JOBS that each agent's jobs take.
-            *_facts(Stream.JOBS, Stream.RESULTS, Stream.RESPONSES, Stream.BODIES),
+            *_facts(Stream.JOBS, Stream.PARKED, Stream.RESULTS, Stream.RESPONSES, Stream.BODIES),
             *reads(Stream.JOBS),
             # Parked jobs are listed, and put back into their queues when they are cancelled.
             *reads(Stream.PARKED),
@@ -225,8 +229,8 @@ GRANTS = (
             HEALTH,
         ),
         # The last, to the other processes of this service.
-        sends=(*_below("cancel-requests"), CHANNEL_TESTS, KEY_CHANGES),
-        subscribe=(*_below("results", "progress", "chunks"), KEY_CHANGES),
+        sends=(*_below("cancel-requests"), CHANNEL_TESTS, NEW_CALLERS, KEY_CHANGES),
+        subscribe=(*_below("results", "progress", "chunks"), WAITING_CALLERS, KEY_CHANGES),
         serves=(CANCELS, CANCELS_BY_USER, AGENTS, AGENTS_BY_USER),
     ),
     Grant(
@@ -263,8 +267,8 @@ GRANTS = (
             HEALTH,
         ),
         # The last, to see whether another worker is connected.
-        sends=(*_below("progress", "chunks"), f"{CLIENT_INBOX}.>", f"{REPLIES}>", WORKERS),
-        subscribe=(subjects.CANCEL_REQUESTS, WORKERS),
+        sends=(*_below("progress", "chunks"), f"{CLIENT_INBOX}.>", f"{REPLIES}>", WAITING_CALLERS, WORKERS),
+        subscribe=(subjects.CANCEL_REQUESTS, NEW_CALLERS, WORKERS),
     ),
     Grant(
         "breaker",

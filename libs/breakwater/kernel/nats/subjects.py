@@ -85,6 +85,10 @@ class Header(StrEnum):
     """The scope of a job's ids (`jobs.rules.ids`); set by `request`. A named program's is its NATS user."""
     DUE = "Breakwater-Due"
     """When a parked job returns to its queue: RFC 3339, UTC, milliseconds."""
+    TURN = "Breakwater-Turn"
+    """The turn that a parked job waits for (`jobs.rules.turns`), when it returns to its queue."""
+    PRIORITY = "Breakwater-Priority"
+    """The priority of a job, if it is not the agent's, and the weight of its key; set by `request`."""
     EXECUTION_ID = "Breakwater-Execution-Id"
     """The execution id of a job, encoded as a token; set by `request`, and where a job is parked."""
     JOB_ID = "Breakwater-Job-Id"
@@ -195,6 +199,12 @@ API_KEYS = "bw.keys.*"
 
 KEY_CHANGES = "bw.key-changes"
 """The subject of the notice that a key was changed: the change's sequence in KEYS; core NATS, not stored. Internal."""
+
+WAITING_CALLERS = "bw.waiting-callers"
+"""The subject of notices of workers that jobs of some callers wait for a slot; core NATS, not stored. Internal."""
+
+NEW_CALLERS = "bw.new-callers"
+"""The subject of notices of `request` that a caller begins to call an agent; core NATS, not stored. Internal."""
 
 ALERTER_LEADER = "bw.alerter.leader"
 """The lease of the alerter that notifies people (ALERTER). Internal, as all of ALERTER."""

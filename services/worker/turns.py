@@ -1,0 +1,145 @@
+"""Jobs that wait for a slot of their agent, in fair order.
+
+A job that finds no slot for its caller is moved to PARKED, out of the way of all that stand behind it in its queue. Its
+message there is delivered to one worker, which keeps it in memory, in the order of weighted fair queueing, and returns
+it to its queue when it is its turn. If that worker dies, NATS delivers the message to another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+
+import orjson
+import structlog
+
+from breakwater.jobs.rules.turns import CallerTurn
+from breakwater.kernel.nats.core import core_subscription
+from breakwater.kernel.nats.delivery import Delivery, PutBack
+from breakwater.kernel.nats.errors import BusError, BusUnavailableError
+from breakwater.kernel.nats.lookup import ClientGetter, Lookup
+from breakwater.kernel.nats.publisher import Publisher
+from breakwater.kernel.nats.subjects import NEW_CALLERS, WAITING_CALLERS, Stream
+from breakwater.kernel.nats.topology import worker_consumer
+from breakwater.kernel.process import background
+from breakwater.kernel.process.outage import Outage
+from breakwater.services.worker.slots import Slots, WaitingJob
+
+KEPT_S = 60.0
+"""A waiting job is delivered again after so long, so that it survives the worker that has it in memory."""
+
+MAX_BYTES = 64 * 1024**2
+"""The most bytes of waiting jobs in memory. Others are delivered again."""
+
+TRANSIT_S = 0.25
+"""A job should be back from its queue after so long. It may be with another worker."""
+
+TICK_S = 0.5
+RETRY_S = 1.0
+
+
+class Turns:
+    """Returns waiting jobs to their queues, as many as there are free slots in this worker."""
+
+    def __init__(self, slots: Slots, concurrency: Callable[[str], int], lookup: Lookup, publisher: Publisher) -> None:
+        """Takes the slots, a function that returns the concurrency of an agent, and a lookup of the queues."""
+        self.concurrency = concurrency
+        self._slots = slots
+        self._lookup = lookup
+        self._publisher = publisher
+        self._agents: set[str] = set()
+        """The agents with waiting jobs."""
+        self._bytes = 0
+        self._held_up: set[str] = set()
+        """The agents whose jobs did not come back in time: their queue may be long."""
+        self._announced: dict[tuple[str, CallerTurn], float] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        slots.on_release = self.advance
+
+    async def announce(self, agent: str, *turns: CallerTurn) -> None:
+        """Says that jobs of some callers wait, unless that was said a moment ago."""
+        now = self._slots.clock()
+        self._announced = {caller: until for caller, until in self._announced.items() if until > now}
+        callers = [(agent, turn) for turn in turns if (agent, turn) not in self._announced]
+        if callers:
+            self._announced |= dict.fromkeys(callers, now + TICK_S)
+            with suppress(BusError):  # it is said again
+                notice = orjson.dumps([(agent, turn.text) for agent, turn in callers])
+                await self._publisher.send(WAITING_CALLERS, notice)
+
+    async def add(self, agent: str, execution_id: str, delivery: Delivery, put_back: PutBack) -> None:
+        """Lets a job wait for its turn."""
+        await delivery.retry_in(KEPT_S)
+        size = len(delivery.data)
+        if self._bytes + size > MAX_BYTES:
+            return
+        self._bytes += size
+        turn = CallerTurn.parse(delivery.turn or "")
+        until = self._slots.clock() + KEPT_S * 0.9
+        job = WaitingJob(execution_id, turn, delivery, until, put_back)
+        self._slots[agent].waiting.add(turn, delivery.queued_at.timestamp(), job)
+        self._agents.add(agent)
+        self.advance(agent)
+
+    def advance(self, agent: str) -> None:
+        """Returns the next jobs of an agent, if there are free slots."""
+        if agent not in self._agents or agent in self._held_up:
+            return
+        slots = self._slots[agent]
+        total = self._slots.share(self.concurrency(agent))
+        while slots.held < total:
+            now = self._slots.clock()
+            job = slots.waiting.take(lambda turn: slots.may_take(total, turn, now))  # noqa: B023  called at once
+            if job is None:
+                break
+            self._bytes -= len(job.delivery.data)
+            if job.until <= now:
+                continue  # another worker may have it
+            slots.keep_for(job, now)
+            loop = asyncio.get_running_loop()
+            loop.call_later(TRANSIT_S, self._expect, agent, job.execution_id)
+            task = loop.create_task(job.put_back(job.delivery))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        if not len(slots.waiting):
+            self._agents.discard(agent)
+
+    def _expect(self, agent: str, execution_id: str) -> None:
+        """Notes if a job has not come back."""
+        if self._slots[agent].arrived(execution_id):
+            self._held_up.add(agent)
+
+    async def run(self) -> None:
+        """Looks regularly whether there is a turn: slots become free in other workers, too."""
+        while True:
+            await asyncio.sleep(background.aligned_delay(TICK_S))
+            for agent in tuple(self._agents):
+                if agent in self._held_up:
+                    await self._look(agent)
+                self.advance(agent)
+                await self.announce(agent, *self._slots[agent].waiting.turns())
+
+    async def _look(self, agent: str) -> None:
+        """Lets jobs return again once all that have returned were delivered."""
+        try:
+            backlog = await self._lookup.backlog(Stream.JOBS, worker_consumer(agent))
+        except BusError as error:
+            structlog.get_logger().debug("queue_not_read", agent=agent, error=str(error))
+            return
+        if backlog is None or not backlog.waiting:
+            self._held_up.discard(agent)
+
+
+async def receive_new_callers(connection: ClientGetter, slots: Slots) -> None:
+    """Receives notices of callers that begin to call an agent until it is cancelled."""
+
+    def hear(data: bytes) -> None:
+        agent, turn = orjson.loads(data)
+        slots[agent].expect(CallerTurn.parse(turn), slots.clock())
+
+    async def receive() -> None:
+        async with core_subscription(connection, NEW_CALLERS, hear):
+            await asyncio.Event().wait()
+
+    await Outage("new callers").retry_until_available(receive, on=BusUnavailableError, retry_s=RETRY_S)
