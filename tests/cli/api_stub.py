@@ -23,6 +23,8 @@ class Stub:
 
     url: str = ""
     answers: dict[str, tuple[int, Any]] = field(default_factory=dict[str, "tuple[int, Any]"])
+    headers: dict[str, str] = field(default_factory=dict[str, str])
+    """Those of all answers in JSON."""
     asked: list[tuple[str, Any]] = field(default_factory=list[tuple[str, Any]])
     queries: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
     sessions: set[str] = field(default_factory=set[str])
@@ -55,7 +57,9 @@ class Stub:
             assert request.transport is not None
             request.transport.abort()
         return (
-            web.Response(text=body, status=status) if isinstance(body, str) else web.json_response(body, status=status)
+            web.Response(text=body, status=status)
+            if isinstance(body, str)
+            else web.json_response(body, status=status, headers=self.headers)
         )
 
     def _of_sessions(self, asked: str, token: str) -> tuple[int, Any]:

@@ -758,6 +758,7 @@ class _Retries:
         # A breaker that refuses a job (`agent_unavailable`) would refuse it again.
         may_pass = may_pass or (error.status in _UNAVAILABLE and error.code != "agent_unavailable")
         if isinstance(error, ApiRefusedError):
+            may_pass = may_pass and error.headers.get("x-should-retry") != "false"
             pause_s += _retry_after_s(error.headers) or 0.0
         self._until = self._until or time.monotonic() + self._for_s
         if not may_pass or time.monotonic() + pause_s > self._until:

@@ -34,6 +34,7 @@ MODELS = {
 }
 AGENTS = {name: {"model": f"sim/{name}", "allowed_models": ["sim/fast"], **ONCE} for name in ("fast", "slow", "late")}
 AGENTS |= {name: {"model": f"sim/{name}", **ONCE} for name in ("down", "cut")}
+AGENTS["limited"] = {"model": "sim/fast", "rate_limit": {"requests_per_minute": 1, "on_exceeded": "fail"}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +130,21 @@ async def test_a_job_that_fails_is_raised_with_what_it_cost(plane: ClientPlane) 
         assert refused.value.code == "unknown_agent"
 
 
+async def test_a_refused_job_says_when_it_may_succeed_and_each_what_is_left_of_its_limits(plane: ClientPlane) -> None:
+    async with plane.client() as client:
+        answered = await client.run(a_job("limited"))
+        with pytest.raises(JobFailedError, match="has no room for this call") as failed:
+            await client.run(a_job("limited"))
+    refused = failed.value.result
+    for result in (answered, refused):
+        assert result.limits is not None
+        assert result.limits.requests is not None
+        assert (result.limits.requests.limit, result.limits.requests.remaining) == (1, 0)
+    assert refused.error is not None
+    assert refused.error.retry_after_s is not None
+    assert 50 < refused.error.retry_after_s < 61
+
+
 async def test_a_job_is_cancelled_and_who_waits_for_it_hears_that(plane: ClientPlane) -> None:
     async with plane.client() as client:
         job_id = await client.submit(a_job("late"))
@@ -163,13 +179,16 @@ async def test_a_plane_that_is_away_is_tried_for_as_long_as_is_said(plane: Clien
 
 async def test_a_refusal_for_the_moment_is_repeated_with_the_same_id_and_that_of_a_breaker_is_not() -> None:
     async with serving() as stub, AsyncClient(stub.url, KEY, retry_for_s=0.3) as client:
-        for status, code, repeated in (
-            (503, "refused", True),
-            (503, "unavailable", True),
-            (503, "agent_unavailable", False),
-            (429, "too_many_requests", True),
+        for status, code, headers, repeated in (
+            (503, "refused", {}, True),
+            (503, "unavailable", {"Retry-After": "1", "retry-after-ms": "100"}, True),
+            (503, "unavailable", {"Retry-After": "1"}, False),
+            (503, "undecryptable", {"x-should-retry": "false"}, False),
+            (503, "agent_unavailable", {}, False),
+            (429, "too_many_requests", {}, True),
         ):
             stub.asked.clear()
+            stub.headers = headers
             stub.answers["POST jobs"] = (status, problem(code, "not now"))
             with pytest.raises(ApiRefusedError, match="not now"):
                 await client.submit(a_job())
