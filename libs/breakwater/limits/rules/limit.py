@@ -157,7 +157,7 @@ def enforcement_problem(settings: LimitSettings) -> str | None:
     """Returns why the plane can't enforce a limit, which is refused where it is made; None if it can."""
     if settings.per is None or settings.per in SLIDING:
         if settings.action in ("count", "alert"):
-            return "a rate is not recorded, so it alerts nobody; use refuse, wait or cheaper_model"
+            return "a rate is not recorded, so it can raise no alert; use refuse, wait or cheaper_model"
         return None
     if settings.unit != "usd" or settings.per not in CALENDAR:
         return "only limits of usd by day, week, month or quarter are enforced yet; use one of them"
