@@ -41,9 +41,10 @@ class ChatRoutes:
         description="Each call is a job. The response contains the provider's own object, or one in OpenAI's format if "
         "the provider speaks another dialect. The headers `x-breakwater-execution-id`, `-model`, `-attempts`, "
         "`-cost-usd` and `-cache` describe the job, and `-dropped-params` lists params that were not sent because the "
-        "provider does not support them. `x-should-retry: false` is set if a retry does not help. With "
-        "`stream`, the response is server-sent events: OpenAI's "
-        "`chat.completion.chunk` objects and `[DONE]`, or an `error` after some of the answer.",
+        "provider does not support them. The headers `x-ratelimit-limit-requests`, `-remaining-requests`, "
+        "`-reset-requests`, and the same of `tokens`, are those of the tightest rate limit of the caller, if it has "
+        "one. `x-should-retry: false` is set if a retry does not help. With `stream`, the response is server-sent "
+        "events: OpenAI's `chat.completion.chunk` objects and `[DONE]`, or an `error` after some of the answer.",
         headers=REQUEST_HEADERS,
         body=ChatCompletionRequest,
         results={200: ("The answer.", ChatCompletion)},

@@ -47,7 +47,9 @@ class MessageRoutes:
         description="Each call is a job. A provider of the kind `anthropic` gets the body as it is; for any other it "
         "is translated to a chat completion, and a field that has no equivalent there is refused by name. The API key "
         "is sent as `x-api-key` or as a bearer token. The headers `x-breakwater-execution-id`, `-model`, `-attempts`, "
-        "`-cost-usd` and `-cache` describe the job. `x-should-retry: false` is set if a retry does not help. "
+        "`-cost-usd` and `-cache` describe the job. The headers `anthropic-ratelimit-requests-limit`, `-remaining`, "
+        "`-reset`, and the same of `tokens`, are those of the tightest rate limit of the caller, if it has one. "
+        "`x-should-retry: false` is set if a retry does not help. "
         "With `stream`, the response is server-sent events: Anthropic's, or an `error` after some of the answer.",
         headers={
             "x-api-key": "The API key, unless it is a bearer token.",
