@@ -82,6 +82,8 @@ class WaitForCapacity:
     delay_s: float
     refused: Refused
     """The refusal if the job has no time to wait."""
+    ahead: int | None = None
+    """The calls that wait before it; None if none of them has a place."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,6 +103,7 @@ class BudgetGate(Gate):
             tokens=admission.worst_tokens,
             rates=self._rates,
             caller=admission.job.caller,
+            turn=admission.job.turn,
             most_names=MAX_MADE_UP_SCOPES if any("n" in counter.flags for counter in self._counters) else None,
             is_incomplete=limits.is_incomplete(names, dimensions),
         )
@@ -228,11 +229,8 @@ class BudgetGate(Gate):
         )
         if over.limit.action != "wait" or over.wait_ms is None:
             return refused
-        wait_s = over.wait_ms / 1000
-        # A call under way usually ends long before its lease, and with fewer tokens than its worst case.
-        soon = over.limit.unit == "concurrent" or (over.limit.unit != "requests" and over.under_way > 0)
         # Jitter: not all at the same moment.
-        return WaitForCapacity((min(wait_s, POLL_S) if soon else wait_s) + POLL_S * self.jitter(), refused)
+        return WaitForCapacity(over.ask_again_ms / 1000 + FIRST_POLL_S * self.jitter(), refused, ahead=over.ahead)
 
 
 def _names_of(admission: Admission) -> CallNames:

@@ -85,17 +85,19 @@ class OverRate:
     Attributes:
         key: the scope's key.
         limit: the limit that has no room.
-        wait_ms: of a window, when enough of what counts now will be over; sooner only if calls use less than their
-            worst case. Of slots, when enough leases will have ended, which is the latest; calls mostly end sooner.
+        wait_ms: of a window, when enough of what counts, and of what waits before it, will be over; sooner only if
+            calls use less than their worst case. Of slots, when enough leases will have ended, which is the latest.
             None: it can never fit, as the call alone exceeds the limit.
-        under_way: the calls under way that count in the window.
+        ask_again_ms: when the call should ask again; earlier where calls under way may free some of the amount.
+        ahead: the calls that wait before it.
         windows: all windows of the call, in which it does not count.
     """
 
     key: str
     limit: Limit
     wait_ms: int | None
-    under_way: int = 0
+    ask_again_ms: int = 0
+    ahead: int = 0
     windows: tuple[WindowState, ...] = ()
 
 

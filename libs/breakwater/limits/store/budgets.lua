@@ -17,6 +17,11 @@
 -- nano-dollars in 'r<slice>', 't<slice>', 'c<slice>' and 'u<slice>', with the sums of all slices from 'first' to 'last' in 'r',
 -- 't', 'c' and 'u'. A slice counts until a window after its end: a call never less than a window, and at most a slice more.
 -- Slots are a sorted set of attempts by the end of their leases.
+-- Windows and slots are rates. Calls that wait for one stand in its queue, a sorted set of attempts by the virtual time at
+-- which they would be through (`jobs.rules.turns`). A hash has what they wait with: 'a<attempt>' is
+-- '<until ms>|<since ms>|<tokens>|<nano-dollars>\n<key>\n<tenant>', 'v' the virtual time, 'l<key>\n<tenant>' when the last call
+-- of a caller would be through, 'w<key>\n<tenant>' the calls of a caller that wait, 'k<key>' the tenants of a key that do. One
+-- that does not ask again in time leaves.
 local SLICES = 100
 -- Each script begins with what is here, so it makes no tables.
 local function field_of(unit, is_used, scope)
@@ -222,18 +227,20 @@ end
 -- Reserves the worst case of a call in all places where it counts, or in none. Asking again reserves it once, and renews the
 -- lease. While others hold some of a hard cap or wait for it, a caller, and so a tenant, holds at most half of the unspent
 -- rest.
--- KEYS: reservations, leases, filled, held, periods..., windows..., slots...
+-- A call that waits for a rate has its place in the queue of the first one that has no room for it, in the order of the keys:
+-- so no two calls wait for each other. There is room for it beside what counts and what stands before it in the queue.
+-- KEYS: reservations, leases, filled, held, periods..., windows..., slots..., then for each of both: its queue, what waits there
 -- ARGV from the 17th, for each period: first ms, first ms after it, keep until (ms); then for each counter: number of its
 -- period, scope, flags, hard limit ('' = none); then for each window: ms of a slice, flags, the units whose limits refuse
 -- calls and have none wait, the most requests, tokens and nano-dollars ('' = none); then for each slots: the most calls
--- ('' = none), 'c' where that limit refuses calls.
+-- ('' = none), 'c' where that limit refuses calls; then the key and the tenant that wait, and their share.
 -- Flags of a counter beyond those above: 'n': the caller made its name up, perhaps; 'x' and 'y': tenants and callers have
 -- shares.
 -- Returns {1, when it was reserved, figures of the windows};
 -- {0, number of the refusing counter, limit, used, reserved, 1 where it is the share that has no room};
--- {6, number of the refusing window, unit, ms until the call may fit (-1 = never), calls under way, figures} or
--- {7, number of the refusing slots, ms until a lease ends, figures}; the figures of each window are the requests and the tokens
--- that count, and the ms until none of them does;
+-- {6, number of the refusing window, unit, ms until the call may fit (-1 = never), ms until it should ask again, calls that wait
+-- before it, figures} or {7, number of the refusing slots, the same two times and number, figures}; the figures of each window
+-- are the requests and the tokens that count, and the ms until none of them does;
 -- {2, now} where that is in another period, {3} where the counters are lost and a cap could not be held, {4} where the sender
 -- has made up too many names in the period, {5, dimensions} where others are counted.
 local attempt_id, lease_ms = ARGV[1], tonumber(ARGV[4]) -- no lease: only looks, and reserves nothing
@@ -274,9 +281,18 @@ for k = 5 + number_of_periods, 4 + number_of_periods + number_of_windows do
   }
   argument = argument + 6
 end
-for k = 5 + number_of_periods + number_of_windows, #KEYS do
-  slots[#slots + 1] = {key = KEYS[k], most = tonumber(ARGV[argument]), refuses = ARGV[argument + 1]}
+local first_slots = 5 + number_of_periods + number_of_windows
+local first_queue = first_slots + (#KEYS - 4 - number_of_periods - 3 * number_of_windows) / 3
+for k = first_slots, first_queue - 1 do
+  slots[#slots + 1] = {key = KEYS[k], most = tonumber(ARGV[argument]), refuses = ARGV[argument + 1], is_slots = true}
   argument = argument + 2
+end
+local my_key, my_tenant, my_share = ARGV[argument], ARGV[argument + 1], tonumber(ARGV[argument + 2])
+local rates, queues = {}, {}
+for i = 1, #windows + #slots do
+  local rate = windows[i] or slots[i - #windows]
+  rate.queue, rate.waiters = KEYS[first_queue + 2 * i - 2], KEYS[first_queue + 2 * i - 1]
+  rates[i], queues[i] = rate, rate.queue
 end
 local function keep(key, ms)
   if redis.call('PTTL', key) < ms then
@@ -490,6 +506,82 @@ for _, period in ipairs(periods) do
   end
 end
 
+-- Queues
+local FIRST = 30 -- so many calls are read from the head of a queue: what the others wait with is estimated
+local PATIENCE_MS = 2000 -- a call that asks so much later than it should has lost its place
+local has_queue = #queues > 0 and not asked_at and redis.call('EXISTS', unpack(queues)) > 0
+local function caller_of(key, waiting_tenant)
+  return key .. '\n' .. waiting_tenant
+end
+local function leave_queue(rate, attempt)
+  local text = redis.call('HGET', rate.waiters, 'a' .. attempt)
+  redis.call('ZREM', rate.queue, attempt)
+  if text then
+    redis.call('HDEL', rate.waiters, 'a' .. attempt)
+    local key, waiting_tenant = string.match(text, '\n(.*)\n(.*)$')
+    local waiting = 'w' .. caller_of(key, waiting_tenant)
+    if redis.call('HINCRBY', rate.waiters, waiting, -1) <= 0 then
+      redis.call('HDEL', rate.waiters, waiting)
+      if redis.call('HINCRBY', rate.waiters, 'k' .. key, -1) <= 0 then
+        redis.call('HDEL', rate.waiters, 'k' .. key)
+      end
+    end
+  end
+  if redis.call('EXISTS', rate.queue) == 0 then
+    redis.call('DEL', rate.waiters)
+  end
+end
+-- The virtual time at which the call would be through: the one that it has, or the one that it would get. What it takes is its
+-- part of the amount that it needs the largest part of, in millionths.
+local function finish_of(rate)
+  local finish = redis.call('ZSCORE', rate.queue, attempt_id)
+  if finish then
+    rate.waits = true
+    return tonumber(finish)
+  end
+  local part = rate.is_slots and 1 / rate.most or 0
+  for _, unit in ipairs(rate.is_slots and {} or {'r', 't', 'u'}) do
+    if rate[unit] and rate[unit] > 0 then
+      part = math.max(part, worst[unit] / rate[unit])
+    end
+  end
+  local me = caller_of(my_key, my_tenant)
+  local known = redis.call('HMGET', rate.waiters, 'v', 'l' .. me, 'k' .. my_key, 'w' .. me)
+  local tenants = math.max(1, (known[3] or 0) + (known[4] and 0 or 1))
+  return math.max(tonumber(known[1] or 0), tonumber(known[2] or 0)) + 1000000 * part * tenants / my_share
+end
+-- What stands before the call in the queue of a rate: the number of calls, requests, tokens and nano-dollars.
+local function before_in(rate)
+  rate.finish = finish_of(rate)
+  while true do
+    local ahead = rate.waits and redis.call('ZRANK', rate.queue, attempt_id) or redis.call('ZCOUNT', rate.queue, '-inf', rate.finish)
+    local attempts, fields = ahead > 0 and redis.call('ZRANGE', rate.queue, 0, math.min(ahead, FIRST) - 1) or {}, {}
+    for i, attempt in ipairs(attempts) do
+      fields[i] = 'a' .. attempt
+    end
+    local sums, has_left = {calls = ahead, r = 0, t = 0, u = 0}, false
+    for i, text in ipairs(#fields > 0 and redis.call('HMGET', rate.waiters, unpack(fields)) or {}) do
+      local until_ms, tokens, amount = string.match(text or '', '^(%d+)|%d+|(%d+)|(%d+)\n')
+      if not until_ms or tonumber(until_ms) <= now then
+        leave_queue(rate, attempts[i])
+        has_left = true
+      else
+        sums.r, sums.t, sums.u = sums.r + 1, sums.t + tonumber(tokens), sums.u + tonumber(amount)
+      end
+    end
+    if not has_left then
+      if ahead > FIRST then
+        for _, unit in ipairs({'r', 't', 'u'}) do
+          sums[unit] = math.floor(sums[unit] * ahead / FIRST)
+        end
+      end
+      return sums
+    end
+  end
+end
+local NOTHING = {calls = 0, r = 0, t = 0, u = 0}
+local waits_for -- the number of the first rate that has no room for the call
+
 -- Windows
 local function sums_of(window)
   local key, units, slice = window.key, window.units, math.floor(now / window.slice_ms)
@@ -545,9 +637,14 @@ local function sums_of(window)
   end
   return sums
 end
--- The ms until the oldest slices that make up the excess are over. Mostly a few do, so they are read a few at a time.
+-- The ms until the oldest slices that make up the excess are over. Mostly a few do, so they are read a few at a time. What
+-- exceeds all that counts now has to wait until what stands before it is over, too, one window after the other.
 local function wait_ms_of(window, unit, excess)
-  local sums = window.sums
+  local sums, most = window.sums, window[unit]
+  if excess > tonumber(sums[unit]) and most > 0 then
+    local later = math.ceil((excess - sums[unit]) / most)
+    return later * (SLICES + 1) * window.slice_ms + (excess > later * most and wait_ms_of(window, unit, excess - later * most) or 0)
+  end
   for from = sums.first, sums.last, 10 do
     local fields = {}
     for old = from, math.min(from + 9, sums.last) do
@@ -562,31 +659,76 @@ local function wait_ms_of(window, unit, excess)
   end
   return (sums.last + SLICES + 1) * window.slice_ms - now
 end
+-- When a call should ask again. What is under way mostly ends long before its lease, and with less than its worst case: then
+-- those who stand in front ask often.
+local function ask_again_ms(wait_ms, ahead, may_end_soon)
+  return may_end_soon and math.min(wait_ms, 50 * (1 + ahead)) or wait_ms
+end
 for number, window in ipairs(windows) do
   window.sums = sums_of(window)
   local is_held = window_of[window.key]
   local held_before = {r = is_held and 1 or 0, t = is_held and before.tokens or 0, u = is_held and before.amount or 0}
+  local ahead = has_queue and not waits_for and before_in(window) or NOTHING
   for _, unit in ipairs({'r', 't', 'u'}) do
     local most = window[unit]
     if most and worst[unit] > most then
-      keep_out(NEVER_FITS, 0, {6, number, unit, -1, 0})
-    elseif most and window.sums[unit] + worst[unit] - held_before[unit] > most then
-      local wait_ms = wait_ms_of(window, unit, window.sums[unit] + worst[unit] - held_before[unit] - most)
-      local rank = string.find(window.refuses, unit, 1, true) and REFUSES or WAITS
-      keep_out(rank, wait_ms, {6, number, unit, wait_ms, window.sums.c})
+      keep_out(NEVER_FITS, 0, {6, number, unit, -1, -1, 0})
+    elseif most then
+      local is_refused = string.find(window.refuses, unit, 1, true)
+      local excess = window.sums[unit] + worst[unit] - held_before[unit] - most + (is_refused and 0 or ahead[unit])
+      if excess > 0 then
+        local wait_ms = wait_ms_of(window, unit, excess)
+        local ask_ms = ask_again_ms(wait_ms, ahead.calls, unit ~= 'r' and tonumber(window.sums.c) > 0)
+        keep_out(is_refused and REFUSES or WAITS, wait_ms, {6, number, unit, wait_ms, ask_ms, ahead.calls})
+        waits_for = waits_for or not is_refused and number or nil
+      end
     end
   end
 end
 
 -- Slots: asked last, as a concurrent call may end at any moment.
 for number, slot in ipairs(kept_out and {} or slots) do
-  if slot.most and redis.call('ZCARD', slot.key) >= slot.most and not (before and redis.call('ZSCORE', slot.key, attempt_id)) then
+  local ahead = slot.most and has_queue and not waits_for and slot.refuses ~= 'c' and before_in(slot).calls or 0
+  local function calls()
+    return redis.call('ZCARD', slot.key) + ahead
+  end
+  if slot.most and calls() >= slot.most and not (before and redis.call('ZSCORE', slot.key, attempt_id)) then
     redis.call('ZREMRANGEBYSCORE', slot.key, '-inf', now)
-    local calls = redis.call('ZCARD', slot.key)
-    if calls >= slot.most then
-      local ends = redis.call('ZRANGE', slot.key, calls - slot.most, calls - slot.most, 'WITHSCORES')
-      local wait_ms = tonumber(ends[2]) - now
-      keep_out(slot.refuses == 'c' and REFUSES or WAITS, wait_ms, {7, number, wait_ms})
+    if calls() >= slot.most then
+      local last = redis.call('ZCARD', slot.key) - 1
+      local ends = redis.call('ZRANGE', slot.key, 0, last, 'WITHSCORES')
+      local at = math.max(0, math.min(calls() - slot.most, last))
+      local wait_ms = ends[2 * at + 2] and tonumber(ends[2 * at + 2]) - now or PATIENCE_MS
+      local is_refused = slot.refuses == 'c'
+      keep_out(is_refused and REFUSES or WAITS, wait_ms, {7, number, wait_ms, ask_again_ms(wait_ms, ahead, true), ahead})
+      waits_for = waits_for or not is_refused and #windows + number or nil
+    end
+  end
+end
+-- Keeps the call's place in the queues of the rates before the one that has no room for it, and takes it there.
+local function stand_in_queue(ask_ms)
+  local until_ms = now + ask_ms * 1.25 + PATIENCE_MS
+  for number, rate in ipairs(rates) do
+    local is_last = number == waits_for
+    if is_last or rate.waits and (not waits_for or number < waits_for) then
+      local me, since = caller_of(my_key, my_tenant), now
+      if rate.waits then
+        since = string.match(redis.call('HGET', rate.waiters, 'a' .. attempt_id) or '', '^%d+|(%d+)') or now
+      else
+        rate.finish = rate.finish or finish_of(rate)
+        redis.call('ZADD', rate.queue, rate.finish, attempt_id)
+        redis.call('HSET', rate.waiters, 'l' .. me, string.format('%.3f', rate.finish))
+        if redis.call('HINCRBY', rate.waiters, 'w' .. me, 1) == 1 then
+          redis.call('HINCRBY', rate.waiters, 'k' .. my_key, 1)
+        end
+      end
+      local times = integer(until_ms) .. '|' .. integer(tonumber(since))
+      local text = table.concat({times, integer(worst.t), integer(worst.u)}, '|') .. '\n' .. me
+      redis.call('HSET', rate.waiters, 'a' .. attempt_id, text)
+      keep(rate.queue, ask_ms * 2 + 60000)
+      keep(rate.waiters, ask_ms * 2 + 60000)
+    elseif has_queue and redis.call('ZSCORE', rate.queue, attempt_id) then
+      leave_queue(rate, attempt_id)
     end
   end
 end
@@ -600,6 +742,9 @@ local function with_figures(answer)
 end
 -- Here it is decided whether the call waits, or is refused.
 if kept_out then
+  if lease_ms and not asked_at and kept_out.rank == WAITS then
+    stand_in_queue(kept_out.answer[1] == 6 and kept_out.answer[5] or kept_out.answer[1] == 7 and kept_out.answer[4] or waits_ms)
+  end
   return kept_out.answer[1] == 0 and kept_out.answer or with_figures(kept_out.answer)
 end
 local call = {
@@ -610,6 +755,14 @@ if not lease_ms then
 end
 for key, count in pairs(added) do
   redis.call('HSET', key, names, count)
+end
+for _, rate in ipairs(has_queue and rates or {}) do
+  if rate.finish then
+    local virtual_time = tonumber(redis.call('HGET', rate.waiters, 'v') or 0)
+    local last = rate.waits and {} or {'l' .. caller_of(my_key, my_tenant), string.format('%.3f', rate.finish)}
+    redis.call('HSET', rate.waiters, 'v', string.format('%.3f', math.max(virtual_time, rate.finish)), unpack(last))
+    leave_queue(rate, attempt_id)
+  end
 end
 if before then
   leave(before, told, attempt_id)

@@ -23,6 +23,7 @@ from typing import Any, Literal, cast
 from zoneinfo import ZoneInfo
 
 from breakwater.jobs.contract.execution import Attempt
+from breakwater.jobs.rules.turns import NOBODYS, CallerTurn
 from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.redis.connection import Argument, Redis, ScriptCommand, scripts_of
 from breakwater.kernel.types import ms_from_time, time_from_ms
@@ -257,6 +258,7 @@ class Budgets:
         caller: str | None = None,
         most_names: int | None = None,
         waits_ms: int = WAITS_MS,
+        turn: CallerTurn = NOBODYS,
         is_incomplete: bool = False,
     ) -> ScriptCommand:
         """Holds an attempt's worst case against all its limits; read its answer with `read_reservation`.
@@ -274,6 +276,7 @@ class Budgets:
             caller: sender of the job. All unknown ones are one.
             most_names: counters are kept of so many scopes in a period whose names the caller makes up; None: the call
                 has no such name.
+            turn: whose place it is in the queue of a rate.
             waits_ms: a call that is kept out counts as waiting for so long, unless it asks again.
             is_incomplete: a hard cap applies in a dimension that is not counted yet, or not wholly.
         """
@@ -286,13 +289,16 @@ class Budgets:
         for slots in rates.slots:
             most_calls = "" if at is not None else slots.limit.amount
             of_rates += [most_calls, "c" if slots.limit.action != "wait" else ""]
+        of_rates += [turn.key, turn.tenant, turn.share]
         arguments: list[Argument] = [
             *(attempt_id, amount, tokens, "" if lease_ms is None else lease_ms, "" if at is None else ms_from_time(at)),
             *(names.agent, names.tenant or "", caller or "", "" if most_names is None else most_names, waits_ms),
             *(self.dimensions.text, int(is_incomplete and at is None), parts.lines),
             *(len(parts.keys), len(counters), len(rates.windows)),
         ]
-        keys = [RESERVATIONS, LEASES, FILLED, HELD, *parts.keys, *keys_of_rate_limits(rates)]
+        of_calls = keys_of_rate_limits(rates)
+        queues = [f"{key}:{part}" for key in of_calls for part in ("queue", "waiters")]
+        keys = [RESERVATIONS, LEASES, FILLED, HELD, *parts.keys, *of_calls, *queues]
         return ScriptCommand(LUA["reserve"], keys, [*arguments, *parts.arguments, *of_rates])
 
     def read_reservation(
@@ -309,15 +315,18 @@ class Budgets:
             case 1:
                 return Reserved(time_from_ms(int(answer[1])), _window_states(rates, answer[2:]))
             case 6:
-                _, number, unit, wait_ms, under_way, *figures = answer
+                _, number, unit, wait_ms, ask_again_ms, ahead, *figures = answer
                 window = rates.windows[int(number) - 1]
                 limit = window.limits[_UNITS[unit]]
                 states = _window_states(rates, figures)
-                return OverRate(window.key, limit, None if wait_ms < 0 else int(wait_ms), int(under_way), states)
+                return OverRate(
+                    window.key, limit, None if wait_ms < 0 else int(wait_ms), int(ask_again_ms), int(ahead), states
+                )
             case 7:
-                _, number, wait_ms, *figures = answer
+                _, number, wait_ms, ask_again_ms, ahead, *figures = answer
                 slots = rates.slots[int(number) - 1]
-                return OverRate(slots.key, slots.limit, int(wait_ms), windows=_window_states(rates, figures))
+                states = _window_states(rates, figures)
+                return OverRate(slots.key, slots.limit, int(wait_ms), int(ask_again_ms), int(ahead), states)
             case 2:
                 self._behind = time_from_ms(int(answer[1])) - now
                 return PeriodChanged()
