@@ -27,7 +27,7 @@ def test_headers_are_those_of_openai_and_of_anthropic() -> None:
         "x-ratelimit-remaining-tokens": "149984",
         "x-ratelimit-reset-tokens": "6m0.001s",
     }
-    assert anthropic_headers(limits) == {
+    assert anthropic_headers(limits, NOW) == {
         "anthropic-ratelimit-requests-limit": "60",
         "anthropic-ratelimit-requests-remaining": "59",
         "anthropic-ratelimit-requests-reset": "2026-11-29T12:00:01Z",
@@ -37,12 +37,12 @@ def test_headers_are_those_of_openai_and_of_anthropic() -> None:
     }
 
 
-def test_what_is_not_limited_has_no_header_and_a_reset_that_is_over_is_now() -> None:
-    assert openai_headers(None, NOW) == anthropic_headers(None) == {}
+def test_what_is_not_limited_and_what_has_been_reset_since_has_no_header() -> None:
     limits = CallerLimits(requests=REQUESTS).model_dump(mode="json")
-    later = openai_headers(limits, NOW + timedelta(hours=1))
-    assert later["x-ratelimit-reset-requests"] == "0s"
-    assert len(later) == len(anthropic_headers(limits)) == 3
+    for headers_of in (openai_headers, anthropic_headers):
+        assert headers_of(None, NOW) == {}
+        assert len(headers_of(limits, NOW)) == 3
+        assert headers_of(limits, NOW + timedelta(hours=1)) == {}, "a result that is asked for again"
 
 
 @each_row(

@@ -85,8 +85,9 @@ NEVER = {"x-should-retry": "false"}
         (429, 2.31, True, {"Retry-After": "3", "retry-after-ms": "2400"}),
         (429, 0.3, True, {"Retry-After": "1", "retry-after-ms": "300"}),
         (429, 0.0, True, {"Retry-After": "1", "retry-after-ms": "100"}),
-        (503, 59.95, True, {"Retry-After": "60", "retry-after-ms": "60000"}),
+        (503, 59.85, True, {"Retry-After": "60", "retry-after-ms": "59900"}),
         # Anthropic's SDK would block its program until then, and others would retry soon.
+        (429, 59.95, True, {"Retry-After": "60", "retry-after-ms": "60000", **NEVER}),
         (429, 60.0, True, {"Retry-After": "60", "retry-after-ms": "60000", **NEVER}),
         (429, 86_400.0, True, {"Retry-After": "86400", "retry-after-ms": "86400000", **NEVER}),
         # Waiting does not help.

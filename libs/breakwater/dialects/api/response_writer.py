@@ -114,7 +114,8 @@ class ResponseWriter:
 def _limit_headers(pending: PendingRequest, limits: Mapping[str, Any] | None) -> dict[str, str]:
     if limits is None:
         return {}
-    return anthropic_headers(limits) if is_messages(pending.path) else openai_headers(limits, datetime.now(UTC))
+    headers_of = anthropic_headers if is_messages(pending.path) else openai_headers
+    return headers_of(limits, datetime.now(UTC))
 
 
 def _age_s(result: Mapping[str, Any]) -> float:

@@ -18,17 +18,17 @@ def openai_headers(limits: Mapping[str, Any] | None, now: datetime) -> dict[str,
         now: the time, from which `reset` counts.
     """
     headers: dict[str, str] = {}
-    for unit, allowance, resets_at in _allowances(limits):
+    for unit, allowance, resets_at in _allowances(limits, now):
         headers[f"x-ratelimit-limit-{unit}"] = str(allowance["limit"])
         headers[f"x-ratelimit-remaining-{unit}"] = str(allowance["remaining"])
-        headers[f"x-ratelimit-reset-{unit}"] = duration_text(max(timedelta(), resets_at - now))
+        headers[f"x-ratelimit-reset-{unit}"] = duration_text(resets_at - now)
     return headers
 
 
-def anthropic_headers(limits: Mapping[str, Any] | None) -> dict[str, str]:
-    """Returns `anthropic-ratelimit-requests-limit` and so on: none without a limit. `limits` is as above."""
+def anthropic_headers(limits: Mapping[str, Any] | None, now: datetime) -> dict[str, str]:
+    """Returns `anthropic-ratelimit-requests-limit` and so on, as `openai_headers` does."""
     headers: dict[str, str] = {}
-    for unit, allowance, resets_at in _allowances(limits):
+    for unit, allowance, resets_at in _allowances(limits, now):
         # Anthropic's has whole seconds; one that is too early would promise what is not there yet.
         next_second = datetime.fromtimestamp(math.ceil(resets_at.timestamp()), UTC)
         headers[f"anthropic-ratelimit-{unit}-limit"] = str(allowance["limit"])
@@ -37,11 +37,14 @@ def anthropic_headers(limits: Mapping[str, Any] | None) -> dict[str, str]:
     return headers
 
 
-def _allowances(limits: Mapping[str, Any] | None) -> Iterator[tuple[str, Mapping[str, Any], datetime]]:
+def _allowances(limits: Mapping[str, Any] | None, now: datetime) -> Iterator[tuple[str, Mapping[str, Any], datetime]]:
     for unit in _UNITS:
         allowance = cast(Mapping[str, Any] | None, (limits or {}).get(unit))
-        if allowance is not None:
-            yield unit, allowance, datetime.fromisoformat(allowance["resets_at"])
+        if allowance is None:
+            continue
+        resets_at = datetime.fromisoformat(allowance["resets_at"])
+        if resets_at > now:  # else the result is an old one, and its figures say nothing of this moment
+            yield unit, allowance, resets_at
 
 
 def duration_text(duration: timedelta) -> str:

@@ -34,10 +34,11 @@ def retry_headers(status: int, wait_s: float | None, *, may_retry: bool = True) 
         may_retry: False if repeating the request does not help, or is up to whoever reads the error.
     """
     headers: dict[str, str] = {}
+    is_soon = False
     if wait_s is not None:
         tenths = max(1, math.ceil(round(wait_s * 10, 3)))
         headers = {"Retry-After": str(math.ceil(tenths / 10)), "retry-after-ms": str(tenths * 100)}
-    is_soon = wait_s is not None and wait_s < LONGEST_RETRY_S
+        is_soon = tenths < LONGEST_RETRY_S * 10
     if not may_retry or (status in _RETRIED_STATUSES and not is_soon):
         headers["x-should-retry"] = "false"
     return headers
