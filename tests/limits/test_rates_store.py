@@ -407,6 +407,39 @@ async def test_a_call_for_another_model_gives_back_what_it_held_for_the_first(re
     assert await used(redis, AGENT, "model:other") == [(1, 10, 0, 0), (1, 10, 0, 0)]
 
 
+async def test_a_call_for_another_model_of_the_same_price_is_not_admitted_beyond_its_limits(redis: Redis) -> None:
+    for other in (rpm(1, MODEL), at_once(1, MODEL)):
+        await redis.client.flushall()
+        await admit(redis, "k", other)
+        assert await admit(redis, "j", tpm(100), tokens=60) is None
+        assert await admit(redis, "j", tpm(100), other, tokens=60) is not None
+
+
+async def test_what_has_slid_out_of_a_window_leaves_no_room_for_asking_again(redis: Redis) -> None:
+    rates, window_ms = rpm(1), 5 * SLICES
+    assert await admit(redis, "j", rates, tokens=1, window_ms=window_ms) is None
+    counted = await clock_ms(redis)
+    await until(lambda: passed(redis, counted + window_ms + 10), brief=True)
+    assert await admit(redis, "k", rates, window_ms=window_ms) is None
+    assert await admit(redis, "j", rates, tokens=2, window_ms=window_ms) is not None
+
+
+async def test_a_limit_on_spend_that_returns_counts_what_lies_in_its_window_and_no_more(redis: Redis) -> None:
+    money = rate_limits_of(AGENT, [Limit("l", (), "usd", "minute", 9, "wait")])
+    others, window_ms = rpm(99), 5 * SLICES
+    assert isinstance(await ask(redis, "first", money, amount=9, window_ms=window_ms), Reserved)
+    counted = await clock_ms(redis)
+    # Until nothing of the first call counts, there are calls without a limit on spend.
+    for number in range(2):
+        assert isinstance(await ask(redis, f"j{number}", others, amount=3, window_ms=window_ms), Reserved)
+        moment = counted + (number + 1) * (window_ms // 2 + 10)
+        await until(lambda moment=moment: passed(redis, moment), brief=True)
+    assert isinstance(await ask(redis, "l", others, amount=3, window_ms=window_ms), Reserved)
+    assert isinstance(await ask(redis, "fits", money, amount=3, window_ms=window_ms), Reserved)
+    refused = await ask(redis, "too much", money, amount=9, window_ms=window_ms)
+    assert isinstance(refused, OverRate)
+
+
 async def test_names_are_distinguished(redis: Redis) -> None:
     for key in ("agent:x", "model:x", "agent:X", "agent:x/y"):
         assert await admit(redis, f"j:{key}", rpm(1, key)) is None
@@ -558,14 +591,14 @@ async def test_what_is_settled_or_released_after_its_slice_is_over_changes_nothi
 async def test_memory_stays_the_same_as_time_passes(redis: Redis, ago: int) -> None:
     counts, last = keys_of(AGENT)[0], await clock_ms(redis) // SLICE_MS - ago
     slices = range(last - SLICES, last + 1)
-    of_slice = {"r": 1, "t": 5, "c": 0}
+    of_slice = {"r": 1, "t": 5, "u": 0, "c": 0}
     full = {"first": slices[0], "last": last}
     full |= {unit: count * len(slices) for unit, count in of_slice.items()}
     full |= {f"{unit}{slice_}": count for slice_ in slices for unit, count in of_slice.items()}
     await redis.client.hset(counts, mapping={name: str(count) for name, count in full.items()})
     assert await admit(redis, "j", rpm(10**6), tokens=7) is None
     held = {name: int(count) for name, count in (await redis.client.hgetall(counts)).items()}
-    assert len(held) <= 3 * (SLICES + 1) + 5
+    assert len(held) <= 4 * (SLICES + 1) + 6
     assert held["last"] - SLICES <= held["first"] >= slices[0]
     left = sum(slice_ >= held["first"] for slice_ in slices)
     assert (held["r"], held["t"], held["c"]) == (left + 1, 5 * left + 7, 1)

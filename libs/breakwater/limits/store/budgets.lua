@@ -12,10 +12,10 @@
 -- Its state is 'r': reserved; 's': its worker charged what the call used; 'e': its lease ended and it was charged as
 -- reserved. Charged, it has no windows and slots any more. The first flag of a counter is its unit: 'u' for nano-dollars, 't'
 -- for tokens, 'r' for requests; an 'h' after it says that it counts for the shares in its scope. The flags of a window are
--- 'n' where it does not count input that was read from the provider's cache, and 'u' where it counts nano-dollars.
--- A window counts in slices of a hundredth of its length, in one hash: requests, tokens, calls under way and perhaps
--- nano-dollars in 'r<slice>', 't<slice>', 'c<slice>' and 'u<slice>', with the sums of all slices from 'first' to 'last' in 'r',
--- 't', 'c' and 'u'. A slice counts until a window after its end: a call never less than a window, and at most a slice more.
+-- 'n' where it does not count input that was read from the provider's cache.
+-- A window counts in slices of a hundredth of its length, in one hash: requests, tokens, nano-dollars and calls under way in
+-- 'r<slice>', 't<slice>', 'u<slice>' and 'c<slice>', with the sums of all slices from 'first' to 'last' in 'r', 't', 'u' and
+-- 'c'. A slice counts until a window after its end: a call never less than a window, and at most a slice more.
 -- Slots are a sorted set of attempts by the end of their leases.
 -- Windows and slots are rates. Calls that wait for one stand in its queue, a sorted set of attempts by the virtual time at
 -- which they would be through (`jobs.rules.turns`). A hash has what they wait with: 'a<attempt>' is
@@ -31,9 +31,7 @@ local function field_of(unit, is_used, scope)
   local figure = unit == 't' and 'tokens:' or 'calls:'
   return (is_used and figure or 'reserved_' .. figure) .. scope
 end
-local function units_of(counts_amount)
-  return counts_amount and {'r', 't', 'c', 'u'} or {'r', 't', 'c'}
-end
+local UNITS = {'r', 't', 'u', 'c'} -- of a window
 local function now_ms()
   local time = redis.call('TIME')
   return time[1] * 1000 + math.floor(time[2] / 1000)
@@ -96,10 +94,7 @@ local function parse(text)
       held.periods[#held.periods + 1] = {key = key, counters = counters}
     elseif kind == 'w' then
       local slice, flags = string.match(fields, '^\t(%d+)\t(%a*)$')
-      held.windows[#held.windows + 1] = {
-        key = key, slice = slice, counts_cached = not string.find(flags, 'n', 1, true),
-        units = units_of(string.find(flags, 'u', 1, true)),
-      }
+      held.windows[#held.windows + 1] = {key = key, slice = slice, counts_cached = flags ~= 'n'}
     else
       held.slots[#held.slots + 1] = key
     end
@@ -175,7 +170,7 @@ local function leave(held, told, attempt_id, used)
         changes = {r = 0, t = tokens - held.tokens, u = used.amount - held.amount, c = -1}
       end
       local fields, amounts = {}, {}
-      for _, unit in ipairs(window.units) do
+      for _, unit in ipairs(UNITS) do
         local n, amount = #fields, changes[unit]
         if amount ~= 0 then
           fields[n + 1], fields[n + 2], amounts[n + 1], amounts[n + 2] = unit, unit .. window.slice, amount, amount
@@ -277,7 +272,6 @@ for k = 5 + number_of_periods, 4 + number_of_periods + number_of_windows do
   windows[#windows + 1] = {
     key = KEYS[k], slice_ms = tonumber(ARGV[argument]), flags = ARGV[argument + 1], refuses = ARGV[argument + 2],
     r = tonumber(ARGV[argument + 3]), t = tonumber(ARGV[argument + 4]), u = tonumber(ARGV[argument + 5]),
-    units = units_of(ARGV[argument + 5] ~= ''),
   }
   argument = argument + 6
 end
@@ -318,10 +312,18 @@ local function is_as_before()
   if not is_subset then
     return false
   end
+  local is_held = {}
+  for _, window in ipairs(before.windows) do
+    is_held[window.key] = true
+  end
   for _, key in ipairs(before.slots) do
     local ends = told[key] and redis.call('ZSCORE', key, attempt_id)
-    if not ends or tonumber(ends) <= now then
-      return false -- another call may have it now
+    -- Once its lease has ended, another call may have it.
+    is_held[key] = ends and tonumber(ends) > now
+  end
+  for _, rate in ipairs(rates) do
+    if not is_held[rate.key] then
+      return false
     end
   end
   return true
@@ -584,17 +586,17 @@ local waits_for -- the number of the first rate that has no room for the call
 
 -- Windows
 local function sums_of(window)
-  local key, units, slice = window.key, window.units, math.floor(now / window.slice_ms)
+  local key, slice = window.key, math.floor(now / window.slice_ms)
   local function fields_of(part)
     local fields = {}
-    for i, unit in ipairs(units) do
+    for i, unit in ipairs(UNITS) do
       fields[i] = unit .. part
     end
     return fields
   end
   local sums = {first = slice, last = slice, is_fresh = true, fields = fields_of(slice), of_slice = {}}
-  local count, fields = #units, {'first', 'last'}
-  for i, unit in ipairs(units) do
+  local count, fields = #UNITS, {'first', 'last'}
+  for i, unit in ipairs(UNITS) do
     fields[2 + i], fields[2 + count + i] = unit, sums.fields[i]
   end
   local known = redis.call('HMGET', key, unpack(fields))
@@ -604,12 +606,12 @@ local function sums_of(window)
     if known[2] then
       redis.call('DEL', key)
     end
-    for i, unit in ipairs(units) do
+    for i, unit in ipairs(UNITS) do
       sums[unit], sums.of_slice[i] = 0, 0
     end
     return sums
   end
-  for i, unit in ipairs(units) do
+  for i, unit in ipairs(UNITS) do
     sums[unit], sums.of_slice[i] = tonumber(known[2 + i] or 0), known[2 + count + i] or 0
   end
   sums.first, sums.last, sums.is_fresh = tonumber(known[1]), math.max(last, slice), last < slice
@@ -621,7 +623,7 @@ local function sums_of(window)
   end
   if sums.first <= over then
     local changes = {'first', over + 1}
-    for _, unit in ipairs(units) do
+    for _, unit in ipairs(UNITS) do
       local past = {}
       for old = sums.first, over do
         past[#past + 1] = unit .. old
@@ -666,7 +668,10 @@ local function ask_again_ms(wait_ms, ahead, may_end_soon)
 end
 for number, window in ipairs(windows) do
   window.sums = sums_of(window)
-  local is_held = window_of[window.key]
+  local held_window = window_of[window.key]
+  local slice = held_window and tonumber(held_window.slice)
+  -- What is over has left the sums already.
+  local is_held = slice and slice >= window.sums.first and slice <= window.sums.last
   local held_before = {r = is_held and 1 or 0, t = is_held and before.tokens or 0, u = is_held and before.amount or 0}
   local ahead = has_queue and not waits_for and before_in(window) or NOTHING
   for _, unit in ipairs({'r', 't', 'u'}) do
@@ -786,12 +791,12 @@ for _, period in ipairs(periods) do
   end
 end
 share(held_key, call, worst.u)
--- Requests and tokens without a limit are counted, too: one that is set later holds immediately.
+-- Units without a limit are counted, too: one that is set later holds immediately.
 local lines = {header_of(call, 'r'), counter_lines}
 for _, window in ipairs(windows) do
   local sums = before and sums_of(window) or window.sums
   local changes, added = {'first', sums.first, 'last', sums.last}, {r = 1, t = worst.t, u = worst.u, c = 1}
-  for i, unit in ipairs(window.units) do
+  for i, unit in ipairs(UNITS) do
     sums[unit] = sums[unit] + added[unit]
     local n = #changes
     changes[n + 1], changes[n + 2], changes[n + 3], changes[n + 4] =

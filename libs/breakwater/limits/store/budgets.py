@@ -8,7 +8,7 @@ tenant, are a hash apart: one that holds nothing has no field in it. Filling, co
 in `limits.store.budget_counters`.
 
 Limits on a rate are counted by Redis' clock, in slices of 1 % of the window with running sums, in one hash for each
-scope and window: at most 409 small fields, however much is called. A call counts for at least the whole window and at
+scope and window: at most 410 small fields, however much is called. A call counts for at least the whole window and at
 most a slice longer, so no window, wherever it is laid, ever holds more than the limit. Calls at the same time are a
 sorted set of leases: those of a worker that died end by themselves.
 """
@@ -506,7 +506,7 @@ _UNITS: Mapping[str, WindowUnit] = {letter: unit for unit, letter in _LETTERS.it
 
 def _flags_of(window: RateWindow) -> str:
     """Returns the flags of a window in the scripts."""
-    return ("" if window.counts_cached else "n") + ("u" if "usd" in window.limits else "")
+    return "" if window.counts_cached else "n"
 
 
 def _refusing_units(window: RateWindow) -> str:
