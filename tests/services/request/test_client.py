@@ -142,7 +142,7 @@ async def test_a_refused_job_says_when_it_may_succeed_and_each_what_is_left_of_i
         assert (result.limits.requests.limit, result.limits.requests.remaining) == (1, 0)
     assert refused.error is not None
     assert refused.error.retry_after_s is not None
-    assert 50 < refused.error.retry_after_s < 61
+    assert 20 < refused.error.retry_after_s < 61
 
 
 async def test_a_job_is_cancelled_and_who_waits_for_it_hears_that(plane: ClientPlane) -> None:

@@ -62,7 +62,7 @@ MODELS = {
     "sim/late": streaming(broken("stall", 2, stall_s=0.4)),
     "sim/silent-bill": streaming(usage={"report": False}),
     "sim/thoughtful": streaming(latency_ms=500),
-    "sim/ponderous": streaming(latency_ms=1_800),
+    "sim/ponderous": streaming(latency_ms=3_000),
     "sim/down-late": model({"hang_s": 60}),
     "sim/json": model(answer_json={"name": "ferry"}),
     "sim/down": model({"status": 500}),
