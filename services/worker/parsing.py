@@ -121,11 +121,13 @@ class JobReader:
             job = for_own_tenant(program, job)
             if (forbidden := forbidden_field(program, job.agent, job.tenant)) is not None:
                 raise _InvalidJobError(f"{forbidden[0]}: the NATS user {sender!r} may only submit {forbidden[1]}", job)
-            if (problem := priority_problem(job.priority, self._agent.priority, program.priority)) is not None:
-                raise _InvalidJobError(f"priority: {problem}", job)
         elif sender is not None and sender.startswith(PROGRAM) and subjects.user_of_job(delivery.subject) is not None:
             # Only checked over NATS: an HTTP sender is an API key, whose name may begin with the same prefix.
             raise _InvalidJobError(f"the config has no program {sender.removeprefix(PROGRAM)!r}")
+        if origin.turn is None:
+            of_program = None if program is None else program.priority
+            if (problem := priority_problem(job.priority, self._agent.priority, of_program)) is not None:
+                raise _InvalidJobError(f"priority: {problem}", job)
         return job
 
     def _assignment(

@@ -65,7 +65,7 @@ class JobOrigin(NamedTuple):
     tags: Mapping[str, str]
     """The cost tags of the API key that it was submitted with."""
     turn: tuple[Priority, int] | None
-    """The priority that `request` has decided on, and the weight of the key; None if both are the usual."""
+    """The priority that `request` has decided on, and the weight of the key; None if the job came over NATS."""
     scope: str | None
     execution_id: str | None
     """None if the job did not come through `request` and was not parked."""
@@ -80,6 +80,7 @@ def origin_of(message: JobMessage, programs: Mapping[str, NatsProgram]) -> JobOr
     program = None
     if sender is not None and sender.startswith(PROGRAM):
         program = programs.get(sender.removeprefix(PROGRAM))
+    is_over_http = sender is not None and program is None
     return JobOrigin(
         sender=sender,
         program=program,
@@ -87,7 +88,7 @@ def origin_of(message: JobMessage, programs: Mapping[str, NatsProgram]) -> JobOr
         owner=None if program is not None and program.tenants else name_in(headers, Header.OWNER),
         attribution=Attribution(name_in(headers, Header.USER), name_in(headers, Header.TEAM)),
         tags=tags_in(headers),
-        turn=turn_in(headers) if Header.PRIORITY.value in headers else None,
+        turn=turn_in(headers) if is_over_http or Header.PRIORITY.value in headers else None,
         scope=headers.get(Header.SCOPE.value),
         execution_id=name_in(headers, Header.EXECUTION_ID),
         job_id=name_in(headers, Header.JOB_ID),
