@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import ExitStack
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
+from breakwater.jobs.contract.execution import Cancellation, PendingCancel
 from breakwater.jobs.rules.turns import CallerTurn
+from breakwater.jobs.store.executions import KEPT_SINCE
 from breakwater.jobs.store.plans import Plans
+from breakwater.kernel.nats.delivery import wake_early
 from breakwater.services.worker.slots import Slots
 from tests.flow.kit import model
 from tests.helpers import until
@@ -158,3 +162,18 @@ async def test_what_waits_for_a_slot_stands_in_nobodys_way_and_comes_back_in_ord
         ended = [(await plane.result(f"flooding-low-{number}"))["completed_at"] for number in range(12)]
         assert max(ended[:4]) < min(ended[-4:]), "the oldest first"
         await until(lambda: slots.held == 0, "all slots to be free")
+
+
+async def test_a_job_that_waits_for_its_turn_is_cancelled_at_once(start_worker: StartWorker) -> None:
+    agents = {"writer": {"model": "sim/slow", "concurrency": 2}}
+    async with start_worker({"sim/slow": model({"hang_s": 30})}, agents) as plane:
+        await plane.worker.redis.client.set(KEPT_SINCE, 0)
+        slots = plane.worker.slots["writer"]
+        slots.expect(HONEST, plane.worker.slots.clock())
+        for number in range(3):
+            await plane.publish({"agent": "writer", "job_id": f"j{number}", "prompt": "x"})
+        await until(lambda: len(slots.waiting) == 2, "two jobs to wait")
+        by = Cancellation(by="program", name="client", at=datetime.now(UTC))
+        await plane.worker.executions.cancel(PendingCancel(execution_id="j2", cancellation=by, agents=()))
+        await wake_early(plane.worker.publisher, plane.worker.lookup, "j2")
+        assert (await plane.result("j2", timeout_s=10))["status"] == "cancelled"

@@ -507,7 +507,8 @@ async def wake_early(
 ) -> int | None:
     """Returns a parked job to its queue before it is due.
 
-    Its message stays on PARKED. When that is due, the job is already decided.
+    Its message stays on PARKED. When that is due, the job is already decided. One that waits for its turn does not need
+    it any more to be claimed, so that a worker sees that it is cancelled.
 
     Args:
         publisher: to its queue.
@@ -532,9 +533,9 @@ async def wake_early(
         return None
     if owner is not None and parked.headers.get(Header.OWNER.value) != encode_token(owner):
         return None
-    await publisher.job(
-        subjects.job(agent), parked.data, _requeue_headers(parked.headers, execution_id, parked.sequence, due)
-    )
+    headers = _requeue_headers(parked.headers, execution_id, parked.sequence, due)
+    headers.pop(Header.TURN.value, None)
+    await publisher.job(subjects.job(agent), parked.data, headers)
     return parked.sequence
 
 
