@@ -22,7 +22,7 @@ from breakwater.jobs.contract.plans import PlanChange
 from breakwater.kernel.clickhouse.table import Table
 from breakwater.kernel.nats.subjects import encode_token
 from breakwater.kernel.types import time_from_ms
-from breakwater.limits.contract import BudgetEvent, GuardEvent
+from breakwater.limits.contract import BudgetEvent, GuardEvent, LimitEvent
 from breakwater.records import rows, schema
 from breakwater.records.rows import StoredRow
 
@@ -228,6 +228,17 @@ class Events:
         )
         self._keep(schema.BUDGET_EVENTS, rows.budget_row(crossing, self._next_sequence()))
         self._hear(crossing)
+        if hard:
+            changed = LimitEvent(
+                event_id=crossing.event_id,
+                kind="changed",
+                limit_id=f"{crossing.agent}.usd.day",
+                scope=f"agent:{crossing.agent}",
+                by=PEOPLE[0],
+                reason="it was spent",
+                at=crossing.at,
+            )
+            self._keep(schema.LIMIT_EVENTS, rows.limit_row(changed, self._next_sequence()))
         if hard and self._rng.random() < 0.5:
             at_ms = done.completed_ms + self._rng.randint(300_000, 3_000_000)
             by = self._rng.choice(PEOPLE)

@@ -12,6 +12,7 @@ from breakwater.kernel.nats.pull import BUSY
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.telemetry.metrics import GaugeCollector
+from breakwater.limits.limit_log import LimitLog
 from breakwater.limits.metrics import BudgetMetrics
 from breakwater.limits.store.budget_counters import BudgetCounters
 from breakwater.limits.store.budgets import Budgets
@@ -39,6 +40,8 @@ def build(settings: Settings, config: Config) -> ServiceApp:
     connection = connection_of(broker)
     zone = config.budgets.zone
     live = LiveConfig(config)
+    limit_log = LimitLog(connection)
+    limit_log.feed(live.change_limits)
     counters = BudgetCounters(redis, zone)
     publisher = publisher_of(broker, BUDGETS)
     lookup = Lookup(connection)
@@ -70,6 +73,7 @@ def build(settings: Settings, config: Config) -> ServiceApp:
 
     app = ServiceApp(broker)
     app.reload = reload
+    app.follow(limit_log)
     app.run_alongside(lambda: reconciler.run(handler.charge_lapsed), GaugeCollector("budget", gauges.read))
     app.on_shutdown(gauges.stop)
     app.after_shutdown(redis.close)

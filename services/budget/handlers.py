@@ -142,7 +142,7 @@ class BudgetHandler:
         An announcement is recorded after it was published: after a crash in between, it is repeated with the same id.
         """
         counter = self._limits().counter(total.key, total.period.window)
-        limit = effective_limit(counter.limit, total.raised)
+        limit = effective_limit(counter.effective, total.raised)
         if limit is None:
             return
         percents = reached_thresholds(

@@ -58,6 +58,7 @@ from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.security.encryption import DecryptionError
 from breakwater.kernel.telemetry.http_metrics import CountRequests
 from breakwater.kernel.telemetry.metrics import GaugeCollector, HttpMetrics, StreamMetrics
+from breakwater.limits.limit_log import LimitLog
 from breakwater.records import channels
 from breakwater.records.api.events import EventLog
 from breakwater.records.api.query import Analyst
@@ -95,6 +96,7 @@ class RequestService:
             self._broker,
             *(channels.JOBS, channels.AGENTS, channels.REPLAYS, channels.DISMISSALS, channels.AUDIT, channels.ALERTS),
             *(channels.BREAKERS, channels.GUARDS, channels.BUDGETS, channels.PLANS, channels.KEYS),
+            *(channels.LIMITS, channels.LIMIT_EVENTS),
             cipher=cipher,
             connection=self._connection,
         )
@@ -104,6 +106,7 @@ class RequestService:
         self._cancel_requests = CancelRequests(cancels, config, redactor)
         self._callable_agents = CallableAgentTable(config)
         self._key_log = KeyLog(self._connection, publisher)
+        self._limit_log = LimitLog(self._connection, publisher)
         self._keys = KeyRing(settings.api_keys_file, self._key_log)
         self._fill = StreamFill(Lookup(self._connection), StreamMetrics())
         self._request_shares = Shares()
@@ -135,8 +138,10 @@ class RequestService:
             followed_responses=OpenStreams(MAX_FOLLOWED),
             event_log=EventLog(self._connection),
             keys=self._keys,
+            limit_log=self._limit_log,
             body_budget=self._body_budget,
         )
+        self._limit_log.feed(self._needs.live.change_limits)
         app, self._gauges = self._build_app(self._needs)
         self._app = _LiveApp(app)
         self._collector = GaugeCollector("request", lambda: self._gauges.health(), lambda: self._gauges.backlog())
@@ -148,7 +153,7 @@ class RequestService:
             stopping=self._end_streams,
         )
         self._connecting: asyncio.Task[None] | None = None
-        self._following: asyncio.Task[None] | None = None
+        self._following: list[asyncio.Task[None]] = []
         self._subscribed = False
 
     async def run(self) -> None:
@@ -249,8 +254,7 @@ class RequestService:
             yield
         finally:
             self._collector.stop()
-            following = () if self._following is None else (self._following,)
-            await background.stop(*watching, self._connecting, *following)
+            await background.stop(*watching, self._connecting, *self._following)
             await self._broker.stop()
             await self._cancel_requests.stop()
             await self._accepted.close()
@@ -268,8 +272,10 @@ class RequestService:
         finally:
             slow.cancel()
         await subscribed(self._broker)
-        self._following = asyncio.create_task(background.keep_doing(self._key_log.run))
-        await self._key_log.filled.wait()
+        logs = (self._key_log, self._limit_log)
+        self._following = [asyncio.create_task(background.keep_doing(log.run)) for log in logs]
+        for log in logs:
+            await log.filled.wait()
         self._subscribed = True
         structlog.get_logger().info("service_ready")
 
@@ -314,7 +320,7 @@ class RequestService:
         except BusUnavailableError as error:
             raise unavailable("not_ready", str(error)) from None
         if not self._subscribed:
-            message = "requests of programs are not subscribed to, or the API keys are not read yet; the log says why"
+            message = "requests of programs are not subscribed to, or API keys or limits are not read; the log says why"
             raise unavailable("not_ready", message)
 
 

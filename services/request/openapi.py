@@ -31,7 +31,7 @@ from breakwater.identity.rules.callers import is_openai, scopes_for
 from breakwater.jobs.contract.execution import Attempt, ExecutionSummary, Progress
 from breakwater.kernel.http.contract import ErrorBody, EventGap
 from breakwater.kernel.types import Event, Message
-from breakwater.limits.contract import BudgetEvent, GuardEvent
+from breakwater.limits.contract import BudgetEvent, GuardEvent, LimitEvent
 from breakwater.services.request.operations import OPERATIONS
 
 TITLE = "Breakwater"
@@ -64,6 +64,10 @@ PATH_PARAMETERS: dict[str, dict[str, Any]] = {
     "key": {
         "description": "The key's id, or its name. Slashes in it may be percent-encoded.",
         "schema": {"type": "string", "examples": ["3f9c01d2a77b", "acme-bot"]},
+    },
+    "limit_id": {
+        "description": "The limit's id; of one in the config, its setting. Slashes in it may be percent-encoded.",
+        "schema": {"type": "string", "examples": ["key:acme-bot.usd.month", "agents.writer.budget.daily_usd"]},
     },
     "incident_id": {
         "description": "Or a unique prefix: `inc_` and at least 6 characters.",
@@ -100,7 +104,17 @@ _HEADERS = {
     429: _RETRY_HEADERS,
     503: _RETRY_HEADERS,
 }
-_OF_STREAMS = (Progress, Attempt, ExecutionSummary, BreakerTransition, BudgetEvent, GuardEvent, Alert, EventGap)
+_OF_STREAMS = (
+    Progress,
+    Attempt,
+    ExecutionSummary,
+    BreakerTransition,
+    BudgetEvent,
+    GuardEvent,
+    LimitEvent,
+    Alert,
+    EventGap,
+)
 _ERRORS_OF_BODIES = {
     400: "The body is not JSON (`not_json`), not UTF-8 (`not_utf8`), or not what its `Content-Encoding` names "
     "(`not_decompressed`).",
@@ -184,7 +198,7 @@ class _Writer:
         if operation.body is not None:
             of_json = operation.body_type == "application/json"
             errors |= {code: text for code, text in _ERRORS_OF_BODIES.items() if of_json or code not in (400, 422)}
-        if operation.method == "POST" and operation.tag not in (
+        if operation.method != "GET" and operation.tag not in (
             "jobs",
             "plans",
             "query",

@@ -56,10 +56,17 @@ from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.process.byte_budget import ByteBudget
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.security.encryption import Cipher
+from breakwater.kernel.types import time_from_ms
 from breakwater.limits.api.budgets import BudgetRoutes
 from breakwater.limits.api.guards import GuardRoutes
+from breakwater.limits.api.limits import LimitRoutes
 from breakwater.limits.contract import Reconciliation
+from breakwater.limits.limit_editor import LimitEditor
+from breakwater.limits.limit_log import LimitLog
+from breakwater.limits.rules.budget import Period
+from breakwater.limits.rules.scopes import Dimension
 from breakwater.limits.store.budget_counters import BudgetCounters
+from breakwater.limits.store.budgets import Budgets
 from breakwater.limits.store.deployments import Deployments
 from breakwater.limits.store.tasks import Tasks
 from breakwater.records.api.costs import CostRoutes
@@ -69,6 +76,7 @@ from breakwater.records.api.export import ExportRoutes
 from breakwater.records.api.figures import FigureRoutes
 from breakwater.records.api.query import Analyst, QueryRoutes
 from breakwater.records.reconciliation import RecordedSpend, compare
+from breakwater.records.spend import spent_since
 from breakwater.redaction.rules.redact import Redactor
 from breakwater.services.request.observe import ServiceRoutes
 
@@ -102,6 +110,7 @@ class ApiDependencies:
     followed_responses: OpenStreams
     event_log: EventLog
     keys: KeyRing
+    limit_log: LimitLog
     body_budget: ByteBudget
     """Of the memory for large bodies."""
 
@@ -196,6 +205,24 @@ class ApiDependencies:
         return BudgetCounters(self.redis, self.config.budgets.zone)
 
     @cached_property
+    def limit_editor(self) -> LimitEditor:
+        """The editor of limits."""
+        return LimitEditor(
+            self.config.cost_tags,
+            self.config.limited_names,
+            self.limit_log,
+            self.live.limits,
+            self.budget_counters,
+            Budgets(self.redis, self.config.budgets.zone),
+            self.publisher,
+            self._recorded_spend,
+        )
+
+    async def _recorded_spend(self, period: Period, dimension: Dimension) -> Mapping[str, int]:
+        begin, end = time_from_ms(period.start_ms), time_from_ms(period.end_ms)
+        return await spent_since(self.analytics, begin, end, (dimension,))
+
+    @cached_property
     def openid_provider(self) -> OpenIdProvider | None:
         """The client of the OpenID provider; None without one. Raises ConfigError: its secret can't be read."""
         console = self.config.console
@@ -247,6 +274,7 @@ HANDLERS: Mapping[type, Callable[[ApiDependencies], object]] = MappingProxyType(
         BudgetRoutes: lambda needs: BudgetRoutes(
             needs.live.limits, needs.budget_counters, needs.publisher, needs.compare_budgets
         ),
+        LimitRoutes: lambda needs: LimitRoutes(needs.limit_editor),
         CostRoutes: lambda needs: CostRoutes(
             needs.analytics, needs.live.limits, needs.config.budgets.zone, needs.config.cost_tags
         ),

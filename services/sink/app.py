@@ -17,7 +17,7 @@ from breakwater.kernel.clickhouse.client import connect
 from breakwater.kernel.nats.broker import Batches, ServiceApp, connection_of, make_broker, publisher_of
 from breakwater.kernel.nats.delivery import Delivery
 from breakwater.kernel.process.settings import Settings
-from breakwater.limits.contract import BudgetEvent, GuardEvent
+from breakwater.limits.contract import BudgetEvent, GuardEvent, LimitEvent
 from breakwater.records.channels import (
     ALERTS,
     ATTEMPTS,
@@ -27,6 +27,7 @@ from breakwater.records.channels import (
     DEAD_LETTERS,
     EXECUTIONS,
     GUARDS,
+    LIMIT_EVENTS,
     PLANS,
 )
 from breakwater.records.metrics import SinkMetrics
@@ -81,13 +82,15 @@ def build(settings: Settings, config: Config) -> ServiceApp:
     app.before_reading(comparer.begin)
 
     @broker.subscriber(
-        *(ATTEMPTS, EXECUTIONS, BREAKERS, BUDGETS, GUARDS, PLANS),
+        *(ATTEMPTS, EXECUTIONS, BREAKERS, BUDGETS, GUARDS, PLANS, LIMIT_EVENTS),
         durable="sink-events",
         filters=["bw.>"],
         pull_sub=Batches(BATCH_SIZE, linger_s),
     )
     async def events(
-        batch: list[Delivery[Attempt | Execution | BreakerTransition | BudgetEvent | GuardEvent | PlanChange]],
+        batch: list[
+            Delivery[Attempt | Execution | BreakerTransition | BudgetEvent | GuardEvent | PlanChange | LimitEvent]
+        ],
     ) -> None:
         await sink.store(batch)
 

@@ -18,7 +18,7 @@ from breakwater.kernel.clickhouse.errors import UnstorableError
 from breakwater.kernel.clickhouse.table import Table
 from breakwater.kernel.nats.subjects import decode_token
 from breakwater.kernel.types import Event
-from breakwater.limits.contract import BudgetEvent, GuardEvent
+from breakwater.limits.contract import BudgetEvent, GuardEvent, LimitEvent
 from breakwater.records import rows, schema
 from breakwater.records.rows import StoredRow
 
@@ -36,6 +36,7 @@ _KINDS: Mapping[str, tuple[Table, type[Event], _Row]] = {
     "breakers": (schema.BREAKER_TRANSITIONS, BreakerTransition, _timeless(rows.transition_row)),
     "guards": (schema.GUARD_EVENTS, GuardEvent, _timeless(rows.guard_row)),
     "budgets": (schema.BUDGET_EVENTS, BudgetEvent, _timeless(rows.budget_row)),
+    "limits": (schema.LIMIT_EVENTS, LimitEvent, _timeless(rows.limit_row)),
     "plans": (schema.PLAN_CHANGES, PlanChange, _timeless(rows.plan_row)),
     "alerts": (schema.ALERTS, Alert, _timeless(rows.alert_row)),
     "audit": (schema.AUDIT, AuditEvent, _timeless(rows.audit_row)),

@@ -49,6 +49,7 @@ def gates_of(worker: WorkerContext) -> Gates:
             is_local=worker.config.is_local,
             now=now,
             jitter=jitter,
+            read_limits=worker.read_limits,
         ),
         partial(DeploymentGate, deployments=worker.deployments, policies=worker.retry_policies, jitter=jitter),
         partial(TaskBreakerGate, bound=worker.guards.tasks.note_begun, **breaker.keywords),
@@ -107,8 +108,11 @@ async def check(worker: WorkerContext, admission: Admission, gates: Gates) -> Re
     Raises:
         StateUnavailableError: ask again.
     """
-    _, verdict = await _ask(worker, admission, gates)
+    asked_gates, verdict = await _ask(worker, admission, gates)
     if isinstance(verdict, AskAgain):
+        for gate in asked_gates:
+            if gate.announces:
+                await gate.announce(verdict)
         _, verdict = await _ask(worker, admission, gates)
     return verdict if isinstance(verdict, Refused | WaitForCapacity) else None
 

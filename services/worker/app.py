@@ -24,6 +24,7 @@ from breakwater.kernel.process.outage import Outage
 from breakwater.kernel.process.pace import at_pace
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.redis.connection import Redis, StateUnavailableError
+from breakwater.limits.limit_log import LimitLog
 from breakwater.records import channels
 from breakwater.services.worker.admission import watches_of
 from breakwater.services.worker.config_versions import ConfigVersions, ProviderPool
@@ -48,6 +49,8 @@ def build(settings: Settings, config: Config) -> ServiceApp:
     connection = connection_of(broker)
     pool = ProviderPool()
     live = LiveConfig(config)
+    limit_log = LimitLog(connection)
+    limit_log.feed(live.change_limits)
     worker = context_for(
         config,
         live.limits,
@@ -63,6 +66,7 @@ def build(settings: Settings, config: Config) -> ServiceApp:
         providers=pool.open(config),
         cipher=cipher,
         liveness=at_pace(LIVENESS, settings.pace),
+        limit_log=limit_log,
     )
     app = ServiceApp(broker)
     config_versions = ConfigVersions(worker, pool, live)
@@ -77,6 +81,7 @@ def build(settings: Settings, config: Config) -> ServiceApp:
         await work.watch()
 
     app.reload = reload
+    app.follow(limit_log)
     app.before_reading(work.join)
     app.after_startup(work.start)
 

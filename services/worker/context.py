@@ -33,6 +33,7 @@ from breakwater.kernel.process.outage import Outages
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.security.encryption import OFF, Cipher
 from breakwater.kernel.types import is_identifier
+from breakwater.limits.limit_log import LimitLog
 from breakwater.limits.rules.budget import LimitTable
 from breakwater.limits.store.budgets import Budgets, LiveReservation
 from breakwater.limits.store.deployments import Deployments
@@ -87,6 +88,8 @@ class WorkerContext:
     """The retry policy of each agent, without rules that a job brings."""
     limits: Callable[[], LimitTable]
     """Returns the limits that apply now."""
+    read_limits: Callable[[str, str], Awaitable[None]]
+    """Reads the limits that the plane keeps on from a version, as another one is in force; waits while that fails."""
     live_reservations: dict[str, LiveReservation] = field(default_factory=dict[str, LiveReservation])
     """The reservations of the calls in progress, by attempt."""
     left_out: dict[tuple[str, str, CallApi], set[str]] = field(default_factory=dict[tuple[str, str, CallApi], set[str]])
@@ -131,12 +134,19 @@ def context_for(
     providers: Mapping[str, Provider],
     cipher: Cipher = OFF,
     liveness: Liveness = LIVENESS,
+    limit_log: LimitLog | None = None,
 ) -> WorkerContext:
     """Creates the context of a worker from its connections and its config."""
     executions = Executions(redis, cipher, liveness)
     breakers = Breakers(redis)
     outages = Outages()
     slots = Slots(monotonic)
+    budgets = Budgets(redis, config.budgets.zone)
+
+    async def read_limits(known_version: str, in_force: str) -> None:
+        if limit_log is not None:
+            await outages.retry_while_unavailable(partial(limit_log.read_on, known_version, in_force, budgets))
+
     return WorkerContext(
         id=process.own_id(),
         **_compiled(config, redis),
@@ -158,6 +168,7 @@ def context_for(
         room=ResponseRoom(redis),
         bodies=Bodies(publisher, lookup, config.limits.bodies_in_memory_bytes),
         limits=limits,
+        read_limits=read_limits,
     )
 
 

@@ -63,7 +63,19 @@ AGENTS = {
 ELECTED_S = 60.0
 """Time in which the nodes of NATS elect a leader, however busy the machine is."""
 
-STREAMS = ("JOBS", "EVENTS", "DLQ", "ALERTS", "ALERTER", "PARKED", "RESULTS", "RESPONSES", "KEYS", "OBJ_bodies")
+STREAMS = (
+    "JOBS",
+    "EVENTS",
+    "DLQ",
+    "ALERTS",
+    "ALERTER",
+    "PARKED",
+    "RESULTS",
+    "RESPONSES",
+    "KEYS",
+    "LIMITS",
+    "OBJ_bodies",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -258,6 +258,7 @@ def test_the_addresses_are_the_subjects_that_the_code_uses_and_their_streams_tak
         "guards": subjects.guard("A"),
         "plans": subjects.plan("P"),
         "budgets": subjects.budget("global", "daily"),
+        "limits": subjects.limit("raised"),
         "alerts": subjects.alert("breaker_open"),
         "audit": subjects.audit("raise_cap"),
         "progress": subjects.progress("A", "E"),

@@ -132,6 +132,19 @@ CASES: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
         [],
     ),
     (
+        "limits",
+        {
+            "kind": "changed",
+            "limit_id": "key:bot.usd.month",
+            "by": "ops",
+            "reason": "too much",
+            "raised": None,
+            "at": AT,
+        },
+        ["limit", "changed", "key:bot.usd.month  by ops"],
+        ["None"],
+    ),
+    (
         "guards",
         {"agent": "writer", "kind": "tripped", "task_id": "t-1", "tenant": "acme", "reason": "10 iterations", "at": AT},
         ["guard", "writer", "tripped", "task t-1 of acme", "10 iterations"],

@@ -12,7 +12,7 @@ from breakwater.identity.contract import AuditEvent
 from breakwater.jobs.contract.execution import Attempt, ErrorInfo, Execution, FailureStatistics
 from breakwater.jobs.contract.plans import PlanChange
 from breakwater.kernel.clickhouse.client import Analytics, connect
-from breakwater.limits.contract import BudgetEvent, GuardEvent
+from breakwater.limits.contract import BudgetEvent, GuardEvent, LimitEvent
 from breakwater.records import rows
 from breakwater.records.migrations import migrate
 from breakwater.records.schema import TABLES
@@ -352,6 +352,12 @@ def plan_change(change_id: str = "p#1", **fields: Any) -> PlanChange:
     change = {"change_id": change_id, "plan_id": "p", "plan_key": "p", "from_state": "running"}
     change |= {"to_state": "failed", "at": NOON}
     return PlanChange.model_validate({**change, "reason": "the job 'j' ended", "version": 1, **fields})
+
+
+def limit_event() -> LimitEvent:
+    raised = {"amount": "40", "configured": "20", "until": NOON, "by": "ops", "reason": "launch", "at": NOON}
+    change = {"kind": "raised", "limit_id": "key:bot.usd.month", "scope": "key:bot", "by": "ops", "reason": "launch"}
+    return LimitEvent.model_validate({**change, "event_id": "1", "raised": raised, "at": NOON})
 
 
 def full_guard_event() -> GuardEvent:

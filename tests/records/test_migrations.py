@@ -201,6 +201,7 @@ def test_the_natural_key_is_part_of_every_sorting_key() -> None:
         "event_id",
         "event_id",
         "change_id",
+        "event_id",
         "alert_id",
         "audit_id",
     )

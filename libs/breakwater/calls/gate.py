@@ -109,7 +109,7 @@ class Gate:
     lease: AbstractContextManager[None] | None = field(default=None, init=False)
     """A context for the duration of the call; set by `read`."""
     announces: bool = field(default=False, init=False)
-    """True if `announce` has something to publish; set by `read`."""
+    """True if `announce` has something to publish or to read; set by `read`."""
 
     settles: ClassVar[bool] = False
     """True if the gate overrides `settle`; the method of other gates is not called."""
@@ -135,7 +135,7 @@ class Gate:
         return None
 
     async def announce(self, verdict: GateVerdict | None) -> None:
-        """Publishes changes that the admission made; called if `read` has set `announces`.
+        """Publishes changes that the admission made, or reads what it lacked; called if `read` has set `announces`.
 
         It waits while NATS is unavailable, so a refused call has already released its grants.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self, cast, get_args
 
 from pydantic import Field, PrivateAttr, field_validator, model_validator
@@ -168,10 +168,7 @@ class Config(Message):
         yield from self._shared_breaker_problems()
         yield from self._retry_problems()
         base = LimitTable(self._limits(()))
-        known_names: dict[str, Collection[str]] = {"agent": self.agents, "provider": self.providers}
-        if not any("*" in agent.allowed_models for agent in self.agents.values()):
-            known_names["model"] = self.known_models
-        yield from limit_problems(self.budgets.limits, self.cost_tags, known_names, base)
+        yield from limit_problems(self.budgets.limits, self.cost_tags, self.limited_names, base)
         for name in self.models:
             if "*" in name:
                 yield f"models.{name}: {NO_WILDCARD}"
@@ -263,6 +260,14 @@ class Config(Message):
         """All models that the config names."""
         named = (model for agent in self.agents.values() for model in (*agent.chain, *agent.allowed_models))
         return frozenset(self.models).union(named) - {"*"}
+
+    @property
+    def limited_names(self) -> Mapping[str, Collection[str]]:
+        """The names that limits may be on, of the kinds whose names the config knows."""
+        names: dict[str, Collection[str]] = {"agent": self.agents, "provider": self.providers}
+        if not any("*" in agent.allowed_models for agent in self.agents.values()):
+            names["model"] = self.known_models
+        return names
 
     @property
     def limit_table(self) -> LimitTable:

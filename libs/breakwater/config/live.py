@@ -2,31 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 from breakwater.config.document import Config
 from breakwater.kernel.errors import ConfigError
 from breakwater.limits.rules.budget import LimitTable
 from breakwater.limits.rules.limit import limits_of_agent
+from breakwater.limits.rules.limit_index import PlaneLimit
 from breakwater.limits.settings import Caps
 
 
 class LiveConfig:
     """The current config."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, clock: Callable[[], float] = time.time) -> None:
         self.now = config
         self._limits = config.limit_table
+        self._clock = clock
+        self._states: Mapping[str, PlaneLimit] = {}
 
     def limits(self) -> LimitTable:
         """Returns the current limits. A removed agent keeps its last budgets, because its jobs may still wait."""
+        if self._limits.next_end_ms <= (now_ms := self._clock() * 1000):
+            self._limits = self._limits.at(int(now_ms), self._states)
         return self._limits
 
     def reload(self, config: Config) -> None:
         """Replaces the config."""
-        self._limits = config.limit_table.with_removed_agents(self._limits)
+        plane_limits = {"plane_limits": self._limits.plane_limits, "version": self._limits.version}
+        self._limits = replace(config.limit_table, **plane_limits).with_removed_agents(self._limits)
         self.now = config
+
+    def change_limits(self, changed_ids: Iterable[str], states: Mapping[str, PlaneLimit], version: str) -> None:
+        """Takes changes of the limits that the plane keeps.
+
+        Args:
+            changed_ids: the ids of changed limits.
+            states: all of them, by their ids.
+            version: of all of them, as Redis has it.
+        """
+        self._states = states
+        changed = {limit_id: states.get(limit_id) for limit_id in changed_ids}
+        self._limits.plane_limits.change(changed, int(self._clock() * 1000))
+        self._limits = replace(self._limits, version=version)
 
     def keep(self, agent: str, caps: Caps) -> None:
         """Keeps the budgets of an agent that the config no longer has."""

@@ -91,7 +91,7 @@ class KeyLog(StateLog[KeyRecord, PlaneKey]):
     stream = Stream.KEYS
     subjects = API_KEYS
     notices = KEY_CHANGES
-    things = "api_keys"
+    log_name = "api_keys"
 
     @property
     def keys(self) -> Mapping[str, PlaneKey]:

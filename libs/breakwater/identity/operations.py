@@ -1,9 +1,9 @@
 """Operations of the HTTP API: each handler declares its own; routes, parsing and the OpenAPI document come from that.
 
 A handler takes an `ApiRequest` and returns the content of the response. The type argument of its `ApiRequest` is the
-model of the body of a POST, or of the query of a GET. A handler that takes a Starlette `Request` makes its own
-`Response`. A `RequestError` becomes an error response, as does an outage of NATS, Redis or ClickHouse (503). Before a
-handler runs, `identity.rules.callers.scopes_for` has decided from its method and path who may call it.
+model of the body of a POST or PUT, or of the query of a GET or DELETE. A handler that takes a Starlette `Request` makes
+its own `Response`. A `RequestError` becomes an error response, as does an outage of NATS, Redis or ClickHouse (503).
+Before a handler runs, `identity.rules.callers.scopes_for` has decided from its method and path who may call it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ApiRequest(Generic[InputT]):
     """A request to the API that its caller may send, parsed."""
 
     input: InputT
-    """Its body, or of a GET its query."""
+    """Its body, or of a GET or DELETE its query."""
     path: Mapping[str, str]
     """The parameters of its path."""
     caller: Caller
@@ -81,7 +81,7 @@ class Operation:
     """One operation: a method on a path."""
 
     id: str
-    method: Literal["GET", "POST", "DELETE"]
+    method: Literal["GET", "POST", "PUT", "DELETE"]
     path: str
     tag: str
     summary: str
@@ -106,7 +106,7 @@ _DECLARED: dict[object, Operation] = {}
 
 
 def operation(
-    method: Literal["GET", "POST", "DELETE"],
+    method: Literal["GET", "POST", "PUT", "DELETE"],
     path: str,
     *,
     tag: str,
@@ -154,7 +154,7 @@ def _input_fields(request_type: Any, method: str) -> dict[str, Any]:
     [model] = get_args(request_type)
     if model is Message:
         return {}
-    return {"body" if method == "POST" else "query": model}
+    return {"body" if method in ("POST", "PUT") else "query": model}
 
 
 def utc_now() -> datetime:
@@ -189,7 +189,8 @@ def _routing_order(path: str) -> tuple[bool, int]:
 
 def _route(operation: Operation, respond: Endpoint) -> Route:
     # Ids of jobs and names of models may contain slashes.
-    path = re.sub(r"\{(job_id|execution_id|model|plan_id|response_id|run_id|key)\}", r"{\1:path}", operation.path)
+    may_have_slashes = r"\{(job_id|execution_id|model|plan_id|response_id|run_id|key|limit_id)\}"
+    path = re.sub(may_have_slashes, r"{\1:path}", operation.path)
     kind = ProgressRoute if path.endswith(PROGRESS) else Route
     return kind(path, respond, methods=[operation.method])
 
@@ -199,9 +200,9 @@ def _endpoint(
 ) -> Endpoint:
     """Returns an endpoint that parses a request, runs its handler, and writes the response.
 
-    Each POST is recorded in the audit log, except for signing in and out, whose handlers record it themselves.
+    Each action is recorded in the audit log, except for signing in and out, whose handlers record it themselves.
     """
-    acts = operation.method == "POST"
+    acts = operation.method != "GET"
     is_audited = acts and operation.tag != "sessions"
 
     async def respond(request: Request) -> Response:

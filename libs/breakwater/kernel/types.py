@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -51,7 +51,7 @@ def nano_from_usd(usd: str | Decimal) -> int:
     try:
         nano = Decimal(usd) * NANO_PER_USD
         integer = int(nano)
-    except (InvalidOperation, ValueError, OverflowError) as error:
+    except (ArithmeticError, ValueError) as error:
         raise ValueError(f"{usd!r} is not an amount in USD; write it like '12.50'") from error
     if abs(integer) > MAX_NANO:
         raise ValueError(f"{usd!r} is more than a billion dollars, the largest amount that is stored exactly")

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, Field, StringConstraints, WithJsonSchema, model_validator
 
 from breakwater.kernel.http.contract import Moment, OperatorRequest, ReasonText
+from breakwater.kernel.nats.contract import StateRecord, kept_s
 from breakwater.kernel.types import (
     NO_CONTROLS,
     Count,
@@ -226,16 +227,29 @@ class LimitList(Event):
 LimitChange = Literal["created", "changed", "deleted", "raised", "raise_ended"]
 
 
-class LimitRecord(Event):
+class LimitRecord(StateRecord):
     """The state of a limit since its last change, as LIMITS has it, with who made the change and why."""
 
     id: str
+    change_id: str = Field(description="Unique for the change.")
     limit: LimitSettings | None = Field(description="Null: it was deleted, or it is in the config.")
+    before: LimitSettings | None = Field(default=None, description="The limit before the change.")
     raises: tuple[LimitRaise, ...] = ()
+    raised: LimitRaise | None = Field(default=None, description="The raise that the change made or ended.")
     change: LimitChange
-    by: str
-    reason: str | None
-    at: Timestamp
+
+    @property
+    def state_id(self) -> str:
+        """Its id."""
+        return self.id
+
+    @property
+    def kept_s(self) -> int | None:
+        """The seconds for which LIMITS keeps the record; None for as long as there is no later one."""
+        ends = [limit_raise.until for limit_raise in self.raises]
+        if self.limit is not None:
+            return None if self.limit.until is None else kept_s(self.at, max((self.limit.until, *ends)))
+        return kept_s(self.at, max((self.at, *ends)))
 
 
 class LimitEvent(Event):

@@ -14,7 +14,7 @@ from breakwater.jobs.contract.submission import CallableAgents, CancelRequest
 from breakwater.kernel.nats.channel import Channel
 from breakwater.kernel.nats.contract import DeadLetter
 from breakwater.kernel.nats.subjects import Stream
-from breakwater.limits.contract import BudgetEvent, GuardEvent
+from breakwater.limits.contract import BudgetEvent, GuardEvent, LimitEvent, LimitRecord
 
 AGENT = "The agent's name."
 EXECUTION = "The execution's id. For jobs of the NATS user `client`, it is the job's."
@@ -103,6 +103,14 @@ PLANS = Channel(
     Stream.EVENTS,
     "A plan changed its state.",
 )
+LIMIT_EVENTS = Channel(
+    "limits",
+    "bw.limits.{kind}",
+    {"kind": "`created`, `changed`, `deleted`, `raised` or `raise_ended`."},
+    LimitEvent,
+    Stream.EVENTS,
+    "A person changed a limit.",
+)
 ALERTS = Channel(
     "alerts",
     "bw.alerts.{event}",
@@ -185,6 +193,16 @@ KEYS = Channel(
     public=False,
 )
 
+LIMITS = Channel(
+    "limit_settings",
+    "bw.limit-settings.{limit}",
+    {"limit": "The limit's id."},
+    LimitRecord,
+    Stream.LIMITS,
+    "The state of a limit that is set by the API since its last change. Internal.",
+    public=False,
+)
+
 CHANNELS = (
     JOBS,
     AGENTS,
@@ -196,6 +214,7 @@ CHANNELS = (
     BUDGETS,
     GUARDS,
     PLANS,
+    LIMIT_EVENTS,
     ALERTS,
     AUDIT,
     PROGRESS,

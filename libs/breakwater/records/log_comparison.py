@@ -11,7 +11,15 @@ from datetime import datetime, timedelta
 
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.clickhouse.table import TIME, TIME_OR_NULL, Table
-from breakwater.records.schema import ATTEMPTS, BREAKER_TRANSITIONS, BUDGET_EVENTS, EXECUTIONS, GUARD_EVENTS
+from breakwater.records.schema import (
+    ATTEMPTS,
+    BREAKER_TRANSITIONS,
+    BUDGET_EVENTS,
+    EXECUTIONS,
+    GUARD_EVENTS,
+    LIMIT_EVENTS,
+    PLAN_CHANGES,
+)
 
 LOG_COMPARISONS = Table(
     "log_comparisons",
@@ -33,7 +41,7 @@ MARGIN = timedelta(hours=6)
 second time, which changes nothing and is not counted; rows of an earlier stream are not taken for those of this
 stream."""
 
-_TABLES = (ATTEMPTS, EXECUTIONS, BREAKER_TRANSITIONS, GUARD_EVENTS, BUDGET_EVENTS)
+_TABLES = (ATTEMPTS, EXECUTIONS, BREAKER_TRANSITIONS, GUARD_EVENTS, BUDGET_EVENTS, PLAN_CHANGES, LIMIT_EVENTS)
 _WITHIN = "event_sequence BETWEEN {first:UInt64} AND {last:UInt64}"
 _SINCE = "{since:DateTime64(3, 'UTC')}"
 _STORED = " UNION ALL ".join(

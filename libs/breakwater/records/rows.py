@@ -24,7 +24,7 @@ from breakwater.jobs.rules.previews import preview, prompt_in
 from breakwater.jobs.rules.runs import run_id
 from breakwater.kernel.clickhouse.errors import UnstorableError
 from breakwater.kernel.clickhouse.table import MONEY, MONEY_BY_WORD, MONEY_OR_NULL, TIME, TIME_OR_NULL, Table
-from breakwater.limits.contract import BudgetEvent, GuardEvent
+from breakwater.limits.contract import BudgetEvent, GuardEvent, LimitEvent
 from breakwater.records.contract import ExportedRecords, ExportFormat
 from breakwater.records.schema import (
     ALERTS,
@@ -34,6 +34,7 @@ from breakwater.records.schema import (
     BUDGET_EVENTS,
     EXECUTIONS,
     GUARD_EVENTS,
+    LIMIT_EVENTS,
     PLAN_CHANGES,
     TABLES,
 )
@@ -47,6 +48,7 @@ _ERROR_FIELDS = {
 """By their columns."""
 JSON_COLUMNS = ("output", "statistics", "messages", "input", "params", "metadata")
 """Of executions: they hold JSON as text."""
+_LIMIT_TEXTS = ("before", "after", "raised")
 _BUDGET_AMOUNTS = ("limit", "total", "previous", "configured")
 _MONEY_DIGITS = 18
 """Of Decimal(18, 9): amounts below a thousand million dollars."""
@@ -102,6 +104,12 @@ def budget_row(event: BudgetEvent, sequence: int) -> StoredRow:
 def plan_row(change: PlanChange, sequence: int) -> StoredRow:
     """A plan's change of state as a row of `plan_changes`. Raises as `execution_row` does."""
     return _row(PLAN_CHANGES, change, sequence)
+
+
+def limit_row(event: LimitEvent, sequence: int) -> StoredRow:
+    """A change of a limit as a row of `limit_events`. Raises as `execution_row` does."""
+    texts = {name: None if (part := getattr(event, name)) is None else part.model_dump_json() for name in _LIMIT_TEXTS}
+    return _row(LIMIT_EVENTS, event, sequence, **texts)
 
 
 def alert_row(alert: Alert, sequence: int) -> StoredRow:

@@ -302,6 +302,25 @@ PLAN_CHANGES = Table(
     find_by=("plan_key",),
 )
 
+LIMIT_EVENTS = Table(
+    "limit_events",
+    {
+        "event_id": "String",
+        "kind": WORD,
+        "limit_id": "String",
+        "scope": "String",
+        "before": TEXT_OR_NULL,
+        "after": TEXT_OR_NULL,
+        "raised": TEXT_OR_NULL,
+        "by": "String",
+        "reason": TEXT_OR_NULL,
+        "at": TIME,
+        "event_sequence": "UInt64",
+    },
+    order_by=("limit_id", "event_id"),
+    time="at",
+)
+
 ALERTS = Table(
     "alerts",
     {
@@ -359,4 +378,14 @@ AUDIT = Table(
     time="at",
 )
 
-TABLES = (EXECUTIONS, ATTEMPTS, BREAKER_TRANSITIONS, GUARD_EVENTS, BUDGET_EVENTS, PLAN_CHANGES, ALERTS, AUDIT)
+TABLES = (
+    EXECUTIONS,
+    ATTEMPTS,
+    BREAKER_TRANSITIONS,
+    GUARD_EVENTS,
+    BUDGET_EVENTS,
+    PLAN_CHANGES,
+    LIMIT_EVENTS,
+    ALERTS,
+    AUDIT,
+)

@@ -39,6 +39,7 @@ class RetentionDays(Message):
     guard_events: Days = 400
     budget_events: DaysForBudgets = 400
     plan_changes: Days = 400
+    limit_events: Days = 400
     alerts: Days = 400
     audit: Days = 400
 

@@ -122,6 +122,7 @@ async def test_what_the_document_says_of_paths_is_what_is_served_and_to_nobody_w
                 response_id="resp_x",
                 run_id="r",
                 key="k",
+                limit_id="l",
             )
             answer = await api.ask(method.upper(), asked, headers={"Authorization": ""})
             # Who signs in has no key yet, and there is no provider here.

@@ -190,16 +190,25 @@ async def test_each_operation_reads_compressed_bodies(limited: HttpApi, subtests
         assert accepted.status == 202, accepted.body
         assert json.loads((await limited.last_job()).data)["prompt"] == "harbours"
     taking_bodies = [
-        (path, one["responses"]) for _, path, one in operations() if "requestBody" in one and one["tags"] != ["openid"]
+        (method, path, one["responses"])
+        for method, path, one in operations()
+        if "requestBody" in one and one["tags"] != ["openid"]
     ]
     assert len(taking_bodies) >= 17
     bomb = gzip.compress(b" " * (LIMIT + 100_000), 1)
-    for path, responses in taking_bodies:
+    for method, path, responses in taking_bodies:
         asked = path.format(
-            job_id="j", incident_id="i", dead_letter_id=1, model="m", plan_id="p", response_id="resp_x", key="k"
+            job_id="j",
+            incident_id="i",
+            dead_letter_id=1,
+            model="m",
+            plan_id="p",
+            response_id="resp_x",
+            key="k",
+            limit_id="l",
         )
         for body, coding, status in ((b"{}", "br", 415), (b"{}", "gzip", 400), (bomb, "gzip", 413)):
             with subtests.test(path, coding=coding, status=status):
-                answer = await limited.ask("POST", asked, data=body, headers={"Content-Encoding": coding})
+                answer = await limited.ask(method.upper(), asked, data=body, headers={"Content-Encoding": coding})
                 assert answer.status == status, answer.body
                 assert str(status) in responses

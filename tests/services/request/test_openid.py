@@ -63,9 +63,9 @@ RIGHTS: Mapping[str, set[str]] = {
     **dict.fromkeys(("list_budgets", "reconcile_budgets", "show_costs", "export_costs", "list_queues"), ALL),
     **dict.fromkeys(("list_plans", "show_plan", "list_incidents", "show_incident", "list_undelivered_alerts"), ALL),
     **dict.fromkeys(("list_dead_letters", "show_dead_letter", "list_jobs"), ALL),
-    **dict.fromkeys(("list_keys", "show_api_key"), ALL),
-    **dict.fromkeys(("create_key", "rotate_key", "revoke_key", "expire_key"), ADMIN),
-    **dict.fromkeys(("acknowledge_incident", "resolve_incident", "reset_task", "raise_cap"), APPROVE),
+    **dict.fromkeys(("list_keys", "show_api_key", "list_limits", "show_limit"), ALL),
+    **dict.fromkeys(("create_key", "rotate_key", "revoke_key", "expire_key", "set_limit", "delete_limit"), ADMIN),
+    **dict.fromkeys(("acknowledge_incident", "resolve_incident", "reset_task", "raise_cap", "raise_limit"), APPROVE),
     **dict.fromkeys(("isolate_breaker", "reset_breaker", "test_channel", "cancel_job"), OPERATE),
     **dict.fromkeys(("replay_alerts", "replay_dead_letters", "dismiss_dead_letters"), OPERATE),
     # What a model has answered is not redacted there.
@@ -161,6 +161,7 @@ async def test_each_role_may_do_what_the_table_says_and_nothing_else(api: HttpAp
                 run_id="x",
                 key="k",
                 plan_id="p",
+                limit_id="l",
                 response_id="resp_x",
             )
             for sub, (roles, sent) in people.items():

@@ -46,6 +46,7 @@ async def test_the_api_lets_each_key_do_what_the_document_says_and_nothing_else(
             model="writer",
             execution_id="x",
             plan_id="p",
+            limit_id="l",
             response_id="resp_x",
             run_id="r",
             key="k",

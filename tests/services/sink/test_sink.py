@@ -68,6 +68,7 @@ async def test_every_kind_of_event_arrives_in_its_table(plane: Plane) -> None:
             (Stream.EVENTS, (subjects.guard("writer"), samples.guard_event().json_bytes())),
             (Stream.EVENTS, (subjects.budget("agent", "daily"), samples.budget_event().json_bytes())),
             (Stream.EVENTS, (subjects.plan("p"), samples.plan_change().json_bytes())),
+            (Stream.EVENTS, (subjects.limit("raised"), samples.limit_event().json_bytes())),
             (Stream.ALERTS, (subjects.alert("breaker_open"), samples.alert().json_bytes())),
             (Stream.AUDIT, (subjects.audit("raise_cap"), samples.audit_event().json_bytes())),
         ]:

@@ -42,6 +42,7 @@ _QUERY = "/api/v1/query"
 _SESSIONS = "/api/v1/sessions"
 _OPENID = "/api/v1/openid"
 _KEYS = "/api/v1/keys"
+_LIMITS = "/api/v1/limits"
 _APPROVALS = frozenset(
     {"/api/v1/alerts/ack", "/api/v1/alerts/resolve", "/api/v1/guards/reset", "/api/v1/budgets/raise"}
 )
@@ -192,7 +193,9 @@ def scopes_for(method: str, path: str, sent: str | None = None) -> tuple[KeyScop
         return ("read",)
     if path in _APPROVALS and not only_reads:
         return ("approve", "operate")
-    if path == _KEYS or path.startswith(f"{_KEYS}/"):
+    if path.startswith(f"{_LIMITS}/") and path.endswith("/raise") and method == "POST":
+        return ("approve", "operate", "limits")
+    if any(path == root or path.startswith(f"{root}/") for root in (_KEYS, _LIMITS)):
         return ("read", "limits") if only_reads else ("limits",)
     if not only_reads:
         return ("submit", "operate") if path.startswith(f"{_JOBS}/") and path.endswith("/cancel") else ("operate",)

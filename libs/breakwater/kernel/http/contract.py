@@ -54,7 +54,7 @@ def _in_utc(moment: datetime) -> datetime:
 Moment = Annotated[AwareDatetime, AfterValidator(_in_utc)]
 """A time in RFC 3339, with its zone."""
 
-EventKind = Literal["attempts", "executions", "breakers", "budgets", "guards", "alerts"]
+EventKind = Literal["attempts", "executions", "breakers", "budgets", "guards", "limits", "alerts"]
 """The kinds of events in the stream: the second token of their subjects on the bus."""
 
 EVENT_KINDS: tuple[EventKind, ...] = get_args(EventKind)

@@ -29,6 +29,7 @@ from breakwater.kernel.nats.lookup import ClientGetter
 from breakwater.kernel.nats.permissions import inbox_prefix
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.pull import RETRY_S, STOP_S
+from breakwater.kernel.nats.state_log import StateLog
 from breakwater.kernel.nats.subscriber import Batches, Declaration, Each, PullSubscriber, receives, register
 from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage
@@ -230,6 +231,20 @@ class ServiceApp(FastStream):
         async def connect_and_work() -> None:
             await self._broker.connect()
             await work()
+
+    def follow(self, log: StateLog[Any, Any]) -> None:
+        """Follows a log from before the application reads any message until its end."""
+        following: list[asyncio.Task[None]] = []
+
+        async def begin() -> None:
+            following.append(asyncio.create_task(background.keep_doing(log.run)))
+            await log.filled.wait()
+
+        self.before_reading(begin)
+
+        @self.after_shutdown
+        async def stop() -> None:
+            await background.stop(*following)
 
     async def start_subscribers(self) -> None:
         """Starts the subscribers that were declared after the application started."""

@@ -44,6 +44,8 @@ from breakwater.kernel.nats.subjects import (
     CANCELS_BY_USER,
     CHANNEL_TESTS,
     KEY_CHANGES,
+    LIMIT_CHANGES,
+    LIMIT_SETTINGS,
     NEW_CALLERS,
     PROGRAM,
     REPLIES,
@@ -180,6 +182,9 @@ _EVENTS_END = f"$JS.API.STREAM.MSG.GET.{Stream.EVENTS}"
 _RESPONSES_END = f"$JS.API.STREAM.MSG.GET.{Stream.RESPONSES}"
 """The same of a stored answer's chunks."""
 
+_LIMITS = (*_facts(Stream.LIMITS), *reads(Stream.LIMITS), f"$JS.API.STREAM.MSG.GET.{Stream.LIMITS}")
+"""Limits that are set by the API, with the last change as the leader knows it."""
+
 _RECORD = (*_facts(Stream.EVENTS), _EVENTS_END, *_progress("EVENTS.sink-events", "EVENTS.budget"))
 """The record of attempts, and up to where it is stored and counted."""
 
@@ -187,11 +192,11 @@ GRANTS = (
     Grant(
         "request",
         publish=(
-            # Jobs; breakers and tasks that an operator resets, or forces open; caps that an operator raises.
-            # Those of callers whose jobs wait for their turn go to where they wait.
+            # Jobs; breakers and tasks that an operator resets, or forces open; limits that an operator sets or raises.
+            # Jobs of callers whose jobs wait for their turn go to where they wait.
             "bw.jobs.*",
             "bw.parked.>",
-            *_below("breakers", "guards", "budgets", "plans"),
+            *_below("breakers", "guards", "budgets", "plans", "limits"),
             *reads(Stream.EVENTS, Stream.RESULTS, Stream.DLQ),
             # Large bodies of jobs, and of dead letters that are shown or replayed.
             *_BODIES,
@@ -226,11 +231,13 @@ GRANTS = (
             *_facts(Stream.KEYS),
             *reads(Stream.KEYS),
             f"$JS.API.STREAM.MSG.GET.{Stream.KEYS}",
+            LIMIT_SETTINGS,
+            *_LIMITS,
             HEALTH,
         ),
-        # The last, to the other processes of this service.
-        sends=(*_below("cancel-requests"), CHANNEL_TESTS, NEW_CALLERS, KEY_CHANGES),
-        subscribe=(*_below("results", "progress", "chunks"), WAITING_CALLERS, KEY_CHANGES),
+        # The last ones, to the other processes that follow keys and limits.
+        sends=(*_below("cancel-requests"), CHANNEL_TESTS, NEW_CALLERS, KEY_CHANGES, LIMIT_CHANGES),
+        subscribe=(*_below("results", "progress", "chunks"), WAITING_CALLERS, KEY_CHANGES, LIMIT_CHANGES),
         serves=(CANCELS, CANCELS_BY_USER, AGENTS, AGENTS_BY_USER),
     ),
     Grant(
@@ -264,11 +271,12 @@ GRANTS = (
             *reads(Stream.ALERTS),
             # JOBS: the jobs of a worker that has died.
             *reads(Stream.EVENTS, Stream.RESULTS, Stream.JOBS),
+            *_LIMITS,
             HEALTH,
         ),
         # The last, to see whether another worker is connected.
         sends=(*_below("progress", "chunks"), f"{CLIENT_INBOX}.>", f"{REPLIES}>", WAITING_CALLERS, WORKERS),
-        subscribe=(subjects.CANCEL_REQUESTS, NEW_CALLERS, WORKERS),
+        subscribe=(subjects.CANCEL_REQUESTS, NEW_CALLERS, WORKERS, LIMIT_CHANGES),
     ),
     Grant(
         "breaker",
@@ -292,8 +300,10 @@ GRANTS = (
             # When Redis was emptied, it rebuilds its state from what is stored; otherwise it compares the two.
             *_RECORD,
             *reads(Stream.EVENTS),
+            *_LIMITS,
             HEALTH,
         ),
+        subscribe=(LIMIT_CHANGES,),
     ),
     Grant(
         "alerter",
@@ -354,7 +364,7 @@ GRANTS = (
         ),
         sends=(CANCELS, AGENTS),
         subscribe=(
-            *_below("attempts", "executions", "breakers", "budgets", "guards", "plans", "alerts", "audit"),
+            *_below("attempts", "executions", "breakers", "budgets", "guards", "plans", "limits", "alerts", "audit"),
             *_below("progress", "results", "chunks"),
             f"{CLIENT_INBOX}.>",
             f"{REPLIES}>",

@@ -59,8 +59,8 @@ class StateLog(ABC, Generic[RecordT, StateT]):
     """The subjects of the stream, whose last token is the id of the thing."""
     notices: ClassVar[str]
     """The subject on core NATS of notices of changes."""
-    things: ClassVar[str]
-    """The things, as logs name them."""
+    log_name: ClassVar[str]
+    """The name of its outages in the process's log."""
 
     def __init__(self, connection: ClientGetter, publisher: Publisher | None = None) -> None:
         self.states: dict[str, StateT] = {}
@@ -77,7 +77,7 @@ class StateLog(ABC, Generic[RecordT, StateT]):
         self._sequence = 0
         self._reread_at = 0.0
         self._notice = asyncio.Event()
-        self._outage = Outage(self.things)
+        self._outage = Outage(self.log_name)
 
     @abstractmethod
     def state_of(self, record: RecordT, document: bytes) -> StateT | None:

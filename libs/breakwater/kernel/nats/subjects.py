@@ -41,6 +41,7 @@ class Stream(StrEnum):
     ALERTER = "ALERTER"
     AUDIT = "AUDIT"
     KEYS = "KEYS"
+    LIMITS = "LIMITS"
     BODIES = "OBJ_bodies"
     """The stream of the object store `bodies`."""
 
@@ -192,10 +193,8 @@ alert: Callable[[str], str] = partial(_subject, "alerts")
 audit: Callable[[str], str] = partial(_subject, "audit")
 """The subject of actions of people (AUDIT)."""
 
-api_key: Callable[[str], str] = partial(_subject, "keys")
-"""The subject of an API key, by its id; its newest message is the key's state (KEYS). Internal."""
-
 API_KEYS = "bw.keys.*"
+"""The subjects of API keys, by their ids; the newest message is the key's state (KEYS). Internal."""
 
 KEY_CHANGES = "bw.key-changes"
 """The subject of the notice that a key was changed: the change's sequence in KEYS; core NATS, not stored. Internal."""
@@ -205,6 +204,15 @@ WAITING_CALLERS = "bw.waiting-callers"
 
 NEW_CALLERS = "bw.new-callers"
 """The subject of notices of `request` that a caller begins to call an agent; core NATS, not stored. Internal."""
+limit: Callable[[str], str] = partial(_subject, "limits")
+"""The subject of changes of limits, by the kind of change (EVENTS)."""
+
+LIMIT_SETTINGS = "bw.limit-settings.*"
+"""The subjects of limits that are set by the API, by their ids; the newest message is the limit's state (LIMITS).
+Internal."""
+
+LIMIT_CHANGES = "bw.limit-changes"
+"""The subject of the notice that a limit was changed, as `KEY_CHANGES`. Internal."""
 
 ALERTER_LEADER = "bw.alerter.leader"
 """The lease of the alerter that notifies people (ALERTER). Internal, as all of ALERTER."""

@@ -128,7 +128,15 @@ def streams(plan: Plan, *, replicas: int = 1) -> tuple[StreamConfig, ...]:
         ),
         stream(
             Stream.EVENTS,
-            ["bw.attempts.>", "bw.executions.>", "bw.breakers.>", "bw.budgets.>", "bw.guards.>", "bw.plans.>"],
+            [
+                "bw.attempts.>",
+                "bw.executions.>",
+                "bw.breakers.>",
+                "bw.budgets.>",
+                "bw.guards.>",
+                "bw.plans.>",
+                "bw.limits.>",
+            ],
             plan.events_max_age_h * HOUR_S,
             # Only rare events carry a message id; the subjects of attempts and records take one message each.
             duplicate_window=min(DAY_S, plan.events_max_age_h * HOUR_S),
@@ -182,6 +190,15 @@ def streams(plan: Plan, *, replicas: int = 1) -> tuple[StreamConfig, ...]:
         stream(
             Stream.KEYS,
             [subjects.API_KEYS],
+            0,
+            max_msgs_per_subject=1,
+            duplicate_window=DUPLICATE_WINDOW_S,
+            allow_msg_ttl=True,
+        ),
+        # No age limit, either: a limit holds until it is deleted or ends.
+        stream(
+            Stream.LIMITS,
+            [subjects.LIMIT_SETTINGS],
             0,
             max_msgs_per_subject=1,
             duplicate_window=DUPLICATE_WINDOW_S,

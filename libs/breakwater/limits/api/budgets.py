@@ -33,6 +33,7 @@ from breakwater.limits.contract import (
 )
 from breakwater.limits.rules.budget import WINDOWS, Counter, LimitTable, Period, periods_at, threshold
 from breakwater.limits.rules.ledger import AttemptSums, is_reached
+from breakwater.limits.rules.limit import amount_of
 from breakwater.limits.rules.scopes import BASE, dimension_of, key_from_text, parts_of
 from breakwater.limits.settings import OTHERS
 from breakwater.limits.store.budget_counters import BudgetCounters, PeriodCounters, Snapshot
@@ -295,7 +296,7 @@ def budget_status(counter: Counter, period_counters: PeriodCounters) -> BudgetSt
         enforcement=enforcement,
         limit=limit,
         # After the config has changed the cap, a raise of the earlier cap no longer counts.
-        raised=None if limit == counter.limit else notes.raises.get(counter.key),
+        raised=None if limit == counter.limit else notes.raises.get(counter.key) or _raise_of(counter),
         spent=figures.spent,
         reserved=reserved,
         remaining=None if limit is None else max(0, limit - figures.spent - reserved),
@@ -304,4 +305,17 @@ def budget_status(counter: Counter, period_counters: PeriodCounters) -> BudgetSt
         calls_of_unknown_cost=figures.unpriced,
         resets_at=time_from_ms(period_counters.period.end_ms),
         estimate=estimate if figures.gauged else None,
+    )
+
+
+def _raise_of(counter: Counter) -> CapRaise | None:
+    limit_raise = counter.raised
+    if limit_raise is None:
+        return None
+    return CapRaise(
+        limit=amount_of("usd", limit_raise.amount),
+        configured=amount_of("usd", limit_raise.configured),
+        by=limit_raise.by,
+        reason=limit_raise.reason,
+        at=limit_raise.at,
     )

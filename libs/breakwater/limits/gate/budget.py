@@ -8,13 +8,13 @@ second and restores lost ones, before the budget service rebuilds the counters f
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Generator, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from breakwater.calls.gate import POLL_S, Admission, AskAgain, Gate, Refused, WaitForCapacity
+from breakwater.calls.gate import POLL_S, Admission, AskAgain, Gate, GateVerdict, Refused, WaitForCapacity
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.nats.subjects import encode_token
 from breakwater.kernel.process import background
@@ -39,6 +39,7 @@ from breakwater.limits.store.budgets import (
     Budgets,
     CountersLost,
     DimensionsChanged,
+    LimitsChanged,
     LiveReservation,
     PeriodChanged,
     Reserved,
@@ -71,10 +72,14 @@ class BudgetGate(Gate):
     """Returns True if a provider is a program, whose calls have a price of their own."""
     now: Callable[[], datetime]
     jitter: Callable[[], float]
+    read_limits: Callable[[str, str], Awaitable[None]]
+    """Reads the limits that the plane keeps on from a version, as another one is in force; waits while that fails."""
     _counters: Sequence[Counter] = ()
     _rates: RateLimits = NO_RATE_LIMITS
     _asked_at: datetime | None = None
     _reserved_at: datetime | None = None
+    _known_limits: str = ""
+    _limits_in_force: str = ""
 
     def ask(self) -> ScriptCommand | Refused:
         """Refuses locally if the job's own cap has no room, or a hard cap applies to a model without a price."""
@@ -85,6 +90,7 @@ class BudgetGate(Gate):
         worst_case = admission.flight.reserved
         names = _names_of(admission)
         limits = self.limits()
+        self._known_limits = limits.version
         dimensions = self.budgets.dimensions
         self._counters = limits.counters(names, dimensions)
         self._rates = limits.rate_limits(names) + self._task_rates()
@@ -106,6 +112,7 @@ class BudgetGate(Gate):
             turn=admission.job.turn,
             most_names=MAX_MADE_UP_SCOPES if any("n" in counter.flags for counter in self._counters) else None,
             is_incomplete=limits.is_incomplete(names, dimensions),
+            version=limits.version,
         )
 
     def read(self, answer: Any) -> Refused | WaitForCapacity | AskAgain | None:
@@ -138,6 +145,14 @@ class BudgetGate(Gate):
                 return WaitForCapacity(REBUILDING_POLL_S * (1 + self.jitter()), REBUILDING)
             case PeriodChanged() | DimensionsChanged():
                 return AskAgain()  # they are known now
+            case LimitsChanged(in_force):
+                self._limits_in_force = in_force
+                self.announces = True
+                return AskAgain()
+
+    async def announce(self, verdict: GateVerdict | None) -> None:  # noqa: ARG002  whatever the other gates say
+        """Reads the limits that are in force. A call that waits for that holds nothing."""
+        await self.read_limits(self._known_limits, self._limits_in_force)
 
     def release(self) -> ScriptCommand | None:
         """Releases the reservation."""

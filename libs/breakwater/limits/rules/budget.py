@@ -7,19 +7,19 @@ scripts in Redis apply the same rule.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime, time, timedelta
 from functools import cached_property, lru_cache
-from itertools import product
+from itertools import chain, product
 from typing import TYPE_CHECKING, TypeVar, get_args
 from zoneinfo import ZoneInfo
 
 from breakwater.kernel.formats import hint
 from breakwater.kernel.types import ms_from_time, time_from_ms
-from breakwater.limits.contract import BudgetEvent, BudgetScope, Enforcement, LimitSettings, Window
-from breakwater.limits.rules.limit import Limit, enforcement_problem, limit_of
+from breakwater.limits.contract import BudgetEvent, BudgetScope, Enforcement, LimitRaise, LimitSettings, Window
+from breakwater.limits.rules.limit import Limit, amount_of, enforcement_problem, limit_of
+from breakwater.limits.rules.limit_index import KNOWN_BEFORE_CALLS, LimitIndex, PlaneLimit, PlaneLimits
 from breakwater.limits.rules.rate_limit import NO_RATE_LIMITS, RateLimits, rate_limits_of
 from breakwater.limits.rules.scopes import (
     BASE,
@@ -32,6 +32,7 @@ from breakwater.limits.rules.scopes import (
     ScopePart,
     key_of,
     key_of_call,
+    parse_scope,
     parts_of,
     patterns_of,
     scope_text,
@@ -160,8 +161,10 @@ class Counter:
         window: of its periods.
         key: the scope's key among the counters of a period: `global`, `agent:<name>`, …
         cap: its limit; None if its spend is only counted.
-        is_named: True if the config names its scope.
-        hard_limit: the cap in nano-dollars if it refuses calls, else None.
+        is_named: True if the config or a limit names its scope.
+        raised: the raise of its limit.
+        effective: the cap in nano-dollars, as it was raised; None if there is none.
+        hard_limit: the same if it refuses calls, else None.
         flags: the flags of its place in the script that reserves.
     """
 
@@ -169,11 +172,15 @@ class Counter:
     key: str
     cap: Limit | None = None
     is_named: bool = False
+    raised: LimitRaise | None = None
+    effective: int | None = field(init=False)
     hard_limit: int | None = field(init=False)
     flags: str = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "hard_limit", self.limit if self.enforcement == "hard" else None)
+        effective = self.limit if self.raised is None else amount_of("usd", self.raised.amount)
+        object.__setattr__(self, "effective", effective)
+        object.__setattr__(self, "hard_limit", effective if self.enforcement == "hard" else None)
         kinds = {part.kind for part in parts_of(self.key)}
         is_made_up = not self.is_named and any(kind in _MADE_UP or kind.startswith("tag:") for kind in kinds)
         # A tenant is also counted by month, which bounds its days.
@@ -260,10 +267,6 @@ SCOPES: tuple[BudgetScope, ...] = get_args(BudgetScope)
 _MADE_UP = frozenset({"tenant", "user", "team"})
 """The kinds of names that callers may make up."""
 
-KNOWN_BEFORE_CALLS = frozenset({"global", "agent", "tenant", "model", "provider"})
-"""The kinds of names that a job can count under, as far as the job itself tells."""
-
-
 OTHER_TENANTS = f"budgets.tenants.{OTHERS}."
 """The beginning of the ids of limits that only count for tenants that the config does not name."""
 
@@ -276,11 +279,16 @@ class LimitTable:
         limits: the limits. Of two on one scope in one window, the first one counts.
         agents: the agents of the config.
         tenants: the tenants that the config names, for which `budgets.tenants["*"]` does not count.
+        plane_limits: the limits that the plane keeps, and the raises. They may change: who changes them takes another
+            table. A limit of the config in the same place counts instead.
+        version: of `plane_limits`, as Redis has it; empty if the plane keeps none.
     """
 
     limits: tuple[Limit, ...] = ()
     agents: tuple[str, ...] = ()
     tenants: tuple[str, ...] = ()
+    plane_limits: PlaneLimits = field(default_factory=PlaneLimits, compare=False, repr=False)
+    version: str = ""
     # Not of the constructor: a table that is copied with other limits must not inherit their counters.
     _cached: dict[tuple[object, ...], tuple[Counter, ...]] = field(
         default_factory=dict[tuple[object, ...], "tuple[Counter, ...]"], init=False, compare=False, repr=False
@@ -295,30 +303,36 @@ class LimitTable:
 
     def rate_limits(self, names: CallNames) -> RateLimits:
         """Returns the windows and slots that a call counts in, but those of its task."""
-        by_kinds, kinds = self._rates
-        if not by_kinds:
+        if not self.kinds_of_rates:
             return NO_RATE_LIMITS
-        limited_names = tuple(map(names.of_kind, kinds))
+        limited_names = tuple(map(names.of_kind, self._names_of_rates))
         rates = self._cached_rates.get(limited_names)
         if rates is None:
             rates = NO_RATE_LIMITS
-            for kinds_of_scope, limits in by_kinds.items():
-                key = key_of_call(kinds_of_scope, names)
-                if key is not None:
-                    patterns = map(key_of, patterns_of(parts_of(key)))
-                    rates += rate_limits_of(key, (limit for pattern in patterns for limit in limits.get(pattern, ())))
+            for kinds in self.kinds_of_rates:
+                if (key := key_of_call(kinds, names)) is not None:
+                    rates += rate_limits_of(key, self._rates_on(kinds, key))
             _cache(self._cached_rates, limited_names, rates)
         return rates
 
+    def _rates_on(self, kinds: tuple[str, ...], key: str) -> Iterator[Limit]:
+        """Yields the limits on rates that count for a scope, as they are raised, the most particular first."""
+        for pattern in map(key_of, patterns_of(parts_of(key))):
+            for index in self._indexes:
+                for limit in index.rates[kinds].get(pattern, ()) if kinds in index.rates else ():
+                    limit_raise = self.plane_limits.raise_of(limit, key)
+                    amount = None if limit_raise is None else amount_of(limit.unit, limit_raise.amount)
+                    yield limit if amount is None else replace(limit, amount=amount)
+
     @cached_property
-    def _rates(self) -> tuple[Mapping[tuple[str, ...], Mapping[str, Sequence[Limit]]], tuple[str, ...]]:
-        """The limits on rates by the kinds and the keys of their scopes, and all kinds of names that matter to them."""
-        by_kinds: defaultdict[tuple[str, ...], defaultdict[str, list[Limit]]] = defaultdict(lambda: defaultdict(list))
-        for limit in self.limits:
-            kinds = tuple(part.kind for part in limit.parts)
-            if limit.is_rate and "task" not in kinds:
-                by_kinds[kinds][limit.key].append(limit)
-        return by_kinds, tuple(sorted({kind for kinds in by_kinds for kind in kinds}))
+    def kinds_of_rates(self) -> tuple[tuple[str, ...], ...]:
+        """The kinds of the scopes of limits on rates."""
+        return tuple(dict.fromkeys(chain(*(index.rates for index in self._indexes))))
+
+    @cached_property
+    def _names_of_rates(self) -> tuple[str, ...]:
+        """The kinds of names that matter to limits on rates."""
+        return tuple(sorted(set(chain(*self.kinds_of_rates))))
 
     def counters(self, names: CallNames, dimensions: Dimensions = ONLY_BASE) -> tuple[Counter, ...]:
         """Returns the budgets that a call counts towards, in the dimensions that are counted."""
@@ -340,35 +354,35 @@ class LimitTable:
             parts = parts_of(key)
             cap = self._cap(parts, window)
             is_named = key in self._named_keys or (cap is not None and cap.is_named)
-            counter = Counter(window, key, cap, is_named)
+            counter = Counter(window, key, cap, is_named, cap and self.plane_limits.raise_of(cap, key))
             _cache(self._counters, (key, window), counter)
         return counter
 
     def limit_like(self, limit: Limit) -> Limit | None:
         """Returns the limit on the same unit in the same window of exactly the same scope."""
-        return self._by_place.get(limit.place)
+        same = (index.by_place.get(limit.place) for index in self._indexes)
+        return next((limit for limit in same if limit is not None), None)
 
-    @cached_property
-    def _by_place(self) -> Mapping[tuple[object, ...], Limit]:
-        return {limit.place: limit for limit in reversed(self.limits)}
+    def limit_on(self, dimension: Dimension, key: str) -> Limit | None:
+        """Returns the budget that is set on exactly this scope, by its key; it may contain `*`."""
+        for index in self._indexes:
+            if (limit := index.budgets[dimension].get(key) if dimension in index.budgets else None) is not None:
+                return limit
+        return None
 
     def _cap(self, parts: tuple[ScopePart, ...], window: Window) -> Limit | None:
-        by_key = self._budgets.get(Dimension(tuple(part.kind for part in parts), window), {})
+        dimension = Dimension(tuple(part.kind for part in parts), window)
         is_named_tenant = parts[0].kind == "tenant" and parts[0].name in self.tenants
-        caps = (by_key.get(key_of(pattern)) for pattern in patterns_of(parts))
+        caps = (self.limit_on(dimension, key_of(pattern)) for pattern in patterns_of(parts))
         return next(
             (cap for cap in caps if cap is not None and not (is_named_tenant and cap.id.startswith(OTHER_TENANTS))),
             None,
         )
 
     @cached_property
-    def _budgets(self) -> Mapping[Dimension, Mapping[str, Limit]]:
-        """The budgets, by the keys of their scopes, in which `*` stands for each name that has none itself."""
-        budgets: defaultdict[Dimension, dict[str, Limit]] = defaultdict(dict)
-        for limit in self.limits:
-            if (dimension := limit.budget_dimension) is not None:
-                budgets[dimension].setdefault(limit.key, limit)
-        return budgets
+    def _indexes(self) -> tuple[LimitIndex, LimitIndex]:
+        """The limits of the config, and then those that the plane keeps."""
+        return LimitIndex(self.limits), self.plane_limits
 
     @cached_property
     def _named_keys(self) -> frozenset[str]:
@@ -386,10 +400,11 @@ class LimitTable:
         )
 
     def keys(self, more: Iterable[str] = ()) -> tuple[str, ...]:
-        """Returns the keys of all scopes in the config, global first, and then those in `more`, each once."""
+        """Returns the keys of all scopes that the config or a limit names, global first, and then those in `more`."""
         agents = (f"agent:{name}" for name in self.agents)
         tenants = (f"tenant:{name}" for name in self.tenants)
-        limited = (limit.key for limit in self.limits if limit.budget_dimension is not None and limit.is_named)
+        limits = chain(self.limits, self.plane_limits.limits.values())
+        limited = (limit.key for limit in limits if limit.budget_dimension is not None and limit.is_named)
         return tuple(dict.fromkeys(("global", *agents, *tenants, *limited, *sorted(more))))
 
     def with_removed_agents(self, earlier: LimitTable) -> LimitTable:
@@ -400,9 +415,20 @@ class LimitTable:
         return replace(self, limits=(*self.limits, *limits), agents=(*self.agents, *agents))
 
     @cached_property
+    def next_end_ms(self) -> float:
+        """The next moment at which a limit or a raise ends, in milliseconds since the epoch."""
+        ends = (limit.until_ms for limit in self.limits if limit.until_ms is not None)
+        return min((self.plane_limits.next_end_ms, *ends))
+
+    def at(self, now_ms: int, states: Mapping[str, PlaneLimit]) -> LimitTable:
+        """Returns the table of a moment, given the limits that the plane keeps."""
+        self.plane_limits.end(states, now_ms)
+        return replace(self, limits=tuple(limit for limit in self.limits if limit.holds_at(now_ms)))
+
+    @cached_property
     def dimensions(self) -> frozenset[Dimension]:
         """The dimensions of the budgets beside those that are always counted."""
-        return frozenset(self._budgets).difference(BASE)
+        return frozenset(chain(*(index.budgets for index in self._indexes))).difference(BASE)
 
     def may_refuse(self, names: Mapping[str, Collection[str]]) -> bool:
         """Returns True if a hard cap may apply to a job's calls.
@@ -410,7 +436,7 @@ class LimitTable:
         Args:
             names: the names that they can count under, of each kind of `KNOWN_BEFORE_CALLS`.
         """
-        for dimension, scopes in self._hard_scopes.items():
+        for dimension, scopes in chain(*(index.hard_scopes.items() for index in self._indexes)):
             if KNOWN_BEFORE_CALLS.issuperset(dimension.kinds):
                 scopes_of_job = product(*([ScopePart(kind, name) for name in names[kind]] for kind in dimension.kinds))
                 if any(self.counter(key_of(parts), dimension.window).hard_limit is not None for parts in scopes_of_job):
@@ -423,19 +449,38 @@ class LimitTable:
         return False
 
     @cached_property
-    def _hard_scopes(self) -> Mapping[Dimension, frozenset[tuple[ScopePart, ...]]]:
-        """The scopes of hard caps by their dimension, without the parts that are unknown before a call."""
-        scopes: defaultdict[Dimension, set[tuple[ScopePart, ...]]] = defaultdict(set)
-        for dimension, by_key in self._budgets.items():
-            for limit in by_key.values():
-                if limit.enforcement == "hard":
-                    scopes[dimension].add(tuple(part for part in limit.parts if part.kind in KNOWN_BEFORE_CALLS))
-        return {dimension: frozenset(known_parts) for dimension, known_parts in scopes.items()}
-
-    @cached_property
     def any_hard(self) -> bool:
         """Returns True if any budget refuses calls."""
-        return any(limit.budget_dimension is not None and limit.enforcement == "hard" for limit in self.limits)
+        return any(index.hard_scopes for index in self._indexes)
+
+
+def settings_problems(
+    settings: LimitSettings, tags: Collection[str], known_names: Mapping[str, Collection[str]]
+) -> Iterator[tuple[str, str]]:
+    """Yields what is wrong with a limit, each with its field; the field is empty for the whole.
+
+    Args:
+        settings: the limit.
+        tags: the config's cost tags.
+        known_names: the names of the kinds whose names the config knows, such as `agent`.
+    """
+    try:
+        parts = parse_scope(settings.scope)
+    except ValueError as error:
+        yield "scope", str(error)
+        return
+    if (problem := enforcement_problem(settings)) is not None:
+        yield "", problem
+    for kind, name in parts:
+        tag = kind.removeprefix("tag:")
+        if tag != kind and tag not in tags:
+            yield "scope", f"{tag!r} is none of cost_tags{hint(tag, tags)}"
+        if name == EACH:
+            continue
+        if EACH in name:
+            yield "scope", f"{name!r}: names have no wildcards; `*` alone is each name"
+        elif kind in known_names and name not in known_names[kind]:
+            yield "scope", f"no {kind} {name!r} is configured{hint(name, known_names[kind])}"
 
 
 def limit_problems(
@@ -453,24 +498,11 @@ def limit_problems(
     combinations: set[tuple[object, ...]] = set()
     for number, settings in enumerate(limits):
         path = f"budgets.limits.{number}"
-        try:
-            limit = limit_of(path, settings)
-        except ValueError as error:
-            yield f"{path}.scope: {error}"
+        problems = list(settings_problems(settings, tags, known_names))
+        yield from (f"{path}.{field}: {text}" if field else f"{path}: {text}" for field, text in problems)
+        if problems:
             continue
-        if (problem := enforcement_problem(settings)) is not None:
-            yield f"{path}: {problem}"
-            continue
-        for kind, name in limit.parts:
-            tag = kind.removeprefix("tag:")
-            if tag != kind and tag not in tags:
-                yield f"{path}.scope: {tag!r} is none of cost_tags{hint(tag, tags)}"
-            if name == EACH:
-                continue
-            if EACH in name:
-                yield f"{path}.scope: {name!r}: names have no wildcards; `*` alone is each name"
-            elif kind in known_names and name not in known_names[kind]:
-                yield f"{path}.scope: no {kind} {name!r} is configured{hint(name, known_names[kind])}"
+        limit = limit_of(path, settings)
         earlier = base.limit_like(limit)
         if limit.place in first:
             number_of_first = first[limit.place]
@@ -478,7 +510,7 @@ def limit_problems(
         elif earlier is not None:
             yield f"{path}: {earlier.id} limits the same scope in the same window; keep one of them"
         first.setdefault(limit.place, number)
-        combinations.add((tuple(part.kind for part in limit.parts), limit.window))
+        combinations.add((limit.kinds, limit.window))
     if len(combinations) > MAX_DIMENSIONS:
         yield (
             f"budgets.limits: are of {len(combinations)} combinations of kinds of scopes and windows; a call would "

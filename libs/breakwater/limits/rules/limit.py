@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from typing import Protocol
 
+from breakwater.kernel.types import MAX_COUNTED, ms_from_time, nano_from_usd, usd_from_nano
 from breakwater.limits.contract import Enforcement, LimitAction, LimitSettings, LimitUnit, LimitWindow, Window
 from breakwater.limits.rules.scopes import EACH, PLANE, Dimension, ScopePart, key_of, parse_scope, scope_of
 from breakwater.limits.settings import Caps, GuardRules, RateLimit
@@ -28,6 +30,7 @@ class Limit:
         action: what happens to a call that does not fit.
         thresholds: the percentages at which people are told.
         counts_cached: True if input that a provider read from its cache counts towards a limit on tokens.
+        until_ms: when it ends, in milliseconds since the epoch; None if it does not end.
     """
 
     id: str
@@ -38,6 +41,11 @@ class Limit:
     action: LimitAction
     thresholds: tuple[int, ...] = ()
     counts_cached: bool = True
+    until_ms: int | None = None
+
+    def holds_at(self, moment_ms: int) -> bool:
+        """Returns True if it has not ended at a moment."""
+        return self.until_ms is None or moment_ms < self.until_ms
 
     @property
     def scope(self) -> str:
@@ -52,7 +60,12 @@ class Limit:
     @property
     def place(self) -> tuple[object, ...]:
         """The scope, the unit and the window: of two limits on the same, only one can count."""
-        return self.parts, self.unit, self.window
+        return tuple(sorted(self.parts)), self.unit, self.window
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of the parts of its scope."""
+        return tuple(part.kind for part in self.parts)
 
     @property
     def is_named(self) -> bool:
@@ -63,7 +76,7 @@ class Limit:
     def budget_dimension(self) -> Dimension | None:
         """The dimension that it is counted in; None if it is no budget: no limit on spend by the calendar."""
         window = CALENDAR.get(self.window) if self.unit == "usd" and self.window is not None else None
-        return None if window is None else Dimension(tuple(part.kind for part in self.parts), window)
+        return None if window is None else Dimension(self.kinds, window)
 
     @property
     def is_rate(self) -> bool:
@@ -144,8 +157,24 @@ def limits_of(
 def limit_of(limit_id: str, settings: LimitSettings) -> Limit:
     """Returns a limit that is written as such. Raises ValueError: its scope is none."""
     amount = (settings.unit, settings.per, settings.amount, settings.action)
-    limit = Limit(limit_id, parse_scope(settings.scope), *amount)
+    until_ms = None if settings.until is None else ms_from_time(settings.until)
+    limit = Limit(limit_id, parse_scope(settings.scope), *amount, until_ms=until_ms)
     return limit if limit.is_rate else replace(limit, thresholds=settings.alerts_at)
+
+
+def amount_text(unit: LimitUnit, amount: int) -> str:
+    """Returns an amount as it is on the wire: `20.000000000` dollars, `400000` tokens."""
+    return usd_from_nano(amount) if unit == "usd" else str(amount)
+
+
+def amount_of(unit: LimitUnit, text: str) -> int:
+    """Returns an amount that is written in a unit. Raises ValueError: it is not whole, too fine or too large."""
+    amount = nano_from_usd(text) if unit == "usd" else Decimal(text)
+    if amount > MAX_COUNTED:
+        raise ValueError("is too large: an amount is at most 9 million dollars, or 9 million billions of others")
+    if amount != int(amount):
+        raise ValueError(f"{unit} are whole numbers")
+    return int(amount)
 
 
 def default_id(scope: str, unit: LimitUnit, window: LimitWindow | None) -> str:

@@ -19,7 +19,7 @@ from breakwater.kernel.redis.connection import Argument, Redis, ScriptCommand, S
 from breakwater.limits.contract import CapRaise
 from breakwater.limits.rules.budget import WINDOWS, Counter, Period, effective_limit, periods_since
 from breakwater.limits.rules.ledger import FIGURES, AttemptSums, BudgetPlace, Ledger
-from breakwater.limits.rules.scopes import ONLY_BASE, Dimensions
+from breakwater.limits.rules.scopes import BASE, ONLY_BASE, Dimension, Dimensions, dimension_of
 from breakwater.limits.store.budgets import (
     BLOCK,
     FILLED,
@@ -76,7 +76,8 @@ class PeriodCounters:
     def limit(self, counter: Counter) -> int | None:
         """The effective cap of a budget in this period, in nano-dollars; None if there is none."""
         raised = self.notes.raises.get(counter.key)
-        return effective_limit(counter.limit, None if raised is None else (raised.limit, raised.configured))
+        limit = effective_limit(counter.limit, None if raised is None else (raised.limit, raised.configured))
+        return counter.effective if limit == counter.limit else limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,6 +302,38 @@ class BudgetCounters:
             Any, self._redis.client.hmget(period_key(period.window, period.name), [f"spent:{key}", f"cap:{key}"])
         )
         return int(spent or 0), raised_cap(cap)
+
+    async def use(self, places: Sequence[tuple[Period, str]]) -> list[tuple[int, int] | None]:
+        """The spend and the reservations of scopes in periods; None for those that are not counted, or not wholly."""
+        by_period: defaultdict[Period, list[str]] = defaultdict(list)
+        for period, key in places:
+            by_period[period] += [f"spent:{key}", f"reserved:{key}"]
+        async with self._redis.client.pipeline(transaction=False) as pipe:
+            pipe.hgetall(FILLED)
+            for period, fields in by_period.items():
+                pipe.hmget(period_key(period.window, period.name), fields)
+            filled, *values = await pipe.execute()
+        source = _read_source(filled)
+        counted = frozenset[Dimension]() if source is None else source.dimensions.complete.union(BASE)
+        amounts = {
+            (period, name): int(value or 0)
+            for (period, fields), answers in zip(by_period.items(), values, strict=True)
+            for name, value in zip(fields, answers, strict=True)
+        }
+        return [
+            (amounts[period, f"spent:{key}"], amounts[period, f"reserved:{key}"])
+            if dimension_of(key, period.window) in counted
+            else None
+            for period, key in places
+        ]
+
+    async def spends(self, period: Period, key: str | None) -> dict[str, int]:
+        """The spend in a period: of one scope, or of all that have spent anything."""
+        place = period_key(period.window, period.name)
+        if key is not None:
+            return {key: int(await cast(Any, self._redis.client.hget(place, f"spent:{key}")) or 0)}
+        [fields] = await read_hashes(self._redis.client, [place])
+        return {name.removeprefix("spent:"): int(value) for name, value in fields.items() if name.startswith("spent:")}
 
     async def announcements(self, period: Period, key: str, thresholds: Sequence[str]) -> tuple[int, list[bool]]:
         """The amount a scope's calls hold, and whether each threshold (`<key>@<limit>@<percent>`) was announced."""

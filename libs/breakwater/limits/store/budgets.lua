@@ -212,6 +212,12 @@ local function charge(held, held_key, used)
     end
   end
 end
+-- True if a version of the limits that the plane keeps, '<stream>/<sequence>', is older than another or of another stream.
+local function is_older(version, other)
+  local stream, sequence = string.match(version, '^(.*)/(%d+)$')
+  local other_stream, other_sequence = string.match(other, '^(.*)/(%d+)$')
+  return stream ~= other_stream or tonumber(sequence) < tonumber(other_sequence)
+end
 -- A reservation that is charged, as it is stored.
 local function charged_text(held, state)
   local lines = #held.windows + #held.slots == 0 and held.lines or string.gsub(held.lines, '\n[ws][^\n]*', '')
@@ -225,7 +231,7 @@ end
 -- A call that waits for a rate has its place in the queue of the first one that has no room for it, in the order of the keys:
 -- so no two calls wait for each other. There is room for it beside what counts and what stands before it in the queue.
 -- KEYS: reservations, leases, filled, held, periods..., windows..., slots..., then for each of both: its queue, what waits there
--- ARGV from the 17th, for each period: first ms, first ms after it, keep until (ms); then for each counter: number of its
+-- ARGV from the 18th, for each period: first ms, first ms after it, keep until (ms); then for each counter: number of its
 -- period, scope, flags, hard limit ('' = none); then for each window: ms of a slice, flags, the units whose limits refuse
 -- calls and have none wait, the most requests, tokens and nano-dollars ('' = none); then for each slots: the most calls
 -- ('' = none), 'c' where that limit refuses calls; then the key and the tenant that wait, and their share.
@@ -237,7 +243,8 @@ end
 -- before it, figures} or {7, number of the refusing slots, the same two times and number, figures}; the figures of each window
 -- are the requests and the tokens that count, and the ms until none of them does;
 -- {2, now} where that is in another period, {3} where the counters are lost and a cap could not be held, {4} where the sender
--- has made up too many names in the period, {5, dimensions} where others are counted.
+-- has made up too many names in the period, {5, dimensions} where others are counted, {8, version} where newer limits are in
+-- force, or it is unknown which.
 local attempt_id, lease_ms = ARGV[1], tonumber(ARGV[4]) -- no lease: only looks, and reserves nothing
 local worst = {u = tonumber(ARGV[2]), t = tonumber(ARGV[3]), r = 1}
 local asked_at = tonumber(ARGV[5]) -- of a reservation that Redis had lost; nil: now
@@ -248,9 +255,10 @@ local dimensions = ARGV[11] -- those that the counters are of
 local is_incomplete = ARGV[12] == '1' -- a hard cap applies in a dimension that is not counted yet, or not wholly
 local counter_lines = ARGV[13] -- of the reservation
 local number_of_periods, number_of_counters, number_of_windows = tonumber(ARGV[14]), tonumber(ARGV[15]), tonumber(ARGV[16])
+local version = ARGV[17] -- of the limits that the plane keeps, as the caller knows them; '': the plane keeps none
 local reservations, leases, filled_key, held_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local now = now_ms()
-local periods, counters, argument = {}, {}, 17
+local periods, counters, argument = {}, {}, 18
 for k = 5, 4 + number_of_periods do
   periods[#periods + 1] = {
     key = KEYS[k], first = tonumber(ARGV[argument]), over = tonumber(ARGV[argument + 1]), keep_until_ms = ARGV[argument + 2],
@@ -350,7 +358,10 @@ if before then
     return {1, before.ms}
   end
 end
-local source = redis.call('HMGET', filled_key, 'log', 'dimensions')
+local source = redis.call('HMGET', filled_key, 'log', 'dimensions', 'limits')
+if version ~= '' and source[3] ~= version and not asked_at and (not source[3] or is_older(version, source[3])) then
+  return {8, source[3] or ''}
+end
 -- A reservation that Redis had lost is of the dimensions that were counted then.
 if source[1] and not asked_at and (source[2] or '') ~= dimensions then
   return {5, source[2] or ''}
@@ -1075,7 +1086,6 @@ until cursor == '0'
 for key, until_ms in pairs(keep_until) do
   redis.call('PEXPIREAT', key, until_ms)
 end
-redis.call('DEL', filled)
 -- A new number with each filling: a repair that was computed before it is refused after it.
 local time = redis.call('TIME')
 local number = string.format('%.0f', time[1] * 1000000 + time[2])
@@ -1108,6 +1118,15 @@ if tonumber(upto) > tonumber(known[4]) then
   redis.call('HSET', filled, 'upto', upto)
 end
 return redis.call('HINCRBY', filled, 'repairs', 1)
+
+--- note_limits
+-- Notes the version of the limits that are in force, unless a newer one is noted.
+-- KEYS: filled   ARGV: version; the version that its stream contradicts, as the stream was recreated or restored ('' = none)
+local known = redis.call('HGET', KEYS[1], 'limits')
+if not known or known == ARGV[2] or is_older(known, ARGV[1]) then
+  redis.call('HSET', KEYS[1], 'limits', ARGV[1])
+end
+return 1
 
 --- count
 -- Sets the dimensions that are counted, unless they have changed since they were read. Repairs computed before are refused.

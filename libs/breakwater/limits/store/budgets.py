@@ -130,6 +130,14 @@ class DimensionsChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class LimitsChanged:
+    """Newer limits are in force than the request was made under, or it is unknown which: read on, and ask again."""
+
+    version: str
+    """The version that is in force; empty if it is unknown."""
+
+
+@dataclass(frozen=True, slots=True)
 class CountersLost:
     """A hard cap can't be enforced, because the counters are lost until the budget service has rebuilt them."""
 
@@ -260,6 +268,7 @@ class Budgets:
         waits_ms: int = WAITS_MS,
         turn: CallerTurn = NOBODYS,
         is_incomplete: bool = False,
+        version: str = "",
     ) -> ScriptCommand:
         """Holds an attempt's worst case against all its limits; read its answer with `read_reservation`.
 
@@ -279,6 +288,7 @@ class Budgets:
             turn: whose place it is in the queue of a rate.
             waits_ms: a call that is kept out counts as waiting for so long, unless it asks again.
             is_incomplete: a hard cap applies in a dimension that is not counted yet, or not wholly.
+            version: of the limits that the plane keeps, as they are in `counters` and `rates`.
         """
         current = self._current(now) if at is None else periods_at(at, self._zone)
         parts = _counter_parts(tuple(counters), current.day.start_ms, self._zone, has_caps=at is None)
@@ -294,7 +304,7 @@ class Budgets:
             *(attempt_id, amount, tokens, "" if lease_ms is None else lease_ms, "" if at is None else ms_from_time(at)),
             *(names.agent, names.tenant or "", caller or "", "" if most_names is None else most_names, waits_ms),
             *(self.dimensions.text, int(is_incomplete and at is None), parts.lines),
-            *(len(parts.keys), len(counters), len(rates.windows)),
+            *(len(parts.keys), len(counters), len(rates.windows), version),
         ]
         of_calls = keys_of_rate_limits(rates)
         queues = [f"{key}:{part}" for key in of_calls for part in ("queue", "waiters")]
@@ -309,7 +319,16 @@ class Budgets:
         *,
         now: datetime,
         rates: RateLimits = NO_RATE_LIMITS,
-    ) -> Reserved | OverBudget | OverRate | PeriodChanged | DimensionsChanged | CountersLost | TooManyNames:
+    ) -> (
+        Reserved
+        | OverBudget
+        | OverRate
+        | PeriodChanged
+        | DimensionsChanged
+        | LimitsChanged
+        | CountersLost
+        | TooManyNames
+    ):
         """Reads the answer to `reserve_command`, asked with the same arguments."""
         match answer[0]:
             case 1:
@@ -337,6 +356,8 @@ class Budgets:
             case 5:
                 self.dimensions = Dimensions.parse(answer[1])
                 return DimensionsChanged()
+            case 8:
+                return LimitsChanged(answer[1])
             case _:
                 _, number, limit, spent, reserved, by_share = answer
                 counter = counters[int(number) - 1]
@@ -434,6 +455,17 @@ class Budgets:
     async def forget_lease(self, attempt_id: str) -> None:
         """Removes an attempt's lease, because there is nothing left to charge. Raises StateUnavailableError."""
         await self._redis.client.zrem(LEASES, attempt_id)
+
+    async def note_limits(self, version: str, contradicted: str = "") -> None:
+        """Lets no call be admitted from now on whose worker knows an older version of the limits that the plane keeps.
+
+        Raises StateUnavailableError; may be repeated.
+
+        Args:
+            version: that of their stream.
+            contradicted: the version in Redis, if it is that of a stream that was recreated or restored.
+        """
+        await self._redis.run([ScriptCommand(LUA["note_limits"], [FILLED], [version, contradicted])])
 
     async def has_counters(self) -> bool:
         """Returns True if Redis has counters, of any log. Raises StateUnavailableError."""

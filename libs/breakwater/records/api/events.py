@@ -35,7 +35,7 @@ from breakwater.kernel.nats.lookup import ClientGetter, Lookup, StoredMessage
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage
-from breakwater.limits.contract import BudgetEvent, GuardEvent
+from breakwater.limits.contract import BudgetEvent, GuardEvent, LimitEvent
 
 _ID = re.compile(r"(\d{1,19})-(\d{1,19})\Z", re.ASCII)
 
@@ -51,7 +51,13 @@ MAX_IN_MEMORY = 5_000
 _READ_AT_ONCE = 2
 """Readers for whom the streams are read at the same time: a batch may have megabytes until it is rendered."""
 
-_OTHERS = {"breakers": BreakerTransition, "budgets": BudgetEvent, "guards": GuardEvent, "alerts": Alert}
+_OTHERS = {
+    "breakers": BreakerTransition,
+    "budgets": BudgetEvent,
+    "guards": GuardEvent,
+    "limits": LimitEvent,
+    "alerts": Alert,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +219,8 @@ def read_event(message: StoredMessage) -> LoggedEvent | None:
     if event is None:
         return None
     attributes = EventAttributes.of(message.subject, message.headers)
-    return LoggedEvent(message.sequence, kind, event.agent, event.json_bytes(), attributes, message.stored_at)
+    agent = None if isinstance(event, LimitEvent) else event.agent
+    return LoggedEvent(message.sequence, kind, agent, event.json_bytes(), attributes, message.stored_at)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from breakwater.local.plane import PlaneLocation
 if TYPE_CHECKING:
     import aiohttp
 
-KINDS = ("attempts", "executions", "breakers", "budgets", "guards", "alerts", "progress")
+KINDS = ("attempts", "executions", "breakers", "budgets", "guards", "limits", "alerts", "progress")
 
 NATS_VARIABLE = "BREAKWATER_NATS_URL"
 RECONNECT_S = 0.5
@@ -384,6 +384,12 @@ def _budget(event: Mapping[str, Any]) -> _Parts:
     return _Parts(kind, [budget, spent, passed, "calls that do not fit are refused" if refuses else ""])
 
 
+def _limit(event: Mapping[str, Any]) -> _Parts:
+    raised = event.get("raised")
+    until = f"to {raised['amount']} until {raised['until']}" if raised and event["kind"] == "raised" else ""
+    return _Parts(str(event["kind"]), [str(event["limit_id"]), until, f"by {event['by']}", str(event["reason"] or "")])
+
+
 def _alert(event: Mapping[str, Any]) -> _Parts:
     change = str(event.get("change", ""))
     count = event.get("count", 1)
@@ -422,6 +428,7 @@ _PARTS_BY_KIND: Mapping[str, Callable[[Mapping[str, Any]], _Parts]] = {
     "breakers": _breaker,
     "guards": _guard,
     "budgets": _budget,
+    "limits": _limit,
     "alerts": _alert,
     "progress": _progress,
 }

@@ -1,0 +1,309 @@
+"""Changes of limits by people: checked, kept in LIMITS, in force in every process at once, and told of in EVENTS."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from secrets import token_hex
+
+from breakwater.identity.rules.callers import Caller
+from breakwater.kernel.formats import exact_money
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.publisher import Publisher
+from breakwater.kernel.nats.state_log import ChangedMeanwhileError
+from breakwater.kernel.types import ms_from_time, time_from_ms
+from breakwater.limits.contract import BudgetEvent, LimitRaise, LimitRecord, LimitSettings
+from breakwater.limits.limit_log import LimitLog
+from breakwater.limits.rules.budget import LimitTable, Period, periods_at, settings_problems
+from breakwater.limits.rules.limit import Limit, amount_of, amount_text, limit_of
+from breakwater.limits.rules.limit_changes import (
+    Author,
+    LimitRefusedError,
+    check_end,
+    check_id,
+    check_place,
+    check_rights,
+    delete_limit,
+    event_of,
+    invalid,
+    raise_limit,
+    raised_scope,
+    set_limit,
+)
+from breakwater.limits.rules.scopes import BASE, Dimension, ScopePart, key_of, parts_of, patterns_of, scope_of
+from breakwater.limits.store.budget_counters import BudgetCounters
+from breakwater.limits.store.budgets import Budgets, NotFilledError
+
+
+@dataclass(frozen=True, slots=True)
+class LimitEditor:
+    """Sets, deletes and raises limits.
+
+    Args:
+        cost_tags: the config's.
+        known_names: the names of the kinds whose names the config knows.
+        log: the limits that the plane keeps.
+        limits: returns all limits that hold.
+        counters: of what is spent.
+        budgets: the same in Redis, where the version of the limits is.
+        publisher: publishes what was changed.
+        recorded_spend: returns the spend in a period by the keys of a dimension's scopes, as it is recorded. May raise
+            AnalyticsUnavailableError and QueryError.
+    """
+
+    cost_tags: Collection[str]
+    known_names: Mapping[str, Collection[str]]
+    log: LimitLog
+    limits: Callable[[], LimitTable]
+    counters: BudgetCounters
+    budgets: Budgets
+    publisher: Publisher
+    recorded_spend: Callable[[Period, Dimension], Awaitable[Mapping[str, int]]]
+
+    def find(self, limit_id: str) -> Limit | None:
+        """Returns a limit that holds; None if there is none."""
+        of_config = (limit for limit in self.limits().limits if limit.id == limit_id)
+        return next(of_config, None) or self.limits().plane_limits.limits.get(limit_id)
+
+    async def check(
+        self, limit_id: str, settings: LimitSettings, caller: Caller, now: datetime, *, stop: bool = False
+    ) -> Limit:
+        """Checks a limit that is to be set, and returns it.
+
+        Args:
+            limit_id: its id.
+            settings: the limit.
+            caller: who sets it.
+            now: the time.
+            stop: it may be below what is spent.
+
+        Raises:
+            LimitRefusedError: it can't be set, or not by this caller.
+            StateUnavailableError, AnalyticsUnavailableError, QueryError: what is spent can't be read.
+        """
+        self._check_changeable(limit_id)
+        check_id(limit_id)
+        for field, problem in settings_problems(settings, self.cost_tags, self.known_names):
+            raise invalid(field, problem)
+        limit = limit_of(limit_id, settings)
+        check_end(settings.until, now)
+        check_rights(caller, limit.parts)
+        if (before := self.find(limit_id)) is not None:
+            check_rights(caller, before.parts)
+        check_place(limit, self.limits())
+        if settings.refuses and not stop:
+            await self._check_spend(limit, now)
+        return limit
+
+    async def set_limit(
+        self,
+        limit_id: str,
+        settings: LimitSettings,
+        caller: Caller,
+        reason: str | None,
+        now: datetime,
+        *,
+        stop: bool = False,
+    ) -> LimitRecord:
+        """Makes or changes a limit. Setting it as it is changes nothing.
+
+        Raises:
+            LimitRefusedError: as `check`, or somebody else has changed it at this moment.
+            BusError, StateUnavailableError: it may not be set; repeat it.
+            AnalyticsUnavailableError, QueryError: what is spent can't be read.
+        """
+        author = Author(token_hex(8), caller.name, reason, now)
+        limit = await self.check(limit_id, settings, caller, now, stop=stop)
+        await self.log.catch_up()
+        before = self.log.states.get(limit_id)
+        if before is not None and before.limit == limit and limit_id in self.limits().plane_limits.limits:
+            return await self._confirm(before.record, limit.scope)
+
+        def decide() -> LimitRecord:
+            check_place(limit, self.limits())
+            return set_limit(limit_id, settings, self.log.states.get(limit_id), author)
+
+        return await self._change(limit_id, limit.scope, decide)
+
+    async def delete_limit(self, limit_id: str, caller: Caller, reason: str | None, now: datetime) -> LimitRecord:
+        """Deletes a limit. Raises as `set_limit`; LimitRefusedError also if there is no such limit."""
+        author = Author(token_hex(8), caller.name, reason, now)
+        self._check_changeable(limit_id)
+
+        def decide() -> LimitRecord:
+            limit, before = self.find(limit_id), self.log.states.get(limit_id)
+            if limit is None or before is None:
+                raise unknown_limit(limit_id)
+            check_rights(caller, limit.parts)
+            return delete_limit(before, author)
+
+        scope = None if (limit := self.find(limit_id)) is None else limit.scope
+        return await self._change(limit_id, scope or "", decide)
+
+    async def raise_limit(
+        self,
+        limit: Limit,
+        amount_stated: str,
+        until: datetime | None,
+        scope: str | None,
+        caller: Caller,
+        reason: str,
+        now: datetime,
+    ) -> LimitRecord | None:
+        """Raises a limit for some time, or ends a raise by its own amount. Returns None if nothing was to do.
+
+        Raises:
+            LimitRefusedError: it can't be raised so, or not by this caller.
+            NotFilledError: the counters are being rebuilt.
+            BusError, StateUnavailableError: it may not be raised; repeat it.
+        """
+        parts = raised_scope(limit, scope)
+        check_rights(caller, parts)
+        try:
+            amount = amount_of(limit.unit, amount_stated)
+        except ValueError as error:
+            raise invalid("amount", str(error)) from None
+        table = self.limits()
+        key = key_of(parts)
+        dimension = limit.budget_dimension
+        period = None if dimension is None else periods_at(now, self.counters.zone).of(dimension.window)
+        if dimension is not None and (cap := table.counter(key, dimension.window).cap) != limit:
+            message = f"for {scope_of(parts)!r}, the limit {cap and cap.id!r} counts instead; raise that one"
+            raise LimitRefusedError(409, "limit_not_effective", message)
+        if amount < limit.amount:
+            message = f"is below the limit itself ({_in_words(limit, limit.amount)}); a raise is more than that"
+            raise LimitRefusedError(422, "below_limit", message, "amount")
+        present = table.plane_limits.raise_of(limit, key)
+        ends = amount == limit.amount
+        if until is None:
+            if period is None:
+                raise invalid("until", "is missing: the limit is of no period of a calendar, with which a raise ends")
+            until = time_from_ms(period.end_ms)
+        check_end(until, now)
+        text = amount_text(limit.unit, amount)
+        if (present is None and ends) or (present is not None and (present.amount, present.until) == (text, until)):
+            return None
+        limit_raise = LimitRaise(
+            amount=text,
+            configured=amount_text(limit.unit, limit.amount),
+            until=until,
+            scope=None if limit.is_named else scope_of(parts),
+            by=caller.name,
+            reason=reason,
+            at=now,
+        )
+        spent = None if period is None else (await self.counters.use([(period, key)]))[0]
+        if period is not None and spent is None:
+            raise NotFilledError
+        author = Author(token_hex(8), caller.name, reason, now)
+
+        def decide() -> LimitRecord:
+            if (found := self.find(limit.id)) is None or found != limit:
+                message = f"the limit {limit.id!r} was changed at this moment; look at it first"
+                raise LimitRefusedError(409, "limit_changed", message)
+            return raise_limit(limit.id, limit_raise, self.log.states.get(limit.id), author, ends=ends)
+
+        record = await self._change(limit.id, limit.scope, decide)
+        if period is not None and spent is not None:
+            await self._tell_of_budget(limit, limit_raise, parts, period, spent[0], present, ends=ends)
+        return record
+
+    def _check_changeable(self, limit_id: str) -> None:
+        if any(limit.id == limit_id for limit in self.limits().limits):
+            message = f"{limit_id!r} is in the config, which the API does not change; it can only be raised here"
+            raise LimitRefusedError(409, "limit_from_config", message)
+
+    async def _check_spend(self, limit: Limit, now: datetime) -> None:
+        """Raises LimitRefusedError: more is spent in the present period than a limit allows."""
+        dimension = limit.budget_dimension
+        if dimension is None:
+            return
+        period = periods_at(now, self.counters.zone).of(dimension.window)
+        source = await self.counters.source()
+        if source is not None and (dimension in BASE or dimension in source.dimensions.complete):
+            spends = await self.counters.spends(period, None if not limit.is_named else limit.key)
+        else:
+            spends = await self.recorded_spend(period, dimension)
+        table = self.limits()
+        over = {key: spent for key, spent in spends.items() if spent > limit.amount and _counts_for(limit, key, table)}
+        if over:
+            key, spent = max(over.items(), key=lambda item: item[1])
+            message = (
+                f"{scope_of(parts_of(key))} has spent {exact_money(spent)} in {period.name} already, more than "
+                f"{exact_money(limit.amount)}: the limit would stop its next call. If that is meant, set `stop`"
+            )
+            raise LimitRefusedError(422, "below_spent", message, limit.unit)
+
+    async def _change(self, limit_id: str, scope: str, decide: Callable[[], LimitRecord]) -> LimitRecord:
+        try:
+            record = await self.log.change(decide, limit_id)
+        except ChangedMeanwhileError:
+            message = f"another caller changed the limit {limit_id!r} at this moment; look at it first"
+            raise LimitRefusedError(409, "limit_changed", message) from None
+        return await self._confirm(record, scope)
+
+    async def _confirm(self, record: LimitRecord, scope: str) -> LimitRecord:
+        """Puts a change into force and tells of it, which may be repeated."""
+        await self.budgets.note_limits(self.log.version)
+        event = event_of(record, scope)
+        await self.publisher.event(subjects.limit(event.kind), event, id=event.event_id, at=event.at)
+        return record
+
+    async def _tell_of_budget(
+        self,
+        limit: Limit,
+        limit_raise: LimitRaise,
+        parts: tuple[ScopePart, ...],
+        period: Period,
+        spent: int,
+        present: LimitRaise | None,
+        *,
+        ends: bool,
+    ) -> None:
+        """Publishes that a budget was raised, for alerts and costs."""
+        counter = self.limits().counter(key_of(parts), period.window)
+        event = BudgetEvent(
+            event_id=f"{counter.name}/{period.name}/raised/{ms_from_time(limit_raise.at)}/{limit_raise.by}",
+            kind="raise_ended" if ends else "raised",
+            scope=counter.scope,
+            agent=counter.agent,
+            tenant=counter.tenant,
+            name=counter.other_name,
+            within=counter.within,
+            window=counter.window,
+            period=period.name,
+            limit=amount_of("usd", limit_raise.amount),
+            total=spent,
+            previous=limit.amount if present is None else amount_of("usd", present.amount),
+            configured=limit.amount,
+            enforcement=limit.enforcement,
+            by=limit_raise.by,
+            reason=limit_raise.reason,
+            resets_at=limit_raise.until,
+            at=limit_raise.at,
+        )
+        subject = subjects.budget(counter.scope, counter.window)
+        await self.publisher.event(subject, event, id=event.event_id, at=event.at)
+
+
+def unknown_limit(limit_id: str) -> LimitRefusedError:
+    """Returns the refusal of an id that no limit has."""
+    message = f"there is no limit {limit_id!r}; `breakwater limits` lists them"
+    return LimitRefusedError(404, "unknown_limit", message, "limit_id")
+
+
+def _counts_for(limit: Limit, key: str, table: LimitTable) -> bool:
+    """Returns True if a limit that is to be set would count for a scope, and no more particular one does."""
+    dimension = limit.budget_dimension
+    assert dimension is not None
+    for pattern in patterns_of(parts_of(key)):
+        if pattern == limit.parts:
+            return True
+        if table.limit_on(dimension, key_of(pattern)) is not None:
+            return False
+    return False
+
+
+def _in_words(limit: Limit, amount: int) -> str:
+    return exact_money(amount) if limit.unit == "usd" else f"{amount:,} {limit.unit}"

@@ -1,0 +1,279 @@
+"""`/api/v1/limits`: limits that the API sets, deletes and raises, with what of them is used."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from breakwater.config import parse_config
+from breakwater.identity.api_keys import create_key
+from breakwater.kernel.nats.lookup import Lookup
+from breakwater.kernel.nats.subjects import Stream
+from breakwater.kernel.redis.connection import Redis
+from breakwater.kernel.types import NANO_PER_USD, format_time
+from breakwater.limits.contract import LimitRecord
+from breakwater.limits.rules.budget import Periods, periods_at
+from breakwater.limits.rules.ledger import AttemptSums, Ledger
+from breakwater.limits.rules.scopes import Dimension, Dimensions
+from breakwater.limits.store.budget_counters import BudgetCounters
+from breakwater.limits.store.budgets import FILLED
+from tests.services.request.conftest import GOVERNED, Answer, HttpApi, running, settings_for
+
+UTC_ZONE = ZoneInfo("UTC")
+BOT = "key:acme-bot.usd.month"
+A_MONTH: dict[str, Any] = {"scope": "key:acme-bot", "usd": 20, "per": "month"}
+WRITER = "agents.writer.budget.daily_usd"
+
+
+def now() -> Periods:
+    return periods_at(datetime.now(UTC), UTC_ZONE)
+
+
+async def fill(redis: Redis, figures: Ledger | None = None, *counted: Dimension) -> None:
+    counters = BudgetCounters(redis, UTC_ZONE)
+    dimensions = Dimensions(frozenset(counted))
+    periods = counters.periods(datetime.now(UTC), dimensions)
+    assert await counters.fill(await counters.source(), "log", 0, periods, figures or {}, {}, dimensions=dimensions)
+
+
+async def put(api: HttpApi, limit_id: str, /, **body: Any) -> Answer:
+    return await api.ask("PUT", f"/api/v1/limits/{limit_id}", json=body)
+
+
+async def show(api: HttpApi, limit_id: str) -> dict[str, Any]:
+    answer = await api.ask("GET", f"/api/v1/limits/{limit_id}")
+    assert answer.status == 200, answer.body
+    return answer.json
+
+
+def in_s(seconds: float) -> str:
+    return format_time(datetime.now(UTC) + timedelta(seconds=seconds))
+
+
+async def test_a_limit_is_made_changed_raised_and_deleted_by_the_api_and_each_change_is_recorded(
+    governed: HttpApi, redis: Redis
+) -> None:
+    month = now().month
+    spent = {(month.name, "key:acme-bot"): AttemptSums(spent=5 * NANO_PER_USD, calls=1)}
+    await fill(redis, spent, Dimension(("key",), "monthly"))
+    made = await put(governed, BOT, **A_MONTH, reason="pilot")
+    assert (made.status, made.json["source"], made.json["usd"]) == (200, "api", "20.000000000"), made.body
+    assert [made.json[name] for name in ("used", "reserved", "remaining", "per", "action", "by", "reason")] == [
+        *("5.000000000", "0.000000000", "15.000000000", "month", "refuse", "tests", "pilot")
+    ]
+    assert await show(governed, BOT) == made.json
+    again = await put(governed, BOT, **A_MONTH, reason="another")
+    assert again.json == made.json, "setting a limit as it is changes nothing"
+    changed = (await put(governed, BOT, **A_MONTH | {"usd": "30.5", "action": "alert", "thresholds": [90]})).json
+    assert [changed[name] for name in ("amount", "action", "thresholds")] == ["30.500000000", "alert", [90]]
+
+    raised = await governed.act(f"limits/{BOT}/raise", amount=40, reason="launch")
+    assert raised.json["raised"]["until"] == raised.json["resets_at"], "by default it ends with the period"
+    assert (raised.json["amount"], raised.json["usd"], raised.json["remaining"]) == (
+        *("40.000000000", "30.500000000", "35.000000000"),
+    )
+    ended = (await governed.act(f"limits/{BOT}/raise", amount="30.50", reason="over")).json
+    assert (ended["raised"], ended["amount"]) == (None, "30.500000000")
+    await governed.act(f"limits/{BOT}/raise", amount="99", until=in_s(3600), reason="once more")
+    assert (await put(governed, BOT, **A_MONTH)).json["raised"] is None, "a raise ends with the amount that it raised"
+    deleted = await governed.ask("DELETE", f"/api/v1/limits/{BOT}?reason=done")
+    assert (deleted.status, deleted.json["kind"], deleted.json["reason"]) == (200, "deleted", "done")
+    for method, path in (("GET", ""), ("DELETE", ""), ("POST", "/raise")):
+        body = {"json": {"amount": 1, "reason": "x"}} if method == "POST" else {}
+        gone = await governed.ask(method, f"/api/v1/limits/{BOT}{path}", **body)
+        assert (gone.status, gone.code) == (404, "unknown_limit")
+
+    events = await governed.events("bw.limits.>")
+    assert [event["kind"] for event in events] == [
+        *("created", "changed", "raised", "raise_ended", "raised", "changed", "deleted")
+    ]
+    assert {event["by"] for event in events} == {"tests"}
+    first, second, third, *_, last = events
+    assert (first["before"], first["after"]["usd"], first["reason"]) == (None, "20.000000000", "pilot")
+    assert (second["before"]["usd"], second["after"]["usd"]) == ("20.000000000", "30.500000000")
+    assert (third["raised"]["amount"], third["raised"]["reason"]) == ("40.000000000", "launch")
+    assert (last["before"]["usd"], last["after"]) == ("20.000000000", None)
+    budget_events = [event["kind"] for event in await governed.events("bw.budgets.key.monthly")]
+    assert budget_events == ["raised", "raise_ended", "raised"], "alerts and costs go by the events of budgets"
+    audit = [event for event in await governed.audit() if event["outcome"] == "done"]
+    assert [event["action"] for event in audit[:2]] == ["set_limit", "set_limit"]
+    assert (audit[0]["by"], audit[0]["reason"], audit[0]["details"]["limit_id"]) == ("tests", "pilot", BOT)
+    assert audit[-1]["action"] == "delete_limit"
+    [message] = [message async for message in Lookup(lambda: governed.bus).scan(Stream.LIMITS, "bw.limit-settings.*")]
+    assert LimitRecord.model_validate_json(message.data).limit is None
+    assert message.headers["Nats-TTL"] == str(30 * 86_400), "the server forgets a deleted limit after a month"
+
+
+async def test_a_limit_of_the_config_can_only_be_raised(governed: HttpApi, redis: Redis) -> None:
+    await fill(redis)
+    for method in ("PUT", "DELETE"):
+        body = {"json": A_MONTH} if method == "PUT" else {}
+        refused = await governed.ask(method, f"/api/v1/limits/{WRITER}", **body)
+        # An id of a setting that is not in the config could be one tomorrow.
+        assert (refused.status, refused.code) == (409, "limit_from_config"), refused.body
+        assert "can only be raised" in refused.message
+    raised = await governed.act(f"limits/{WRITER}/raise", amount="25", reason="launch")
+    assert (raised.status, raised.json["amount"], raised.json["usd"]) == (200, "25.000000000", "10.000000000")
+    assert raised.json["source"] == "config"
+    listed = (await governed.ask("GET", "/api/v1/budgets?agent=writer")).json["budgets"]
+    [daily] = [budget for budget in listed if budget["budget"] == "agent:writer/daily"]
+    assert (daily["limit"], daily["raised"]["by"]) == ("25.000000000", "tests")
+    again = await governed.act(f"limits/{WRITER}/raise", amount="25", reason="launch")
+    assert again.json == raised.json
+    assert [event["kind"] for event in await governed.events("bw.limits.>")] == ["raised"]
+
+
+async def test_bad_input_is_refused_in_words_and_changes_nothing(
+    governed: HttpApi, redis: Redis, subtests: pytest.Subtests
+) -> None:
+    month = now().month
+    counted = (Dimension(("key",), "monthly"), Dimension(("user", "team"), "weekly"))
+    await fill(redis, {(month.name, "key:busy"): AttemptSums(spent=31_200_000_000)}, *counted)
+    await put(governed, "taken", scope="user:ann within team:research", usd=1, per="week")
+    rows: list[tuple[str, dict[str, Any], int, str, str]] = [
+        ("x", {**A_MONTH, "scope": "key:busy"}, 422, "below_spent", "has spent $31.20 in"),
+        ("x", {**A_MONTH, "scope": "key:*"}, 422, "below_spent", "key:busy has spent $31.20"),
+        ("x", {**A_MONTH, "scope": "galaxy"}, 422, "invalid_request", "'galaxy' is no scope"),
+        ("x", {**A_MONTH, "scope": "agent:wrter"}, 422, "invalid_request", "did you mean 'writer'"),
+        ("x", {**A_MONTH, "scope": "provider:lokal"}, 422, "invalid_request", "no provider 'lokal'"),
+        ("x", {**A_MONTH, "scope": "model:gpt"}, 422, "invalid_request", "no model 'gpt'"),
+        ("x", {**A_MONTH, "scope": "tag:project=web"}, 422, "invalid_request", "none of cost_tags"),
+        ("x", {**A_MONTH, "scope": "key:a*"}, 422, "invalid_request", "no wildcards"),
+        ("x", {**A_MONTH, "gallons": 1}, 422, "invalid_request", "gallons"),
+        ("x", {"scope": "key:a", "per": "month"}, 422, "invalid_request", "exactly one of usd, tokens"),
+        ("x", {**A_MONTH, "tokens": 1}, 422, "invalid_request", "exactly one of usd, tokens"),
+        ("x", {"scope": "key:a", "usd": 1}, 422, "invalid_request", "per: is missing"),
+        ("x", {"scope": "key:a", "concurrent": 1, "per": "day"}, 422, "invalid_request", "leave it out"),
+        ("x", {**A_MONTH, "per": "fortnight"}, 422, "invalid_request", "per"),
+        ("x", {**A_MONTH, "action": "wait"}, 422, "invalid_request", "can't wait"),
+        ("x", {**A_MONTH, "usd": "1" * 30}, 422, "invalid_request", "more than a billion"),
+        ("x", {**A_MONTH, "usd": 10**30}, 422, "invalid_request", "more than a billion"),
+        ("x", {**A_MONTH, "usd": "1e999999"}, 422, "invalid_request", "usd"),
+        ("x", {**A_MONTH, "usd": "0.1234567891"}, 422, "invalid_request", "nano-dollar"),
+        ("x", {**A_MONTH, "usd": -1}, 422, "invalid_request", "negative"),
+        ("x", {"scope": "key:a", "tokens": 10**30, "per": "minute"}, 422, "invalid_request", "tokens"),
+        ("x", {**A_MONTH, "until": in_s(-1)}, 422, "invalid_request", "by the clock of the plane it is"),
+        ("x", {**A_MONTH, "until": "tomorrow"}, 422, "invalid_request", "until"),
+        ("agents.x", A_MONTH, 422, "invalid_request", "settings in the config"),
+        ("n" * 129, A_MONTH, 422, "invalid_request", "1 to 128 characters"),
+        ("x", {"scope": "agent:writer", "usd": 1, "per": "day"}, 409, "limit_exists", f"'{WRITER}'"),
+        ("x", {"scope": "user:ann within team:research", "usd": 2, "per": "week"}, 409, "limit_exists", "'taken'"),
+        ("x", {"scope": "team:research within user:ann", "usd": 2, "per": "week"}, 409, "limit_exists", "'taken'"),
+        ("taken/raise", {"amount": 0, "reason": "x"}, 422, "below_limit", "$1.00"),
+        ("taken/raise", {"amount": 2, "until": in_s(-1), "reason": "x"}, 422, "invalid_request", "is over"),
+        ("taken/raise", {"amount": 2, "reason": ""}, 422, "invalid_request", "reason"),
+        ("taken/raise", {"amount": "9" * 30, "reason": "x"}, 422, "invalid_request", "amount"),
+        ("taken/raise", {"amount": 2, "scope": "user:bo", "reason": "x"}, 422, "invalid_request", "is no name of"),
+    ]
+    before = (await governed.ask("GET", "/api/v1/limits")).json
+    for limit_id, body, status, code, words in rows:
+        with subtests.test(f"{limit_id} {body}"):
+            method = "POST" if limit_id.endswith("/raise") else "PUT"
+            answer = await governed.ask(method, f"/api/v1/limits/{limit_id}", json=body)
+            assert (answer.status, answer.code) == (status, code), answer.body
+            assert words in answer.message
+    assert (await governed.ask("GET", "/api/v1/limits")).json == before
+    stopped = await put(governed, "x", **A_MONTH | {"scope": "key:busy"}, stop=True)
+    assert (stopped.status, stopped.json["remaining"]) == (200, "0.000000000")
+
+
+async def test_limits_are_listed_in_pages_with_their_use_and_by_scope_and_kind(governed: HttpApi, redis: Redis) -> None:
+    await fill(redis, {}, Dimension(("key",), "monthly"))
+    for number in range(5):
+        await put(governed, f"limit-{number}", scope=f"key:k{number}", usd=number + 1, per="month")
+    await put(governed, "of-each", scope="user:* within team:research", usd=1, per="day", stop=True)
+
+    async def ids(query: str) -> list[str]:
+        found: list[str] = []
+        after = ""
+        while True:
+            page = (await governed.ask("GET", f"/api/v1/limits?{query}{after}")).json
+            found += [limit["id"] for limit in page["limits"]]
+            if page["continue_after"] is None:
+                return found
+            after = f"&after={page['continue_after']}"
+
+    every = await ids("limit=2")
+    of_api = [*(f"limit-{number}" for number in range(5)), "of-each"]
+    assert every[-6:] == of_api
+    assert {WRITER, "agents.never.budget.daily_usd", "agents.writer.guard.max_iterations"} < set(every)
+    assert await ids("limit=1000") == every
+    assert await ids("scope=key:k3&limit=1") == ["limit-3"]
+    assert await ids("kind=team") == await ids("scope=team:research") == await ids("scope=user:*") == ["of-each"]
+    assert set(await ids("kind=key")) == set(of_api[:-1])
+    assert (await governed.ask("GET", "/api/v1/limits?kind=galaxy")).status == 422
+    each = await show(governed, "of-each")
+    assert (each["used"], each["remaining"]) == (None, None)
+    one = await show(governed, "of-each?scope=user:ann%20within%20team:research")
+    assert one["used"] is None, "nobody counts it yet"
+    raised = {"amount": 3, "scope": "user:ann within team:research", "reason": "x"}
+    assert (await governed.act("limits/of-each/raise", **raised)).code == "not_filled"
+    missing = await governed.act("limits/of-each/raise", amount=3, reason="x")
+    assert (missing.status, "whose limit" in missing.message) == (422, True)
+
+
+async def test_a_caller_who_is_bound_to_a_team_limits_parts_of_it_alone(governed: HttpApi) -> None:
+    await put(governed, "of-the-team", scope="team:search", usd=1, per="day", stop=True)
+    keys = {
+        name: (await governed.act("keys", name=name, **fields)).json["key"]
+        for name, fields in {
+            "lead": {"scopes": ["submit", "limits"], "team": "search"},
+            "reader": {"scopes": ["read"]},
+            "approver": {"scopes": ["approve"]},
+        }.items()
+    }
+
+    async def ask(name: str, method: str, path: str, **body: Any) -> tuple[int, str]:
+        headers = {"Authorization": f"Bearer {keys[name]}"}
+        sent = {} if method in ("GET", "DELETE") else {"json": body}
+        answer = await governed.ask(method, f"/api/v1/limits{path}", headers=headers, **sent)
+        return answer.status, "" if answer.status == 200 else answer.message
+
+    for path, scope in (
+        ("/x", "team:search"),
+        ("/x", "team:ads"),
+        ("/x", "plane"),
+        ("/of-the-team", "team:search"),
+    ):
+        status, words = await ask("lead", "PUT", path, scope=scope, usd=9, per="day")
+        assert (status, "'lead' is bound to team:search" in words) == (403, True)
+    assert (await ask("lead", "DELETE", "/of-the-team"))[0] == 403
+    assert (await ask("lead", "POST", "/of-the-team/raise", amount=9, reason="x"))[0] == 403
+    assert await ask("lead", "PUT", "/own", scope="user:* within team:search", usd=1, per="day", stop=True) == (200, "")
+    assert await ask("lead", "DELETE", "/own") == (200, "")
+    assert [(await ask("reader", method, "/of-the-team"))[0] for method in ("GET", "DELETE")] == [200, 403]
+    assert (await ask("approver", "POST", "/nothing/raise", amount=9, reason="x"))[0] == 404, "who may raise caps"
+
+
+async def test_a_change_is_in_every_process_and_survives_an_empty_redis_and_a_restart(
+    governed: HttpApi, redis: Redis, tmp_path: Path
+) -> None:
+    urls = (governed.settings.nats_url.get_secret_value(), governed.settings.redis_url.get_secret_value())
+    settings = settings_for(*urls, tmp_path)
+    async with running(settings, parse_config(GOVERNED), create_key(settings.api_keys_file, "tests")) as second:
+        answers = await asyncio.gather(
+            *(
+                put(api, f"limit-{number}", scope=f"key:{number}", usd=1, per="day", stop=True)
+                for number in range(4)
+                for api in (governed, second)
+            )
+        )
+        assert {answer.status for answer in answers} <= {200, 409}
+        assert {answer.code for answer in answers if answer.status == 409} <= {"limit_changed"}
+        versions = [str(await redis.client.hget(FILLED, "limits"))]  # type: ignore[misc]
+        changed = await put(second, "limit-0", scope="key:0", usd=2, per="day", stop=True)
+        versions.append(str(await redis.client.hget(FILLED, "limits")))  # type: ignore[misc]
+        assert changed.status == 200
+        [before, after] = [int(version.rpartition("/")[2]) for version in versions]
+        assert after == before + 1, "no call is admitted under older limits once the response is there"
+    await redis.client.flushall()
+    async with running(settings, parse_config(GOVERNED), create_key(settings.api_keys_file, "again")) as again:
+        listed = (await again.ask("GET", "/api/v1/limits?kind=key")).json["limits"]
+        assert [(limit["id"], limit["usd"]) for limit in listed] == [
+            (f"limit-{number}", f"{usd}.000000000") for number, usd in enumerate((2, 1, 1, 1))
+        ]
