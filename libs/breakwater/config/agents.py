@@ -69,7 +69,8 @@ class AgentDefaults(Message):
         description=(
             "Begins the response to a streamed call after so long without any of its answer, and pings its client "
             "from then on, for clients and proxies that close silent connections. The status is then 200 before the "
-            "outcome is known: a later error is an event of the stream."
+            "outcome is known: a later error is an event of the stream. Without it, that happens after 15 s, and only "
+            "if the job waits for its turn."
         ),
     )
     stream_idle_timeout_s: float = Field(
