@@ -109,7 +109,8 @@ class JobHandler:
         had_turn = slots.arrived(job.execution_id) or delivery.turn is not None
         if delivery.is_unstarted and not (job.problem or job.job.dry_run):
             # Before all else: what waits behind it in the queue may be another caller's.
-            if not self._has_room(job) or (not had_turn and slots.waiting.has(job.turn)):
+            # Some worker had a free slot for one whose turn it is, and may have another one's job in its place.
+            if not had_turn and (slots.waiting.has(job.turn) or not self._has_room(job)):
                 await self._wait_for_turn(job)
                 return
             # No await since then: otherwise, concurrent jobs would all see the same free slot.

@@ -8,8 +8,9 @@ it to its queue when it is its turn. If that worker dies, NATS delivers the mess
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from typing import Any
 
 import orjson
 import structlog
@@ -52,7 +53,8 @@ class Turns:
         """The agents with waiting jobs."""
         self._bytes = 0
         self._held_up: set[str] = set()
-        """The agents whose jobs did not come back in time: their queue may be long."""
+        """The agents whose queue has jobs that no worker has taken."""
+        self._looking: set[str] = set()
         self._announced: dict[tuple[str, CallerTurn], float] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         slots.on_release = self.advance
@@ -98,17 +100,17 @@ class Turns:
                 continue  # another worker may have it
             slots.keep_for(job, now)
             loop = asyncio.get_running_loop()
-            loop.call_later(TRANSIT_S, self._expect, agent, job.execution_id)
-            task = loop.create_task(job.put_back(job.delivery))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            # With several workers, most come to another one, and mostly sooner.
+            loop.call_later(TRANSIT_S / self._slots.workers, self._expect, agent, job.execution_id)
+            self._begin(job.put_back(job.delivery))
         if not len(slots.waiting):
             self._agents.discard(agent)
 
     def _expect(self, agent: str, execution_id: str) -> None:
-        """Notes if a job has not come back."""
-        if self._slots[agent].arrived(execution_id):
-            self._held_up.add(agent)
+        """Looks at the queue if a job has not come back."""
+        if self._slots[agent].arrived(execution_id) and agent not in self._looking:
+            self._looking.add(agent)
+            self._begin(self._look(agent))
 
     async def run(self) -> None:
         """Looks regularly whether there is a turn: slots become free in other workers, too."""
@@ -120,15 +122,25 @@ class Turns:
                 self.advance(agent)
                 await self.announce(agent, *self._slots[agent].waiting.turns())
 
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
     async def _look(self, agent: str) -> None:
-        """Lets jobs return again once all that have returned were delivered."""
+        """Lets jobs return only while all that have returned were delivered, to this or another worker."""
         try:
             backlog = await self._lookup.backlog(Stream.JOBS, worker_consumer(agent))
         except BusError as error:
             structlog.get_logger().debug("queue_not_read", agent=agent, error=str(error))
             return
-        if backlog is None or not backlog.waiting:
+        finally:
+            self._looking.discard(agent)
+        if backlog is not None and backlog.waiting:
+            self._held_up.add(agent)
+        else:
             self._held_up.discard(agent)
+            self.advance(agent)
 
 
 async def receive_new_callers(connection: ClientGetter, slots: Slots) -> None:

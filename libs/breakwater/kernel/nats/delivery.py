@@ -345,6 +345,7 @@ RETRY_S = 5.0
 """The wait of a job that is due while its queue refuses it."""
 
 DELAYED_BATCH = 256
+DELAYED_TOGETHER = 16
 DELAYED_LINGER_S = 0.25
 """The time for which messages gather, and by which a job may wake late. One by one, they cost ten times as much."""
 
@@ -446,7 +447,9 @@ class DelayedQueue:
 
     async def handle_all(self, deliveries: Sequence[Delivery]) -> None:
         """Handles deliveries of parked jobs, each independently."""
-        await asyncio.gather(*(self.handle(delivery) for delivery in deliveries))
+        for first in range(0, len(deliveries), DELAYED_TOGETHER):
+            await asyncio.gather(*map(self.handle, deliveries[first : first + DELAYED_TOGETHER]))
+            await asyncio.sleep(0)  # a flood of parked jobs must not hold up those that run
 
     async def handle(self, delivery: Delivery) -> None:
         """Returns one parked job to its queue if it is due; otherwise lets it wait on."""
