@@ -111,7 +111,8 @@ class Attempts:
         self._flight: InFlight | None = None
         """The attempt whose call is in progress."""
         self._waited: dict[Reason, float] = {}
-        self._waits_for: tuple[InFlight, Refused] | None = None
+        self._waits_for: tuple[InFlight, WaitForCapacity] | None = None
+        self._waits_since = job.now()
         self._noted_until = job.now()
         """The end of the wait that others see."""
         self._last_call: CallEnd | None = None
@@ -193,7 +194,10 @@ class Attempts:
         remaining_s = self._remaining_s()
         if remaining_s <= 0:
             # The job waited longer than planned, so it ends with the refusal that made it wait.
-            return Stop("timeout") if self._waits_for is None else await self._refused(*self._waits_for, is_over=True)
+            if self._waits_for is None:
+                return Stop("timeout")
+            flight, wait = self._waits_for
+            return await self._refused(flight, wait.refused, is_over=True)
         messages: Sequence[JsonMessage] = self._job.messages
         dropped = 0
         if self._checkpoint.repairs is not None:
@@ -279,7 +283,9 @@ class Attempts:
             await self._progress.report("waiting", detail=f"trying again in {wait.delay_s:.0f} s")
         reason = wait.refused.reason
         self._waited[reason] = self._waited.get(reason, 0.0) + wait.delay_s
-        self._waits_for = flight, wait.refused
+        if self._waits_for is None or self._waits_for[1].refused.reason != reason:
+            self._waits_since = self._job.now()
+        self._waits_for = flight, wait
         return Retry(wait.delay_s)
 
     async def _record(self, attempt: Attempt, gates: Iterable[Gate] = ()) -> None:
@@ -500,7 +506,7 @@ class Attempts:
     async def _note_wait(self, due: datetime) -> None:
         """Notes what the job waits for, if it waits for more than a moment. A note that is lost changes nothing."""
         now = self._job.now()
-        waited_s = 0.0 if self._waits_for is None else self._waited[self._waits_for[1].reason]
+        waited_s = 0.0 if self._waits_for is None else self._waited[self._waits_for[1].refused.reason]
         if max(waited_s, (due - now).total_seconds()) < NOTED_WAIT_S or now < self._noted_until:
             return
         # A call that polls for capacity is noted once for several polls; its next call shows that the wait is over.
@@ -511,8 +517,15 @@ class Attempts:
     def _wait_until(self, due: datetime) -> JobWait:
         now = self._job.now()
         if self._waits_for is not None:
-            _, refused = self._waits_for
-            return JobWait(kind=kind_of_wait(refused), message=refused.error.message, since=now, until=due)
+            _, wait = self._waits_for
+            return JobWait(
+                kind=kind_of_wait(wait.refused),
+                message=wait.refused.error.message,
+                since=self._waits_since,
+                until=due,
+                ahead=wait.ahead,
+                frees=wait.frees,
+            )
         last = self._checkpoint.attempts[-1]
         failure = "" if last.error is None else f" ({last.error.class_})"
         message = f"a call of {last.model} failed{failure}, and is repeated"

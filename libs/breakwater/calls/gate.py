@@ -83,7 +83,9 @@ class WaitForCapacity:
     refused: Refused
     """The refusal if the job has no time to wait."""
     ahead: int | None = None
-    """The calls that wait before it; None if none of them has a place."""
+    """The number of calls that wait before it; None if they have no places in a queue."""
+    frees: str | None = None
+    """The event that makes room, in words; None if the refusal says it."""
 
 
 @dataclass(frozen=True, slots=True)

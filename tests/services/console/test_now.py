@@ -17,7 +17,13 @@ WAITING = current_job(
     state="waiting",
     attempt=None,
     prompt=None,
-    wait={"kind": "rate_limit", "message": "the limit of agent writer has no room", "until": None},
+    wait={
+        "kind": "rate_limit",
+        "message": "the limit of agent writer has no room",
+        "until": None,
+        "ahead": 3,
+        "frees": "the end of a call in progress",
+    },
 )
 
 
@@ -47,7 +53,7 @@ async def test_the_lane_shows_each_state_with_its_count_and_each_job_with_what_i
     assert (
         "order/1 running writer batch acme 12 min 05 s gpt-4o attempt 2 Cancel… It makes no further call." in now.words
     )
-    assert "rate limit : the limit of agent writer has no room" in now.words
+    assert "rate limit : the limit of agent writer has no room; 3 before it in the queue; room comes with" in now.words
     assert 'href="/executions/order%2F1"' in now.text
     assert 'href="/now?after=queued.writer.7">More →' in now.text
     assert '<a href="/now" aria-current="page" data-key="n">Now' in now.text

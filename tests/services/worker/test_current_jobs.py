@@ -84,6 +84,9 @@ async def test_a_job_says_what_it_waits_for(start_worker: StartWorker, monkeypat
     assert messages["back_off"] == "a call of sim/down failed (ServiceUnavailableError), and is repeated"
     assert messages["hold"] == "sim/held is held until its provider's rate limit is over"
     assert messages["rate_limit-parked"].startswith("the limit of agent rate_limit-parked on requests per minute")
+    of_rate = seen["rate_limit-parked"].wait
+    assert of_rate is not None
+    assert (of_rate.ahead, of_rate.frees) == (0, "each call that began a minute ago")
     assert messages["dependency-parked"] == "it depends on running"
     assert (seen["back_off-parked"].attempt, seen["back_off-parked"].prompt) == (1, "of back_off-parked")
     for name, job in seen.items():

@@ -31,6 +31,12 @@ class JobWait(Event):
     until: Timestamp | None = Field(
         default=None, description="When the job looks again at the latest; null if that is not known."
     )
+    ahead: Count | None = Field(
+        default=None,
+        description="For a rate limit, the number of calls that waited before it when it last asked. Null where the "
+        "job has no place in a queue.",
+    )
+    frees: str | None = Field(default=None, description="For a rate limit, the event that makes room, in words.")
 
 
 class CurrentJob(Event):

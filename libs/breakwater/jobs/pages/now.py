@@ -17,7 +17,7 @@ from breakwater.identity.pages.sessions import Session
 from breakwater.identity.pages.visits import ReadModels, Visit, page
 from breakwater.jobs.contract.current_jobs import CurrentJob, CurrentJobCounts, CurrentJobList, JobState
 from breakwater.jobs.contract.submission import CancelledJob
-from breakwater.jobs.views.current_jobs import COLUMNS
+from breakwater.jobs.views.current_jobs import COLUMNS, place_text
 from breakwater.kernel.columns import Column, humanize
 from breakwater.kernel.formats import quantity
 from breakwater.kernel.pages.tables import PageTable
@@ -65,6 +65,7 @@ def view(visit: Visit, job_list: PagePart[CurrentJobList]) -> dict[str, Any]:
         "is_filtered": any(map(visit.get, FILTERS)),
         "first_page": visit.address.link(after="") if visit.get("after") else None,
         "next_page": None if next_place is None else visit.address.link(after=next_place),
+        "place_text": place_text,
         "refresh_s": REFRESH_S,
     }
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from breakwater.jobs.contract.current_jobs import CurrentJob, CurrentJobCounts
-from breakwater.kernel.columns import Cell, Column, elapsed, humanize, time_until, tone_of
+from breakwater.jobs.contract.current_jobs import CurrentJob, CurrentJobCounts, JobWait
+from breakwater.kernel.columns import Cell, Column, clock, elapsed, humanize, time_until, tone_of
 
 
 def wait_text(job: CurrentJob) -> str:
@@ -11,8 +11,18 @@ def wait_text(job: CurrentJob) -> str:
     wait = job.wait
     if wait is None:
         return ""
-    ahead = "" if wait.until is None else f" ({time_until(wait.until)})"
-    return f"{humanize(wait.kind)}: {wait.message}{ahead}"
+    until = "" if wait.until is None else f" ({time_until(wait.until)})"
+    return f"{humanize(wait.kind)}: {wait.message}{until}{place_text(wait)}"
+
+
+def place_text(wait: JobWait) -> str:
+    """Says how many calls wait before a job, since when it waits, and what makes room; empty if it has no place."""
+    if wait.ahead is None:
+        return ""
+    number = "first in the queue" if not wait.ahead else f"{wait.ahead:,} before it in the queue"
+    since = "" if wait.since is None else f" since {clock(wait.since)}"
+    frees = "" if wait.frees is None else f"; room comes with {wait.frees}"
+    return f"; {number}{since}{frees}"
 
 
 def _state(job: CurrentJob) -> Cell:

@@ -245,7 +245,8 @@ class BudgetGate(Gate):
         if over.limit.action != "wait" or over.wait_ms is None:
             return refused
         # Jitter: not all at the same moment.
-        return WaitForCapacity(over.ask_again_ms / 1000 + FIRST_POLL_S * self.jitter(), refused, ahead=over.ahead)
+        delay_s = over.ask_again_ms / 1000 + FIRST_POLL_S * self.jitter()
+        return WaitForCapacity(delay_s, refused, over.ahead, refusals.frees_rate(over.limit))
 
 
 def _names_of(admission: Admission) -> CallNames:

@@ -11,7 +11,7 @@ from breakwater.kernel.formats import beyond, moment, money, moneys
 from breakwater.kernel.types import time_from_ms
 from breakwater.limits.contract import GuardRule
 from breakwater.limits.rules.budget import MAX_MADE_UP_SCOPES, Counter, OverBudget, fits
-from breakwater.limits.rules.limit import SOFT_PERCENT
+from breakwater.limits.rules.limit import SOFT_PERCENT, Limit
 from breakwater.limits.rules.rate_limit import HELD, OverRate
 from breakwater.limits.rules.scopes import scope_in_words
 
@@ -277,6 +277,16 @@ def over_rate_limit(over: OverRate, owner: str) -> ErrorInfo:
         retry_after_s=wait_s,
         user_message=_TOO_MANY,
     )
+
+
+def frees_rate(limit: Limit) -> str:
+    """Returns the event that makes room under a limit on a rate, in words."""
+    if limit.window is None:
+        return "the end of a call in progress"
+    window = limit.window.removeprefix("rolling ")
+    if limit.unit == "requests":
+        return f"each call that began a {window} ago"
+    return f"each call that began a {window} ago, or ends with less than it has reserved"
 
 
 def model_held(agent: str, model: str, rest_s: float) -> ErrorInfo:
