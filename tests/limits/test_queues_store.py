@@ -46,11 +46,22 @@ class Caller:
         self._budgets = Budgets(redis, ZONE, window_ms)
 
     async def ask(
-        self, attempt: str, turn: CallerTurn, tokens: int = 1, lease_ms: int | None = 60_000
+        self,
+        attempt: str,
+        turn: CallerTurn,
+        tokens: int = 1,
+        lease_ms: int | None = 60_000,
+        can_wait_ms: int | None = None,
     ) -> OverRate | None:
         now = datetime.now(UTC)
         command = self._budgets.reserve_command(
-            *(attempt, NAMES, 0, ()), now=now, lease_ms=lease_ms, tokens=tokens, rates=self._rates, turn=turn
+            *(attempt, NAMES, 0, ()),
+            now=now,
+            lease_ms=lease_ms,
+            tokens=tokens,
+            rates=self._rates,
+            turn=turn,
+            can_wait_ms=can_wait_ms,
         )
         [raw] = await self._redis.run([command])
         answer = self._budgets.read_reservation(raw, (), 0, now=now, rates=self._rates)
@@ -175,6 +186,18 @@ async def test_a_call_that_does_not_ask_again_loses_its_place(redis: Redis) -> N
     await redis.client.hset(waiters, "adead", f"1|{more}")
     assert await caller.ask("next", CallerTurn("c")) is None
     assert await redis.client.exists(queue, waiters) == 0
+
+
+async def test_calls_without_the_time_to_wait_take_no_place_and_leave_room_for_others(redis: Redis) -> None:
+    caller = Caller(redis, per_minute(requests=1), WINDOW_MS)
+    assert await caller.ask("running", CallerTurn("a")) is None
+    for number in range(5):
+        over = await caller.ask(f"j{number}", CallerTurn("a"), can_wait_ms=WINDOW_MS // 4)
+        assert over is not None
+        assert (over.ahead, (over.wait_ms or 0) <= WINDOW_MS * 1.02) == (0, True), "none waits before it"
+    assert await caller.ask("patient", CallerTurn("a"), can_wait_ms=10 * WINDOW_MS) is not None
+    assert await caller.ask("patient", CallerTurn("a"), can_wait_ms=1) is not None
+    assert await caller.queue_keys() == [], "its time is over"
 
 
 async def test_a_dry_run_takes_no_place_and_is_told_how_many_wait(redis: Redis) -> None:

@@ -110,6 +110,7 @@ class BudgetGate(Gate):
             rates=self._rates,
             caller=admission.job.caller,
             turn=admission.job.turn,
+            can_wait_ms=round((admission.checkpoint.deadline - admission.job.now()).total_seconds() * 1000),
             most_names=MAX_MADE_UP_SCOPES if any("n" in counter.flags for counter in self._counters) else None,
             is_incomplete=limits.is_incomplete(names, dimensions),
             version=limits.version,

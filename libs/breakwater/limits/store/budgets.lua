@@ -234,7 +234,8 @@ end
 -- ARGV from the 18th, for each period: first ms, first ms after it, keep until (ms); then for each counter: number of its
 -- period, scope, flags, hard limit ('' = none); then for each window: ms of a slice, flags, the units whose limits refuse
 -- calls and have none wait, the most requests, tokens and nano-dollars ('' = none); then for each slots: the most calls
--- ('' = none), 'c' where that limit refuses calls; then the key and the tenant that wait, and their share.
+-- ('' = none), 'c' where that limit refuses calls; then the key and the tenant that wait, their share, and the ms for which the
+-- call can wait ('' = for ever).
 -- Flags of a counter beyond those above: 'n': the caller made its name up, perhaps; 'x' and 'y': tenants and callers have
 -- shares.
 -- Returns {1, when it was reserved, figures of the windows};
@@ -290,6 +291,7 @@ for k = first_slots, first_queue - 1 do
   argument = argument + 2
 end
 local my_key, my_tenant, my_share = ARGV[argument], ARGV[argument + 1], tonumber(ARGV[argument + 2])
+local can_wait_ms = tonumber(ARGV[argument + 3] or '')
 local rates, queues = {}, {}
 for i = 1, #windows + #slots do
   local rate = windows[i] or slots[i - #windows]
@@ -758,8 +760,15 @@ local function with_figures(answer)
 end
 -- Here it is decided whether the call waits, or is refused.
 if kept_out then
-  if lease_ms and not asked_at and kept_out.rank == WAITS then
-    stand_in_queue(kept_out.answer[1] == 6 and kept_out.answer[5] or kept_out.answer[1] == 7 and kept_out.answer[4] or waits_ms)
+  if lease_ms and not asked_at then
+    local ask_ms = kept_out.answer[1] == 6 and kept_out.answer[5] or kept_out.answer[1] == 7 and kept_out.answer[4] or waits_ms
+    if kept_out.rank == WAITS and (not can_wait_ms or ask_ms < can_wait_ms) then
+      stand_in_queue(ask_ms)
+    else -- it will not ask again
+      for _, rate in ipairs(has_queue and rates or {}) do
+        leave_queue(rate, attempt_id)
+      end
+    end
   end
   return kept_out.answer[1] == 0 and kept_out.answer or with_figures(kept_out.answer)
 end

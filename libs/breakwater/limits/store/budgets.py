@@ -267,6 +267,7 @@ class Budgets:
         most_names: int | None = None,
         waits_ms: int = WAITS_MS,
         turn: CallerTurn = NOBODYS,
+        can_wait_ms: int | None = None,
         is_incomplete: bool = False,
         version: str = "",
     ) -> ScriptCommand:
@@ -286,6 +287,7 @@ class Budgets:
             most_names: counters are kept of so many scopes in a period whose names the caller makes up; None: the call
                 has no such name.
             turn: whose place it is in the queue of a rate.
+            can_wait_ms: a call that would have to wait for as long takes no place there; None: it can wait for ever.
             waits_ms: a call that is kept out counts as waiting for so long, unless it asks again.
             is_incomplete: a hard cap applies in a dimension that is not counted yet, or not wholly.
             version: of the limits that the plane keeps, as they are in `counters` and `rates`.
@@ -299,7 +301,7 @@ class Budgets:
         for slots in rates.slots:
             most_calls = "" if at is not None else slots.limit.amount
             of_rates += [most_calls, "c" if slots.limit.action != "wait" else ""]
-        of_rates += [turn.key, turn.tenant, turn.share]
+        of_rates += [turn.key, turn.tenant, turn.share, "" if can_wait_ms is None else can_wait_ms]
         arguments: list[Argument] = [
             *(attempt_id, amount, tokens, "" if lease_ms is None else lease_ms, "" if at is None else ms_from_time(at)),
             *(names.agent, names.tenant or "", caller or "", "" if most_names is None else most_names, waits_ms),
