@@ -197,6 +197,9 @@ class Reconciler:
         if filled is not None and self._is_ours(filled):
             self._metrics.set_complete(yes=True)
             self._looked.set()
+            # Redis may have restarted with older data.
+            if (version := self._limits().version) and filled.limits != version:
+                await self._counters.note_limits(version)
 
     async def _count_dimensions(self) -> None:
         """Counts calls in the dimensions that limits need, and completes those that lack the past.

@@ -66,7 +66,6 @@ from breakwater.limits.limit_log import LimitLog
 from breakwater.limits.rules.budget import Period
 from breakwater.limits.rules.scopes import Dimension
 from breakwater.limits.store.budget_counters import BudgetCounters
-from breakwater.limits.store.budgets import Budgets
 from breakwater.limits.store.deployments import Deployments
 from breakwater.limits.store.tasks import Tasks
 from breakwater.records.api.costs import CostRoutes
@@ -213,7 +212,6 @@ class ApiDependencies:
             self.limit_log,
             self.live.limits,
             self.budget_counters,
-            Budgets(self.redis, self.config.budgets.zone),
             self.publisher,
             self._recorded_spend,
         )

@@ -35,6 +35,7 @@ from breakwater.kernel.security.encryption import OFF, Cipher
 from breakwater.kernel.types import is_identifier
 from breakwater.limits.limit_log import LimitLog
 from breakwater.limits.rules.budget import LimitTable
+from breakwater.limits.store.budget_counters import BudgetCounters
 from breakwater.limits.store.budgets import Budgets, LiveReservation
 from breakwater.limits.store.deployments import Deployments
 from breakwater.limits.task_guards import TaskGuards
@@ -141,11 +142,11 @@ def context_for(
     breakers = Breakers(redis)
     outages = Outages()
     slots = Slots(monotonic)
-    budgets = Budgets(redis, config.budgets.zone)
+    counters = BudgetCounters(redis, config.budgets.zone)
 
     async def read_limits(known_version: str, in_force: str) -> None:
         if limit_log is not None:
-            await outages.retry_while_unavailable(partial(limit_log.read_on, known_version, in_force, budgets))
+            await outages.retry_while_unavailable(partial(limit_log.read_on, known_version, in_force, counters))
 
     return WorkerContext(
         id=process.own_id(),

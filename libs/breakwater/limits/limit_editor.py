@@ -33,7 +33,7 @@ from breakwater.limits.rules.limit_changes import (
 )
 from breakwater.limits.rules.scopes import BASE, Dimension, ScopePart, key_of, parts_of, patterns_of, scope_of
 from breakwater.limits.store.budget_counters import BudgetCounters
-from breakwater.limits.store.budgets import Budgets, NotFilledError
+from breakwater.limits.store.budgets import NotFilledError
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,7 @@ class LimitEditor:
         known_names: the names of the kinds whose names the config knows.
         log: the limits that the plane keeps.
         limits: returns all limits that hold.
-        counters: of what is spent.
-        budgets: the same in Redis, where the version of the limits is.
+        counters: of what is spent, with the version of the limits.
         publisher: publishes what was changed.
         recorded_spend: returns the spend in a period by the keys of a dimension's scopes, as it is recorded. May raise
             AnalyticsUnavailableError and QueryError.
@@ -57,7 +56,6 @@ class LimitEditor:
     log: LimitLog
     limits: Callable[[], LimitTable]
     counters: BudgetCounters
-    budgets: Budgets
     publisher: Publisher
     recorded_spend: Callable[[Period, Dimension], Awaitable[Mapping[str, int]]]
 
@@ -245,7 +243,7 @@ class LimitEditor:
 
     async def _confirm(self, record: LimitRecord, scope: str) -> LimitRecord:
         """Puts a change into force and tells of it, which may be repeated."""
-        await self.budgets.note_limits(self.log.version)
+        await self.counters.note_limits(self.log.version)
         event = event_of(record, scope)
         await self.publisher.event(subjects.limit(event.kind), event, id=event.event_id, at=event.at)
         return record

@@ -8,7 +8,7 @@ from breakwater.kernel.nats.state_log import StateLog
 from breakwater.kernel.nats.subjects import LIMIT_CHANGES, LIMIT_SETTINGS, Stream
 from breakwater.limits.contract import LimitRecord
 from breakwater.limits.rules.limit_index import PlaneLimit
-from breakwater.limits.store.budgets import Budgets
+from breakwater.limits.store.budget_counters import BudgetCounters
 
 
 def is_older(version: str, other_version: str) -> bool:
@@ -34,7 +34,7 @@ class LimitLog(StateLog[LimitRecord, PlaneLimit]):
         """Returns a limit; None if it was deleted and has no raises."""
         return None if record.limit is None and not record.raises else PlaneLimit.of(record, document)
 
-    async def read_on(self, known_version: str, in_force: str, budgets: Budgets) -> None:
+    async def read_on(self, known_version: str, in_force: str, counters: BudgetCounters) -> None:
         """Reads on, as Redis has another version than a call was to be admitted under.
 
         If the stream contradicts Redis, which happens where one of them was lost or restored, the stream is right.
@@ -42,7 +42,7 @@ class LimitLog(StateLog[LimitRecord, PlaneLimit]):
         Args:
             known_version: the version that the call was to be admitted under.
             in_force: the version in Redis; empty if it has none.
-            budgets: the budgets in Redis.
+            counters: those in Redis.
 
         Raises:
             BusError, StateUnavailableError: repeat it.
@@ -51,7 +51,7 @@ class LimitLog(StateLog[LimitRecord, PlaneLimit]):
         if in_force and is_older(self.version, in_force):
             await self.catch_up()  # another caller may have read before this version was in force
         if not in_force or is_older(self.version, in_force):
-            await budgets.note_limits(self.version, in_force)
+            await counters.note_limits(self.version, in_force)
 
     def read_record(self, document: bytes) -> LimitRecord:
         """Parses a record. Raises ValidationError."""

@@ -42,6 +42,7 @@ from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.nats.topology import PARKED_CONSUMER, Plan, worker_consumer
 from breakwater.kernel.process import background
 from breakwater.kernel.redis.connection import Redis
+from breakwater.limits.limit_log import LimitLog
 from breakwater.local.commands.setup import bus_plan
 from breakwater.local.provider import SimulatedProvider
 from breakwater.services.worker.context import WorkerContext, context_for
@@ -106,6 +107,8 @@ class WorkerPlane(Plane):
     _left: list[Msg]
     """Deliveries whose handling ended without an answer to NATS, as if its worker had died."""
 
+    limit_log: LimitLog
+    """The limits that the plane keeps, which are not followed: a test reads them if it has any."""
     logs: list[EventDict]
 
     def log(self, name: str) -> str:
@@ -276,15 +279,19 @@ async def running_worker(
         await redis.client.set(KEPT_SINCE, int(time.time() * 1000))
         cipher = cipher_of(parsed, None if plane_key is None else SecretStr(plane_key))
         opened = {name: settings.open() for name, settings in parsed.providers.items()} | dict(providers or {})
+        live = LiveConfig(parsed)
+        plane.limit_log = LimitLog(lambda: client)
+        plane.limit_log.feed(live.change_limits)
         context = context_for(
             parsed,
-            LiveConfig(parsed).limits,
+            live.limits,
             redis=redis,
             publisher=Publisher(lambda: client, "worker", cipher),
             lookup=Lookup(lambda: client, cipher),
             providers=opened,
             cipher=cipher,
             liveness=liveness,
+            limit_log=plane.limit_log,
         )
         plane.clock = FakeClock()
         plane._work = []

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime, time, timedelta
 from functools import cached_property, lru_cache
-from itertools import chain, product
+from itertools import chain, islice, product
 from typing import TYPE_CHECKING, TypeVar, get_args
 from zoneinfo import ZoneInfo
 
@@ -400,10 +400,13 @@ class LimitTable:
         )
 
     def keys(self, more: Iterable[str] = ()) -> tuple[str, ...]:
-        """Returns the keys of all scopes that the config or a limit names, global first, and then those in `more`."""
+        """Returns the keys of the scopes that the config or a limit names, global first, and then those in `more`.
+
+        They are a line of a metric each: of the limits that the plane keeps, only so many count.
+        """
         agents = (f"agent:{name}" for name in self.agents)
         tenants = (f"tenant:{name}" for name in self.tenants)
-        limits = chain(self.limits, self.plane_limits.limits.values())
+        limits = chain(self.limits, islice(self.plane_limits.limits.values(), MAX_NAMED_LIMITS))
         limited = (limit.key for limit in limits if limit.budget_dimension is not None and limit.is_named)
         return tuple(dict.fromkeys(("global", *agents, *tenants, *limited, *sorted(more))))
 
@@ -517,6 +520,9 @@ def limit_problems(
             f"count in each of them, so at most {MAX_DIMENSIONS} are allowed"
         )
 
+
+MAX_NAMED_LIMITS = 1_000
+"""The most limits that the plane keeps whose budgets are metrics, and are listed before anything was spent."""
 
 MAX_CACHED = 10_000
 

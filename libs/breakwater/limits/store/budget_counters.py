@@ -53,6 +53,8 @@ class CounterSource:
     repairs: str
     dimensions: Dimensions = ONLY_BASE
     """The dimensions that are counted."""
+    limits: str = field(default="", compare=False)
+    """The version of the limits that the plane keeps; empty if it is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,6 +305,17 @@ class BudgetCounters:
         )
         return int(spent or 0), raised_cap(cap)
 
+    async def note_limits(self, version: str, contradicted: str = "") -> None:
+        """Lets no call be admitted from now on whose worker knows an older version of the limits that the plane keeps.
+
+        Raises StateUnavailableError; may be repeated.
+
+        Args:
+            version: that of their stream.
+            contradicted: the version in Redis, if it is that of a stream that was recreated or restored.
+        """
+        await self._redis.run([ScriptCommand(LUA["note_limits"], [FILLED], [version, contradicted])])
+
     async def use(self, places: Sequence[tuple[Period, str]]) -> list[tuple[int, int] | None]:
         """The spend and the reservations of scopes in periods; None for those that are not counted, or not wholly."""
         by_period: defaultdict[Period, list[str]] = defaultdict(list)
@@ -370,7 +383,8 @@ def _read_source(fields: Mapping[str, str | None]) -> CounterSource | None:
     if log is None:
         return None
     counted = Dimensions.parse(dimensions or "")
-    return CounterSource(log, cast(str, zone), int(cast(str, upto)), alone == "1", cast(str, repairs), counted)
+    version = fields.get("limits") or ""
+    return CounterSource(log, cast(str, zone), int(cast(str, upto)), alone == "1", cast(str, repairs), counted, version)
 
 
 def _period_counters(period: Period, fields: Mapping[str, str]) -> PeriodCounters:

@@ -458,17 +458,6 @@ class Budgets:
         """Removes an attempt's lease, because there is nothing left to charge. Raises StateUnavailableError."""
         await self._redis.client.zrem(LEASES, attempt_id)
 
-    async def note_limits(self, version: str, contradicted: str = "") -> None:
-        """Lets no call be admitted from now on whose worker knows an older version of the limits that the plane keeps.
-
-        Raises StateUnavailableError; may be repeated.
-
-        Args:
-            version: that of their stream.
-            contradicted: the version in Redis, if it is that of a stream that was recreated or restored.
-        """
-        await self._redis.run([ScriptCommand(LUA["note_limits"], [FILLED], [version, contradicted])])
-
     async def has_counters(self) -> bool:
         """Returns True if Redis has counters, of any log. Raises StateUnavailableError."""
         return bool(await cast(Any, self._redis.client.hexists(FILLED, "log")))
