@@ -9,6 +9,7 @@
     python -m tests.chaos last-answer --times 50        what is there after everything is killed
     python -m tests.chaos background --times 200        background responses whose worker and whose `request` are killed
     python -m tests.chaos history --seed 3 --times 10   random clients and faults for 600 s each, and a checker
+    python -m tests.chaos limits --seed 3 --seconds 300 limits and keys that an API changes under load and kills
 
 A line of a table is printed for each. The exit code is 1 where anything is not as it must be: a job without a record, a
 call that no attempt stands for, a job that was called twice though its worker was well, records of spend that differ,
@@ -32,7 +33,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from pathlib import Path
 
-from tests.chaos import background, history, kills, last_answer, streams
+from tests.chaos import background, history, kills, last_answer, limits, streams
 from tests.chaos.clock import JumpingClock, libfaketime
 from tests.chaos.faults import KINDS, LEADER, PARTS, SCENARIOS, SERVERS, Fault, Scenario, at_random
 from tests.chaos.plane import Outcome, chaos_plane
@@ -106,6 +107,27 @@ async def run_histories(seconds: float, first_seed: int, times: int, logs: Path 
     print(history.HEADER, flush=True)
     for seed in range(first_seed, first_seed + times):
         outcome = await one_history(seed, seconds, logs)
+        broken = outcome.faults_found()
+        failed += bool(broken)
+        print(outcome.row(), flush=True)
+        sys.stderr.write(f"{outcome.account()}\n")
+        sys.stderr.writelines(f"wrong with --seed {seed}: {violation}\n" for violation in broken)
+        sys.stderr.flush()
+    return failed
+
+
+async def run_limits(seconds: float, first_seed: int, times: int) -> int:
+    """Prints a line, what was done and what was broken for each run. Returns how many broke a promise."""
+    failed = 0
+    print(limits.HEADER, flush=True)
+    for seed in range(first_seed, first_seed + times):
+        directory, new_directory = directories()
+        servers = EmbeddedServers(new_directory)
+        try:
+            outcome = await limits.run_limits(directory, servers, seed, seconds)
+        finally:
+            servers.stop()
+            shutil.rmtree(directory, ignore_errors=True)
         broken = outcome.faults_found()
         failed += bool(broken)
         print(outcome.row(), flush=True)
@@ -237,15 +259,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "what",
         nargs="?",
-        choices=["streams", "kills", "last-answer", "background", "history"],
+        choices=["streams", "kills", "last-answer", "background", "history", "limits"],
         help="another table than that of faults",
     )
     parser.add_argument(
         "--times",
         type=int,
-        help="kills or background responses (default 50), or histories, each with the next seed (1)",
+        help="kills or background responses (default 50), or histories and runs of limits, each with the next seed (1)",
     )
-    parser.add_argument("--seconds", type=float, default=600.0, help="of a history (default 600)")
+    parser.add_argument("--seconds", type=float, default=600.0, help="of a history, or a run of limits (default 600)")
     parser.add_argument("--logs", type=Path, help="folder to copy the services' logs of histories to")
     wanted = parser.parse_args(arguments)
     if wanted.what == "last-answer":
@@ -254,6 +276,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1 if asyncio.run(run_background(wanted.times or 50, wanted.seed)) else 0
     if wanted.what == "history":
         return 1 if asyncio.run(run_histories(wanted.seconds, wanted.seed, wanted.times or 1, wanted.logs)) else 0
+    if wanted.what == "limits":
+        return 1 if asyncio.run(run_limits(wanted.seconds, wanted.seed, wanted.times or 1)) else 0
     if wanted.what == "streams":
         return 1 if asyncio.run(run_streams()) else 0
     if wanted.what == "kills":
