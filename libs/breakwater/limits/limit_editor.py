@@ -116,7 +116,9 @@ class LimitEditor:
         await self.log.catch_up()
         before = self.log.states.get(limit_id)
         if before is not None and before.limit == limit and limit_id in self.limits().plane_limits.limits:
-            return await self._confirm(before.record, limit.scope)
+            await self._tell(before.record, limit.scope)
+            await self._put_into_force()
+            return before.record
 
         def decide() -> LimitRecord:
             check_place(limit, self.limits())
@@ -136,8 +138,11 @@ class LimitEditor:
             check_rights(caller, limit.parts)
             return delete_limit(before, author)
 
-        scope = None if (limit := self.find(limit_id)) is None else limit.scope
-        return await self._change(limit_id, scope or "", decide)
+        if (limit := self.find(limit_id)) is None:
+            # An earlier request may have deleted it and not reached Redis.
+            await self._put_into_force()
+            raise unknown_limit(limit_id)
+        return await self._change(limit_id, limit.scope, decide)
 
     async def raise_limit(
         self,
@@ -181,6 +186,7 @@ class LimitEditor:
         check_end(until, now)
         text = amount_text(limit.unit, amount)
         if (present is None and ends) or (present is not None and (present.amount, present.until) == (text, until)):
+            await self._put_into_force()
             return None
         limit_raise = LimitRaise(
             amount=text,
@@ -202,10 +208,11 @@ class LimitEditor:
                 raise LimitRefusedError(409, "limit_changed", message)
             return raise_limit(limit.id, limit_raise, self.log.states.get(limit.id), author, ends=ends)
 
-        record = await self._change(limit.id, limit.scope, decide)
-        if period is not None and spent is not None:
-            await self._tell_of_budget(limit, limit_raise, parts, period, spent[0], present, ends=ends)
-        return record
+        async def tell_of_budget() -> None:
+            if period is not None and spent is not None:
+                await self._tell_of_budget(limit, limit_raise, parts, period, spent[0], present, ends=ends)
+
+        return await self._change(limit.id, limit.scope, decide, tell_of_budget)
 
     def _check_changeable(self, limit_id: str) -> None:
         if any(limit.id == limit_id for limit in self.limits().limits):
@@ -233,20 +240,36 @@ class LimitEditor:
             )
             raise LimitRefusedError(422, "below_spent", message, limit.unit)
 
-    async def _change(self, limit_id: str, scope: str, decide: Callable[[], LimitRecord]) -> LimitRecord:
+    async def _change(
+        self,
+        limit_id: str,
+        scope: str,
+        decide: Callable[[], LimitRecord],
+        tell_more: Callable[[], Awaitable[None]] | None = None,
+    ) -> LimitRecord:
+        """Makes a change, tells of it, and puts it into force.
+
+        It is told of first, by NATS, which has just answered: where Redis does not, repeating the request puts into
+        force what the caller does not know to be done.
+        """
         try:
             record = await self.log.change(decide, limit_id)
         except ChangedMeanwhileError:
             message = f"another caller changed the limit {limit_id!r} at this moment; look at it first"
             raise LimitRefusedError(409, "limit_changed", message) from None
-        return await self._confirm(record, scope)
+        await self._tell(record, scope)
+        if tell_more is not None:
+            await tell_more()
+        await self._put_into_force()
+        return record
 
-    async def _confirm(self, record: LimitRecord, scope: str) -> LimitRecord:
-        """Puts a change into force and tells of it, which may be repeated."""
-        await self.counters.note_limits(self.log.version)
+    async def _tell(self, record: LimitRecord, scope: str) -> None:
         event = event_of(record, scope)
         await self.publisher.event(subjects.limit(event.kind), event, id=event.event_id, at=event.at)
-        return record
+
+    async def _put_into_force(self) -> None:
+        """Lets no call be admitted by a worker that lacks the last change. May be repeated."""
+        await self.counters.note_limits(self.log.version)
 
     async def _tell_of_budget(
         self,

@@ -131,8 +131,9 @@ class LimitRoutes:
         """Deletes a limit."""
         limit_id = request.path["limit_id"]
         with _refusals():
-            scope = self._find(limit_id).scope
+            self._check_read()
             record = await self.editor.delete_limit(limit_id, request.caller, request.why or None, utc_now())
+        scope = "" if record.before is None else record.before.scope
         request.log("limit_deleted", limit=limit_id, scope=scope)
         return event_of(record, scope)
 
@@ -167,10 +168,14 @@ class LimitRoutes:
 
     def _find(self, limit_id: str) -> Limit:
         if (limit := self.editor.find(limit_id)) is None:
-            if not self.editor.log.filled.is_set():
-                raise unavailable("unavailable", "the limits can't be read yet; retry")
+            self._check_read()
             raise unknown_limit(limit_id)
         return limit
+
+    def _check_read(self) -> None:
+        """Raises RequestError: 503, not all limits are known yet."""
+        if not self.editor.log.filled.is_set():
+            raise unavailable("unavailable", "the limits can't be read yet; retry")
 
     def _limits_after(self, after: str | None) -> Iterable[Limit]:
         """Yields the limits in their order, from behind one of them."""
