@@ -263,3 +263,15 @@ async def test_a_window_is_used_to_its_limit_and_never_beyond_by_many_that_wait(
     used = sum(served.values()) * tokens
     assert used <= most * (windows + 1)
     assert abs(served["a"] - served["b"]) <= 0.2 * sum(served.values())
+
+
+async def test_a_queue_that_never_empties_forgets_callers_that_left_it(redis: Redis) -> None:
+    caller = Caller(redis, at_once(1))
+    assert await caller.ask("running", CallerTurn("a")) is None
+    assert await caller.ask("waits", CallerTurn("a")) is not None
+    for number in range(50):
+        turn = CallerTurn("b", f"made-up-{number}")
+        assert await caller.ask(f"j{number}", turn) is not None
+        assert await caller.ask(f"j{number}", turn, can_wait_ms=0) is not None
+    [_, waiters] = await caller.queue_keys()
+    assert len(await redis.client.hkeys(waiters)) <= 5

@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from breakwater.calls.gate import POLL_S, Admission, AskAgain, Gate, GateVerdict, Refused, WaitForCapacity
+from breakwater.calls.rules.retry import LONG_WAIT_S, LONG_WAIT_SLACK_S
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.nats.subjects import encode_token
 from breakwater.kernel.process import background
@@ -110,7 +111,7 @@ class BudgetGate(Gate):
             rates=self._rates,
             caller=admission.job.caller,
             turn=admission.job.turn,
-            can_wait_ms=round((admission.checkpoint.deadline - admission.job.now()).total_seconds() * 1000),
+            can_wait_ms=_can_wait_ms(admission),
             most_names=MAX_MADE_UP_SCOPES if any("n" in counter.flags for counter in self._counters) else None,
             is_incomplete=limits.is_incomplete(names, dimensions),
             version=limits.version,
@@ -248,6 +249,13 @@ class BudgetGate(Gate):
         # Jitter: not all at the same moment.
         delay_s = over.ask_again_ms / 1000 + FIRST_POLL_S * self.jitter()
         return WaitForCapacity(delay_s, refused, over.ahead, refusals.frees_rate(over.limit))
+
+
+def _can_wait_ms(admission: Admission) -> int:
+    """Returns the longest wait that leaves time for the call."""
+    remaining_s = (admission.checkpoint.deadline - admission.job.now()).total_seconds()
+    slack_s = FIRST_POLL_S + (LONG_WAIT_SLACK_S if remaining_s > LONG_WAIT_S else 0.0)
+    return round((remaining_s - slack_s) * 1000)
 
 
 def _names_of(admission: Admission) -> CallNames:

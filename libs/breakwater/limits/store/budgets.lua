@@ -536,7 +536,7 @@ local function leave_queue(rate, attempt)
     local key, waiting_tenant = string.match(text, '\n(.*)\n(.*)$')
     local waiting = 'w' .. caller_of(key, waiting_tenant)
     if redis.call('HINCRBY', rate.waiters, waiting, -1) <= 0 then
-      redis.call('HDEL', rate.waiters, waiting)
+      redis.call('HDEL', rate.waiters, waiting, 'l' .. caller_of(key, waiting_tenant))
       if redis.call('HINCRBY', rate.waiters, 'k' .. key, -1) <= 0 then
         redis.call('HDEL', rate.waiters, 'k' .. key)
       end
@@ -713,10 +713,9 @@ for number, slot in ipairs(kept_out and {} or slots) do
   if slot.most and calls() >= slot.most and not (before and redis.call('ZSCORE', slot.key, attempt_id)) then
     redis.call('ZREMRANGEBYSCORE', slot.key, '-inf', now)
     if calls() >= slot.most then
-      local last = redis.call('ZCARD', slot.key) - 1
-      local ends = redis.call('ZRANGE', slot.key, 0, last, 'WITHSCORES')
-      local at = math.max(0, math.min(calls() - slot.most, last))
-      local wait_ms = ends[2 * at + 2] and tonumber(ends[2 * at + 2]) - now or PATIENCE_MS
+      local at = math.max(0, math.min(calls() - slot.most, redis.call('ZCARD', slot.key) - 1))
+      local ends = redis.call('ZRANGE', slot.key, at, at, 'WITHSCORES')
+      local wait_ms = ends[2] and tonumber(ends[2]) - now or PATIENCE_MS
       local is_refused = slot.refuses == 'c'
       keep_out(is_refused and REFUSES or WAITS, wait_ms, {7, number, wait_ms, ask_again_ms(wait_ms, ahead, true), ahead})
       waits_for = waits_for or not is_refused and #windows + number or nil
@@ -725,7 +724,7 @@ for number, slot in ipairs(kept_out and {} or slots) do
 end
 -- Keeps the call's place in the queues of the rates before the one that has no room for it, and takes it there.
 local function stand_in_queue(ask_ms)
-  local until_ms = now + ask_ms * 1.25 + PATIENCE_MS
+  local until_ms = now + ask_ms + math.min(ask_ms / 4, 10000) + PATIENCE_MS
   for number, rate in ipairs(rates) do
     local is_last = number == waits_for
     if is_last or rate.waits and (not waits_for or number < waits_for) then
@@ -784,8 +783,7 @@ end
 for _, rate in ipairs(has_queue and rates or {}) do
   if rate.finish then
     local virtual_time = tonumber(redis.call('HGET', rate.waiters, 'v') or 0)
-    local last = rate.waits and {} or {'l' .. caller_of(my_key, my_tenant), string.format('%.3f', rate.finish)}
-    redis.call('HSET', rate.waiters, 'v', string.format('%.3f', math.max(virtual_time, rate.finish)), unpack(last))
+    redis.call('HSET', rate.waiters, 'v', string.format('%.3f', math.max(virtual_time, rate.finish)))
     leave_queue(rate, attempt_id)
   end
 end
