@@ -107,6 +107,48 @@ def budget(
     }
 
 
+def limit(scope: str = "key:acme-bot", per: str | None = "month", used: str | None = "5", **fields: Any) -> Document:
+    """A limit of 20 USD, set by the API."""
+    unit = fields.get("unit", "usd")
+    return {
+        "id": f"{scope}.{unit}" + (f".{per}" if per else ""),
+        "source": "api",
+        "scope": scope,
+        "unit": unit,
+        "amount": "20.000000000",
+        "usd": "20.000000000" if unit == "usd" else None,
+        "per": per,
+        "action": "refuse",
+        "thresholds": [50, 80, 100],
+        "until": None,
+        "used": used,
+        "reserved": None if used is None else "1.000000000",
+        "remaining": None if used is None else f"{19 - float(used):.9f}",
+        "resets_at": format_time(datetime.now(UTC) + timedelta(days=12, hours=5)),
+        "raised": None,
+        "shadowed_by": None,
+        "by": "ops",
+        "reason": "pilot customer",
+        "at": "2026-11-21T10:00:00.000Z",
+        **fields,
+    }
+
+
+def limit_event(limit: Document, kind: str = "deleted") -> Document:
+    return {
+        "event_id": "e1",
+        "kind": kind,
+        "limit_id": limit["id"],
+        "scope": limit["scope"],
+        "before": None,
+        "after": None,
+        "raised": None,
+        "by": "ops",
+        "reason": "over",
+        "at": "2026-11-21T10:00:00.000Z",
+    }
+
+
 def reconciled(budget: str = "global/daily", **fields: Any) -> Document:
     return {
         "budget": budget,
@@ -239,7 +281,7 @@ def answer(
     interface.answers |= {
         "GET agents": (200, list(agents)),
         "GET breakers": (200, {"breakers": list(breakers), "alive": alive}),
-        "GET budgets": (200, {"filled": filled, "budgets": list(budgets)}),
+        "GET budgets": (200, {"filled": filled, "capped": len(list(budgets)), "budgets": list(budgets)}),
         "GET alerts": (200, {"alerts": list(alerts), "more": False, "channels": 1}),
         "GET queues": (200, {"agents": list(queues), "parked": parked, "services": list(services), "at": AT}),
     }

@@ -20,9 +20,9 @@ from breakwater.jobs.contract.submission import PlanStatus
 from breakwater.jobs.views.dead_letters import COLUMNS as DEAD_LETTERS
 from breakwater.jobs.views.plans import COLUMNS as PLANS
 from breakwater.kernel.columns import Column
-from breakwater.limits.contract import BudgetStatus, StoppedTask
+from breakwater.limits.contract import BudgetStatus, ListedLimit, StoppedTask
 from breakwater.limits.views import COLUMNS as BUDGETS
-from breakwater.limits.views import TASKS
+from breakwater.limits.views import LISTED_LIMITS, TASKS
 from tests import api_documents as documents
 
 EVIL = '<script>alert("1")</script>'
@@ -117,13 +117,23 @@ LISTINGS = (
         ("no task is stopped", "No task is stopped"),
     ),
     _listing(
+        "limits list",
+        "/limits#all",
+        "limits",
+        (ListedLimit, documents.limit(f"tenant:{EVIL}", id="own", reason=EVIL)),
+        LISTED_LIMITS,
+        ("limits", {}),
+        ("there are no limits; see `breakwater limits set --help`", "No limits"),
+        {"limit": "1000"},
+    ),
+    _listing(
         "budgets list",
         "/budgets#day",
         "budgets",
         (BudgetStatus, documents.budget(f"tenant:{EVIL}/daily")),
         BUDGETS,
         ("budgets", {"filled": True}),
-        ("there are no budgets", "No budgets"),
+        ("there are no budgets", "Nothing spent"),
     ),
     _listing(
         "alerts list",

@@ -36,10 +36,24 @@ from breakwater.kernel.pages.charts import LIBRARY_FOLDER, LIBRARY_PACKAGE
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.telemetry.http_metrics import CountRequests
 from breakwater.kernel.telemetry.metrics import HttpMetrics
-from breakwater.limits import pages as budgets
+from breakwater.limits.pages import budgets, limits
 from breakwater.records.pages import audit, costs, execution, executions
 
-PAGES = (overview, now, agents, executions, execution, plans, breakers, budgets, costs, alerts, dead_letters, audit)
+PAGES = (
+    overview,
+    now,
+    agents,
+    executions,
+    execution,
+    plans,
+    breakers,
+    limits,
+    budgets,
+    costs,
+    alerts,
+    dead_letters,
+    audit,
+)
 """All modules of pages, in the order of the navigation. Each has its routes, and its link in the navigation or None."""
 ANSWER_TIMEOUT_S = 20.0
 """The longest time in seconds that a query may take."""

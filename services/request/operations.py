@@ -300,7 +300,7 @@ HANDLERS: Mapping[type, Callable[[ApiDependencies], object]] = MappingProxyType(
             needs.dismissals,
         ),
         QueueRoutes: lambda needs: needs.queues,
-        KeyRoutes: lambda needs: KeyRoutes(needs.config, needs.keys),
+        KeyRoutes: lambda needs: KeyRoutes(needs.config, needs.keys, needs.limit_editor),
         SessionRoutes: lambda needs: SessionRoutes(needs.sessions, needs.audit, needs.end_at_provider),
         OpenIdRoutes: lambda needs: OpenIdRoutes(
             needs.config.console.openid, needs.openid_provider, needs.sessions, SignIns(needs.redis), needs.audit

@@ -488,14 +488,14 @@ def test_a_closed_breaker_says_that_nothing_is_to_be_done() -> None:
             "Budget used up: writer, daily",
             "$5.00 of $5.00 (100 %) spent by writer in 2026-11-21, as of 2026-11-21 10:00:00 UTC. "
             "Calls that do not fit are refused until the period ends or the cap is raised. To do: find what spends, "
-            "or raise the cap: `breakwater budgets raise agent:writer/daily USD --reason WHY`.",
+            "or raise the cap: `breakwater limits raise agent:writer --per day --to USD --reason WHY`.",
         ),
         (
             {"kind": "hard_cap", "threshold_percent": 100, "total": "6.019", "enforcement": "soft"},
             "Budget used up: writer, daily",
             "$6.02 of $5.00 (120.4 %) spent by writer in 2026-11-21, as of 2026-11-21 10:00:00 UTC. "
             "The cap is not enforced: calls continue. To do: find what spends, or raise "
-            "the cap: `breakwater budgets raise agent:writer/daily USD --reason WHY`.",
+            "the cap: `breakwater limits raise agent:writer --per day --to USD --reason WHY`.",
         ),
     ],
 )

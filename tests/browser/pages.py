@@ -15,6 +15,7 @@ PAGES = {
     "executions": "/executions",
     "plans": "/plans",
     "breakers": "/breakers",
+    "limits": "/limits",
     "budgets": "/budgets",
     "costs": "/costs?by=model",
     "alerts": "/alerts",
@@ -27,6 +28,7 @@ PAGES = {
 }
 FIRST_OF = {
     "plans": ("plan", "main th a[href^='/plans/']"),
+    "limits": ("limit", "main th a[href^='/limits/']"),
     "budgets": ("budget", "main th a[href^='/budgets/']"),
     "alerts": ("alert", "main a[href^='/alerts/']"),
     "dead-letters": ("dead-letter", "#list a[href^='/dead-letters/']"),

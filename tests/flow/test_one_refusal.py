@@ -38,7 +38,7 @@ SAID = {
         r"the daily budget of agent capped has no room for a call to sim/good; it resets at .{19} UTC\. "
         r"It has \$0\.0000\d+ of \$0\.0001 left, and a call to sim/good may cost up to \$0\.0000\d+\. "
         r"To do: lower `max_tokens`, raise the cap \(agents\.capped\.budget\.daily_usd, or for this day "
-        r"`breakwater budgets raise agent:capped/daily USD --reason WHY`\), or wait until it resets\."
+        r"`breakwater limits raise agent:capped --per day --to USD --reason WHY`\), or wait until it resets\."
     ),
     "own": (
         r"a call to sim/good does not fit under the job's own cap \(max_cost_usd\)\. The job has cost \$0\.00, a call "

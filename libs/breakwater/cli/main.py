@@ -59,9 +59,10 @@ COMMANDS = {
         "plans": ("jobs.commands.plans", "List plans and their states."),
         "breakers": ("breakers.commands", "List breakers; force one open, or reset it."),
         "guards": ("breakers.commands", "List the tasks that a guard has stopped, and reset them."),
+        "limits": ("limits.commands", "List limits and what is left of them; set, raise or delete them."),
         "budgets": (
             "limits.commands",
-            "List budgets and what is left of them, compare them with the record, raise a cap.",
+            "List spend by day, month and so on, with or without a limit; compare it with the record.",
         ),
         "alerts": ("alerts.commands", "List incidents; acknowledge or resolve them; test a channel."),
         "dlq": ("jobs.commands.dlq", "Dead letters: list, show, replay or dismiss them."),

@@ -220,14 +220,30 @@ class ApiClient:
         _, content = await self._send("GET", path, query=query, body=None, timeout_s=timeout_s)
         return content.decode()
 
-    async def post(self, path: str, body: Mapping[str, object], *, timeout_s: float = ACT_TIMEOUT_S) -> Any:
-        """Carries out an action, and returns its result as JSON. Fields of the body that are None are not sent."""
-        fields = {name: value for name, value in body.items() if value is not None}
-        return (await self.request("POST", path, body=fields, timeout_s=timeout_s)).document
+    async def post(
+        self, path: str, body: Mapping[str, object], *, method: str = "POST", timeout_s: float = ACT_TIMEOUT_S
+    ) -> Any:
+        """Carries out an action, and returns its result as JSON. Fields of the body that are None are not sent.
 
-    async def act(self, form: Form[T], path: str, body: Mapping[str, object], *, timeout_s: float = ACT_TIMEOUT_S) -> T:
+        A DELETE has no body, so the fields are sent as its query.
+        """
+        fields = {name: value for name, value in body.items() if value is not None}
+        if method == "DELETE":
+            query = {name: str(value) for name, value in fields.items()}
+            return (await self.request(method, path, query=query, timeout_s=timeout_s)).document
+        return (await self.request(method, path, body=fields, timeout_s=timeout_s)).document
+
+    async def act(
+        self,
+        form: Form[T],
+        path: str,
+        body: Mapping[str, object],
+        *,
+        method: str = "POST",
+        timeout_s: float = ACT_TIMEOUT_S,
+    ) -> T:
         """Carries out an action, and returns its result as one of the messages of `contracts`."""
-        return parse(form, await self.post(path, body, timeout_s=timeout_s))
+        return parse(form, await self.post(path, body, method=method, timeout_s=timeout_s))
 
     async def request(
         self,

@@ -68,6 +68,7 @@ class Api:
         body: Mapping[str, Any],
         *,
         see: str,
+        method: str = "POST",
         unknown: str = "",
         unanswered: str = "`{}` shows whether it was done; repeating it is safe.",
         timeout_s: float = TIMEOUT_S,
@@ -79,6 +80,7 @@ class Api:
             path: path below `api/v1`.
             body: fields of the request; those that are None are not sent.
             see: command that shows whether the action was done; it replaces `{}` in `unanswered`.
+            method: the HTTP method.
             unknown: remedy if the body names something that does not exist; by default to look at `see`.
             unanswered: remedy if no response came, although the action may have been done.
             timeout_s: seconds to wait for the response.
@@ -87,7 +89,7 @@ class Api:
             check_sendable(name, value)
         return self._request(
             form,
-            lambda client: client.post(path, body, timeout_s=timeout_s),
+            lambda client: client.post(path, body, method=method, timeout_s=timeout_s),
             unanswered=unanswered.format(see),
             unknown=unknown or f"`{see}` lists them.",
         )

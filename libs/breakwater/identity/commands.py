@@ -8,14 +8,14 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 from urllib.parse import quote
 
 import typer
 
 from breakwater.client.commands import Api, ReasonOption, api_command
 from breakwater.identity.api_keys import create_key, list_keys, revoke_key
-from breakwater.identity.contract import KEY_SCOPES, KEYS_PER_PAGE, KeyList, KeyScope, ListedKey, NewKey
+from breakwater.identity.contract import KEY_SCOPES, KEYS_PER_PAGE, KeyScope
 from breakwater.identity.rules.callers import ApiKey
 from breakwater.kernel.columns import clock
 from breakwater.kernel.commands import output
@@ -24,6 +24,8 @@ from breakwater.kernel.commands.formats import ahead
 from breakwater.kernel.commands.output import Column
 from breakwater.kernel.commands.text_input import check_no_spaces
 from breakwater.kernel.types import format_time
+from breakwater.limits.contract import LimitAction, LimitedKey, LimitedKeyList, LimitUnit, NewLimitedKey, SettableWindow
+from breakwater.limits.views import allowance_in_words
 
 app = typer.Typer(help="API keys of the HTTP API, and what each may do.", no_args_is_help=True)
 
@@ -107,6 +109,15 @@ def create(
     expires: Annotated[
         str | None, typer.Option("--expires", metavar="WHEN", help="When it ends: 90d, or a time. [default: never]")
     ] = None,
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--limit",
+            metavar="LIMIT",
+            help="A limit on it: 'usd 20 per month', 'requests 60 per minute wait', 'concurrent 5'; may be given more "
+            "than once. An action at the end replaces refuse.",
+        ),
+    ] = None,
     reason: ReasonOption = None,
     file: FileOption = None,
 ) -> None:
@@ -136,6 +147,8 @@ def create(
         breakwater keys create acme --scope submit --tenant acme --agent content-writer
 
         breakwater keys create ada --scope submit --user ada@example.com --team search --tag project=ranking
+
+        breakwater keys create acme-bot --limit 'usd 20 per month' --limit 'usd 2 per day alert'
 
         breakwater keys create contractor --scope submit --model gpt-4.1-mini --expires 30d
 
@@ -169,13 +182,15 @@ def create(
         "weight": weight,
     }
     if (path := _file_of(api, file)) is not None:
-        if expires is not None or reason is not None:
-            raise usage_error("keys of a file have neither --expires nor --reason", "Make the key over the HTTP API.")
+        if (expires, limit, reason) != (None, None, None):
+            message = "keys of a file have no --expires, --limit or --reason"
+            raise usage_error(message, "Make the key over the HTTP API.")
         _create_in_file(path, name, rights, as_json=api.as_json)
         return
     expires_at = None if expires is None else _time(expires, "--expires")
-    body = {"name": name, **rights, "expires_at": expires_at, "reason": reason}
-    api.show_result(api.act(NewKey, "keys", body, see=_SEE, unanswered=_UNANSWERED), _show_new)
+    limits = None if limit is None else [_limit(text) for text in limit]
+    body = {"name": name, **rights, "expires_at": expires_at, "limits": limits, "reason": reason}
+    api.show_result(api.act(NewLimitedKey, "keys", body, see=_SEE, unanswered=_UNANSWERED), _show_new)
 
 
 @app.command(name="list")
@@ -197,14 +212,14 @@ def list_(
     """
     if (path := _file_of(api, file)) is not None:
         rights = [key.model_dump(exclude={"sha256"}) for key in list_keys(path)]
-        keys = [ListedKey(source="file", state="active", **fields) for fields in rights]
+        keys = [LimitedKey(source="file", state="active", **fields) for fields in rights]
         _show_keys(keys, as_json=api.as_json, empty=f"no keys in {path}; `breakwater keys create NAME` makes one")
         return
-    listed: list[ListedKey] = []
+    listed: list[LimitedKey] = []
     after: str | None = None
     while True:
         query = {"ended": "true" if ended else None, "after": after, "limit": KEYS_PER_PAGE}
-        page = api.get(KeyList, "keys", **query)[1]
+        page = api.get(LimitedKeyList, "keys", **query)[1]
         listed += page.keys
         if (after := page.continue_after) is None:
             break
@@ -230,7 +245,7 @@ def rotate(
         breakwater keys rotate billing-service --grace 0 --reason "leaked in a log"
     """
     body = {"grace_s": _seconds(grace), "reason": reason}
-    api.show_result(api.act(NewKey, _path(key, "rotate"), body, see=_SEE, unanswered=_UNANSWERED), _show_new)
+    api.show_result(api.act(NewLimitedKey, _path(key, "rotate"), body, see=_SEE, unanswered=_UNANSWERED), _show_new)
 
 
 @app.command()
@@ -251,7 +266,7 @@ def expire(
     """
     body = {"at": at if at == "never" else _time(at, "--at"), "reason": reason}
 
-    def show(ending: ListedKey) -> None:
+    def show(ending: LimitedKey) -> None:
         if ending.state == "revoked":
             _show_revoked(ending)
         elif ending.expires_at is None:
@@ -259,7 +274,7 @@ def expire(
         else:
             output.write(f"{ending.id} ({ending.name}) expires at {clock(ending.expires_at)}")
 
-    api.show_result(api.act(ListedKey, _path(key, "expire"), body, see=_SEE), show)
+    api.show_result(api.act(LimitedKey, _path(key, "expire"), body, see=_SEE), show)
 
 
 @app.command()
@@ -280,7 +295,7 @@ def revoke(api: Api, key: KeyArgument, reason: ReasonOption = None, file: FileOp
         else:
             _show_revoked(revoked)
         return
-    api.show_result(api.act(ListedKey, _path(key, "revoke"), {"reason": reason}, see=_SEE), _show_revoked)
+    api.show_result(api.act(LimitedKey, _path(key, "revoke"), {"reason": reason}, see=_SEE), _show_revoked)
 
 
 _UNANSWERED = "`{}` shows whether it was done; if so, `breakwater keys rotate` gives the key another secret."
@@ -300,7 +315,7 @@ def _create_in_file(path: Path, name: str, rights: dict[str, Any], *, as_json: b
         output.note(f"{name!r} has another key already ({other_ids}); `breakwater keys revoke ID` revokes one.")
 
 
-def _show_new(new_key: NewKey) -> None:
+def _show_new(new_key: NewLimitedKey) -> None:
     output.write(new_key.key)
     until = (
         "" if new_key.old_secret_until is None else f" The old secret is valid until {clock(new_key.old_secret_until)}."
@@ -309,15 +324,15 @@ def _show_new(new_key: NewKey) -> None:
     output.note(f"Its scopes: {', '.join(new_key.scopes)}.{end} This is the only time it is shown.{until}")
 
 
-def _show_revoked(revoked: ListedKey | ApiKey) -> None:
+def _show_revoked(revoked: LimitedKey | ApiKey) -> None:
     output.write(f"revoked {revoked.id} ({revoked.name})")
 
 
-def _show_keys(keys: Sequence[ListedKey], *, as_json: bool, empty: str) -> None:
+def _show_keys(keys: Sequence[LimitedKey], *, as_json: bool, empty: str) -> None:
     if as_json:
         output.json_document([key.model_dump(mode="json") for key in keys])
         return
-    columns: list[Column[ListedKey]] = [
+    columns: list[Column[LimitedKey]] = [
         Column("id", lambda key: key.id),
         Column("name", lambda key: key.name),
         Column("scopes", lambda key: ", ".join(key.scopes)),
@@ -328,6 +343,7 @@ def _show_keys(keys: Sequence[ListedKey], *, as_json: bool, empty: str) -> None:
         Column("user", lambda key: key.user, drop=2),
         Column("team", lambda key: key.team, drop=3),
         Column("tags", lambda key: ", ".join(f"{name}={value}" for name, value in key.tags.items()), drop=4),
+        Column("limits", _limits_in_words, drop=4),
         Column("ends", lambda key: key.state if key.state != "active" else key.expires_at, drop=7),
         Column("created", lambda key: key.created_at, drop=1),
     ]
@@ -356,6 +372,29 @@ def _seconds(text: str) -> int:
     if not re.fullmatch(r"\d+(\.\d+)?\s*[a-z]*", text):
         raise usage_error(f"--grace {text!r} is no duration", "Write it like 0, 90s, 2h or 7d.")
     return 0 if text == "0" else int((ahead(text, now, "--grace") - now).total_seconds())
+
+
+_LIMIT = re.compile(
+    rf"({'|'.join(get_args(LimitUnit))}) (\S+)(?: per ({'|'.join(get_args(SettableWindow))}))?"
+    rf"(?: ({'|'.join(get_args(LimitAction))}))?"
+)
+
+
+def _limit(option: str) -> dict[str, Any]:
+    """Returns the limit of a `--limit`. Raises CliError: it has another form."""
+    match = _LIMIT.fullmatch(" ".join(option.split()))
+    if match is None:
+        units, windows, actions = ("|".join(get_args(words)) for words in (LimitUnit, SettableWindow, LimitAction))
+        remedy = f"Write it as {units}, the amount, `per` {windows} (not for concurrent), and perhaps {actions}."
+        raise usage_error(f"--limit {option!r} is no limit", remedy)
+    unit, amount, window, action = match.groups()
+    stated = amount if unit == "usd" or not amount.isdecimal() else int(amount)
+    terms = {unit: stated, "per": window, "action": action}
+    return {name: value for name, value in terms.items() if value is not None}
+
+
+def _limits_in_words(key: LimitedKey) -> str:
+    return ", ".join(allowance_in_words(limit.unit, limit.amount, limit.per) for limit in key.limits)
 
 
 def _tags(options: Iterable[str]) -> dict[str, str]:

@@ -117,13 +117,6 @@ class NewKey(ListedKey):
     key: str = Field(description="The key as its holder sends it: `bw_…`. Shown only once.")
 
 
-class KeyList(Event):
-    """API keys, the oldest first: those of the file, then the plane's own."""
-
-    keys: tuple[ListedKey, ...]
-    continue_after: str | None = Field(default=None, description="Pass this as `after` to continue. Null at the end.")
-
-
 class KeyQuery(Message):
     """A page of API keys."""
 

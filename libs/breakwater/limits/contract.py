@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, StringConstraints, WithJsonSchema, model_validator
 
+from breakwater.identity.contract import CreateKeyRequest, ListedKey, NewKey
 from breakwater.kernel.http.contract import Moment, OperatorRequest, ReasonText
 from breakwater.kernel.nats.contract import StateRecord, kept_s
 from breakwater.kernel.types import (
@@ -21,7 +22,9 @@ from breakwater.kernel.types import (
 
 LimitUnit = Literal["usd", "tokens", "requests", "concurrent"]
 
-LimitWindow = Literal["minute", "hour", "rolling day", "day", "week", "month", "quarter", "total"]
+SettableWindow = Literal["minute", "hour", "day", "week", "month", "quarter", "total"]
+
+LimitWindow = Literal[SettableWindow, "rolling day"]
 """The windows of minutes and hours slide, and so does a `rolling day`; the longer ones are those of a calendar."""
 
 LimitAction = Literal["count", "alert", "refuse", "wait", "cheaper_model"]
@@ -30,15 +33,9 @@ LimitAction = Literal["count", "alert", "refuse", "wait", "cheaper_model"]
 LimitScope = Annotated[str, StringConstraints(min_length=1, max_length=400, pattern=NO_CONTROLS)]
 
 
-class LimitSettings(Message):
-    """A limit of any scope, such as an API key, a user or a team. The config and the API write it in the same way."""
+class LimitTerms(Message):
+    """A limit without its scope, such as one that is set on a new API key."""
 
-    scope: LimitScope = Field(
-        description="`plane`, or `agent`, `model`, `provider`, `tenant`, `key`, `user` or `team` with a name or `*` "
-        "for each, such as `key:acme-bot`; `tag:<name>=<value>` for one of `cost_tags`; or two of them: "
-        "`user:* within team:research`.",
-        examples=["key:acme-bot", "user:*", "tag:project=web", "user:* within team:research"],
-    )
     usd: UsdAmount | None = Field(
         default=None, description="Spend allowed in each period. Set this or one of the next three."
     )
@@ -49,7 +46,7 @@ class LimitSettings(Message):
     concurrent: int | None = Field(
         default=None, ge=1, le=100_000, description="Calls in flight at the same time; without `per`."
     )
-    per: Literal["minute", "hour", "day", "week", "month", "quarter", "total"] | None = None
+    per: SettableWindow | None = None
     action: LimitAction = Field(
         default="refuse",
         description="Beyond it: nothing; alert at the thresholds; also refuse calls that could exceed it, and end the "
@@ -99,6 +96,17 @@ class LimitSettings(Message):
         if self.action == "count":
             return ()
         return tuple(sorted({*self.thresholds, *((100,) if self.refuses else ())}))
+
+
+class LimitSettings(LimitTerms):
+    """A limit of any scope, such as an API key, a user or a team. The config and the API write it in the same way."""
+
+    scope: LimitScope = Field(
+        description="`plane`, or `agent`, `model`, `provider`, `tenant`, `key`, `user` or `team` with a name or `*` "
+        "for each, such as `key:acme-bot`; `tag:<name>=<value>` for one of `cost_tags`; or two of them: "
+        "`user:* within team:research`.",
+        examples=["key:acme-bot", "user:*", "tag:project=web", "user:* within team:research"],
+    )
 
 
 def _as_text(value: object) -> object:
@@ -267,11 +275,67 @@ class LimitEvent(Event):
     at: Timestamp
 
 
+MAX_LIMITS_OF_NEW_KEY = 20
+
+
+class LimitedKeyRequest(CreateKeyRequest):
+    """A new API key with its limits. Its maker can give it only rights that he has himself."""
+
+    limits: tuple[LimitTerms, ...] = Field(
+        default=(), max_length=MAX_LIMITS_OF_NEW_KEY, description="Limits on the key, which is made with all or none."
+    )
+
+
+class LimitOfKey(Event):
+    """A limit on an API key alone."""
+
+    id: str = Field(description="The limit's, which `GET /api/v1/limits/{limit_id}` shows with its use.")
+    unit: LimitUnit
+    amount: LimitAmount
+    per: LimitWindow | None = Field(description="Null for calls at the same time.")
+    action: LimitAction
+
+
+class _WithLimits(Event):
+    limits: tuple[LimitOfKey, ...] = Field(
+        default=(), description="Limits on the key alone. Those on each key, or on its user or team, apply as well."
+    )
+
+
+class LimitedKey(ListedKey, _WithLimits):
+    """An API key with its limits, without its secret."""
+
+
+class NewLimitedKey(NewKey, _WithLimits):
+    """A key with a new secret, and its limits."""
+
+
+class LimitedKeyList(Event):
+    """API keys, the oldest first: those of the file, then the plane's own."""
+
+    keys: tuple[LimitedKey, ...]
+    continue_after: str | None = Field(default=None, description="Pass this as `after` to continue. Null at the end.")
+
+
+BUDGETS_PER_PAGE = 1_000
+
+
 class BudgetQuery(Message):
-    """Selects the budgets that apply to a call of this agent for this tenant."""
+    """A page of budgets; with names, of those that such a call counts against, as far as the names tell."""
 
     agent: Identifier | None = Field(default=None, description="Agent of the call.")
     tenant: Identifier | None = Field(default=None, description="Tenant of the call.")
+    key: Identifier | None = Field(default=None, description="Name of the API key of the call.")
+    user: Identifier | None = Field(default=None, description="User of the call.")
+    team: Identifier | None = Field(default=None, description="Team of the call.")
+    scope: LimitScope | None = Field(default=None, description="Filter by scope: `plane`, `key:acme-bot`.")
+    used_from: Annotated[int, Field(ge=1, le=100)] | None = Field(
+        default=None, description="Filter by use: at least this percentage of the cap is spent or reserved."
+    )
+    after: Annotated[str, StringConstraints(max_length=500)] | None = Field(
+        default=None, description="Continue after the budget with this name."
+    )
+    limit: Annotated[int, Field(ge=1, le=BUDGETS_PER_PAGE, description="The most to list.")] = BUDGETS_PER_PAGE
 
 
 class RaiseCapRequest(OperatorRequest):
@@ -340,7 +404,9 @@ class BudgetList(Event):
         description="True if the counters are complete. While they are rebuilt from the record, the "
         "figures are meaningless, and hard caps refuse all calls."
     )
+    capped: Count = Field(default=0, description="Number of those with a cap above zero, whatever their use.")
     budgets: tuple[BudgetStatus, ...]
+    continue_after: str | None = Field(default=None, description="Pass this as `after` to continue. Null at the end.")
 
 
 class UnchangedBudget(BudgetStatus):

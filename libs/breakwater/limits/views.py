@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from decimal import Decimal
 
-from breakwater.kernel.columns import Cell, Column, time_until
+from breakwater.kernel.columns import Cell, Column, clock, time_until
 from breakwater.kernel.formats import at_least, exact_money, money, percent
 from breakwater.kernel.types import usd_from_nano
-from breakwater.limits.contract import BudgetReconciliation, BudgetStatus, StoppedTask
-from breakwater.limits.rules.limit import Limit
-from breakwater.limits.rules.scopes import key_from_text, scope_in_words
+from breakwater.limits.contract import (
+    BudgetReconciliation,
+    BudgetStatus,
+    LimitUnit,
+    LimitWindow,
+    ListedLimit,
+    StoppedTask,
+)
+from breakwater.limits.rules.limit import Limit, default_id
+from breakwater.limits.rules.scopes import EACH, key_from_text, parse_scope, scope_in_words
 
 WARN_PERCENT = 80
 """A budget that has used a larger share of its cap is a warning."""
@@ -89,25 +97,140 @@ COLUMNS: tuple[Column[BudgetStatus], ...] = (
 )
 
 
-def _amount(limit: Limit) -> Cell:
-    return money(limit.amount) if limit.unit == "usd" else f"{limit.amount:,}"
+def amount_in_words(unit: LimitUnit, amount: str | int) -> str:
+    """Writes an amount of a unit: `$20.00`, `400,000 tokens`, `5 at a time`.
+
+    Args:
+        unit: the unit.
+        amount: USD or another amount as the contract writes it; or nano-dollars, or another amount, as a number.
+    """
+    if unit == "usd":
+        return money(amount)
+    number = f"{int(amount):,}"
+    return f"{number} at a time" if unit == "concurrent" else f"{number} {unit if number != '1' else unit[:-1]}"
+
+
+def allowance_in_words(unit: LimitUnit, amount: str | int, window: LimitWindow | None) -> str:
+    """Writes what a limit allows: `$20.00/month`, `400,000 tokens/minute`, `5 at a time`, `$0.50 in total`."""
+    per = "" if window is None else " in total" if window == "total" else f"/{window}"
+    return f"{amount_in_words(unit, amount)}{per}"
+
+
+def _of_task(scope: str, words: str) -> str:
+    """Names what is counted in a task: its jobs, not their calls."""
+    return words.replace(" request", " job") if scope.startswith("task:") else words
+
+
+def allowance(limit: ListedLimit) -> str:
+    """Writes what a limit allows now: `$20.00/month`."""
+    words = allowance_in_words(limit.unit, limit.amount, limit.per)
+    return _of_task(limit.scope, words)
+
+
+def _thresholds(thresholds: Iterable[int]) -> str | None:
+    return ", ".join(f"{percent} %" for percent in thresholds) or None
 
 
 LIMITS: tuple[Column[Limit], ...] = (
     Column("scope", lambda limit: limit.scope),
-    Column("unit", lambda limit: limit.unit),
-    Column("per", lambda limit: limit.window, name="window"),
-    Column("amount", lambda limit: limit.amount, "count", _amount),
-    Column("beyond it", lambda limit: limit.action, name="action"),
     Column(
-        "alerts at",
-        lambda limit: ", ".join(f"{percent} %" for percent in limit.thresholds) or None,
-        name="thresholds",
-        drop=1,
+        "limit",
+        lambda limit: limit.amount,
+        "count",
+        lambda limit: _of_task(limit.scope, allowance_in_words(limit.unit, limit.amount, limit.window)),
+        name="amount",
     ),
-    Column("set by", lambda limit: limit.id, name="id", below=True),
+    Column("action", lambda limit: limit.action),
+    Column("alerts at", lambda limit: _thresholds(limit.thresholds), name="thresholds", drop=1),
+    Column("id", lambda limit: limit.id, below=True),
 )
 """The table of `breakwater config check --expand`."""
+
+
+def is_of_each(limit: ListedLimit) -> bool:
+    """Returns True if a limit is on each name by itself, so that it has no use of its own."""
+    return EACH in (part.name for part in parse_scope(limit.scope))
+
+
+def used_share_of(limit: ListedLimit) -> float | None:
+    """The share of a limit that is used or reserved: 1.0 is all of it; None if it is not known."""
+    if limit.used is None:
+        return None
+    used = Decimal(limit.used) + Decimal(limit.reserved or 0)
+    return float(used / Decimal(limit.amount)) if Decimal(limit.amount) else 1.0
+
+
+def tone_of_limit(limit: ListedLimit) -> str:
+    """The tone of a limit: `bad` if nothing is left, `warn` if little is; otherwise empty."""
+    share = used_share_of(limit)
+    if share is None or limit.shadowed_by is not None:
+        return ""
+    return "bad" if share >= 1 else "warn" if share * 100 > WARN_PERCENT else ""
+
+
+def _used(limit: ListedLimit) -> Cell:
+    share = used_share_of(limit)
+    if limit.used is None or share is None:
+        return "", "faint"
+    return f"{amount_in_words(limit.unit, limit.used)} ({percent(share)})", tone_of_limit(limit)
+
+
+def _reserved(limit: ListedLimit) -> str:
+    return "" if limit.reserved is None else amount_in_words(limit.unit, limit.reserved)
+
+
+def _remaining(limit: ListedLimit) -> Cell:
+    if limit.remaining is None:
+        return ""
+    return amount_in_words(limit.unit, limit.remaining), tone_of_limit(limit)
+
+
+def _resets(limit: ListedLimit) -> str:
+    return "" if limit.resets_at is None else time_until(limit.resets_at)
+
+
+def set_by(limit: ListedLimit) -> str:
+    """The setting of a limit in the config; of another, the person or key that set it, and when."""
+    if limit.source == "config":
+        return limit.id
+    return f"{limit.by}, {clock(limit.at)}"
+
+
+def _own_id(limit: ListedLimit) -> str:
+    """Returns the id of a limit if it does not follow from what the limit is."""
+    return "" if limit.id in (set_by(limit), default_id(limit.scope, limit.unit, limit.per)) else limit.id
+
+
+LISTED_LIMITS: tuple[Column[ListedLimit], ...] = (
+    Column("scope", lambda limit: limit.scope),
+    Column(
+        "limit",
+        lambda limit: limit.amount,
+        display=allowance,
+        name="amount",
+        order=lambda limit: (limit.unit, Decimal(limit.amount)),
+    ),
+    Column("used", lambda limit: limit.used, display=_used, order=lambda limit: used_share_of(limit) or 0.0),
+    Column("free", lambda limit: limit.remaining, display=_remaining, name="remaining", drop=2),
+    Column("reserved", lambda limit: limit.reserved, display=_reserved, terminal=False, page=False),
+    Column(
+        "resets",
+        lambda limit: limit.resets_at,
+        "ago",
+        _resets,
+        name="resets_at",
+        smallest_first=True,
+        drop=3,
+    ),
+    Column("action", lambda limit: limit.action),
+    Column("ends", lambda limit: limit.until, "time", name="until", drop=4, page=False),
+    Column("unit", lambda limit: limit.unit, terminal=False, page=False),
+    Column("per", lambda limit: limit.per, terminal=False, page=False),
+    Column("id", lambda limit: limit.id, display=_own_id, below=True, page=False),
+    Column("set by", lambda limit: limit.by, display=set_by, name="by", below=True),
+    Column("reason", lambda limit: limit.reason, below=True),
+)
+"""The limits of config and API, with what is used of them."""
 
 
 def limit_document(limit: Limit) -> dict[str, object]:

@@ -6,6 +6,7 @@ All tables are small, and are read with FINAL: an event that was stored twice co
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
@@ -210,6 +211,14 @@ async def audit_events(
     """The audit log of a window, the latest first; of one name or kind only, if they are not empty."""
     parameters = {**_bounds(window), "by": by, "action": action, "limit": limit}
     return await analytics.read(audit_event_of, SQL["audit"], parameters)
+
+
+async def audit_events_of(
+    analytics: Analytics, actions: Sequence[str], name: str, value: str, *, limit: int = MOST
+) -> tuple[AuditEvent, ...]:
+    """The audit log of some kinds of actions whose parameter has a value, the latest first."""
+    parameters = {"actions": list(actions), "name": name, "value": value, "limit": limit}
+    return await analytics.read(audit_event_of, SQL["audit_of"], parameters)
 
 
 async def audit_names(analytics: Analytics, window: TimeWindow) -> tuple[list[str], list[str]]:

@@ -39,7 +39,7 @@ providers: {{local: {{base_url: "http://127.0.0.1:9/v1"}}}}
 agents: {{writer: {{model: gpt-4.1}}}}
 tracing: {{url_template: "https://traces.example/{{trace_id}}"}}
 """
-SCOPES = ("submit", "read", "operate", "audit")
+SCOPES = ("submit", "read", "operate", "audit", "limits")
 
 
 @dataclass(frozen=True)
@@ -84,10 +84,10 @@ class Console:
         """Sends a form as it stands; `submit` sends one as a page of ours does."""
         return await self._ask("POST", path, follow=follow, headers=headers, data=fields)
 
-    async def submit(self, page: str, action: str, *, follow: bool = True, **fields: Any) -> Page:
+    async def submit(self, page: str, address: str, /, *, follow: bool = True, **fields: Any) -> Page:
         """Opens a page and sends its form with these fields."""
         opened = await self.get(page)
-        return await self.post(action, {"csrf": opened.csrf, **fields}, follow=follow)
+        return await self.post(address, {"csrf": opened.csrf, **fields}, follow=follow)
 
     async def sign_in(self, key: str = KEY, wanted: str = "/", *, follow: bool = False) -> Page:
         return await self.post("/sign-in", {"key": key, "next": wanted}, follow=follow)

@@ -6,7 +6,7 @@ from zoneinfo import ZoneInfo
 
 from breakwater.kernel.types import NANO_PER_USD, format_time, ms_from_time, time_from_ms
 from breakwater.limits.contract import BudgetStatus
-from breakwater.limits.pages import budget_row, outlook
+from breakwater.limits.pages.budgets import budget_row, outlook
 from breakwater.limits.rules.budget import Forecast, period
 from breakwater.records import schema
 from tests import api_documents as documents

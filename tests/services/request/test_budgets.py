@@ -103,6 +103,19 @@ async def test_budgets_are_listed_with_whether_their_counters_are_there(capped: 
     assert (writer["enforcement"], writer["calls"], writer["raised"], writer["estimate"]) == ("hard", 3, None, None)
 
 
+async def test_budgets_are_listed_in_pages_and_by_their_use(capped: HttpApi, redis: Redis) -> None:
+    await fill(redis, {(periods().day.name, "agent:writer"): AttemptSums(spent=8 * NANO_PER_USD, calls=3)})
+    whole = (await capped.ask("GET", "/api/v1/budgets")).json
+    assert (len(whole["budgets"]), whole["capped"], whole["continue_after"]) == (8, 3, None)
+    first = (await capped.ask("GET", "/api/v1/budgets?limit=5")).json
+    assert (first["budgets"], first["capped"]) == (whole["budgets"][:5], 3)
+    rest = (await capped.ask("GET", f"/api/v1/budgets?limit=5&after={first['continue_after']}")).json
+    assert (rest["budgets"], rest["continue_after"]) == (whole["budgets"][5:], None)
+    for percent, names in ((80, ["agent:writer/daily"]), (81, [])):
+        used = (await capped.ask("GET", f"/api/v1/budgets?used_from={percent}")).json
+        assert ([budget["budget"] for budget in used["budgets"]], used["capped"]) == (names, 3)
+
+
 async def test_what_a_call_is_held_against_can_be_asked_for(capped: HttpApi, redis: Redis) -> None:
     await fill(redis, {(periods().month.name, "agent:gone"): AttemptSums(calls=1)})
     for query, keys in [
@@ -110,11 +123,16 @@ async def test_what_a_call_is_held_against_can_be_asked_for(capped: HttpApi, red
         ("agent=gone", ["global", "agent:gone"]),
         ("tenant=never%20seen%2Fyet", ["global", "tenant:never seen/yet"]),
         ("tenant=acme&agent=reader", ["global", "agent:reader", "tenant:acme"]),
+        ("scope=agent:writer", ["agent:writer"]),
+        ("scope=plane", ["global"]),
     ]:
         answer = await capped.ask("GET", f"/api/v1/budgets?{query}")
         assert [one["budget"] for one in answer.json["budgets"]] == [
             f"{key}/{window}" for key in keys for window in ("daily", "monthly")
         ]
+    answer = await capped.ask("GET", "/api/v1/budgets?agent=writer&key=bot&user=ann&team=research")
+    own = [one["budget"] for one in answer.json["budgets"] if one["scope"] not in ("global", "agent")]
+    assert own == ["key:bot/weekly", "user:ann within team:research/quarterly"]
     [new] = [
         one
         for one in (await capped.ask("GET", "/api/v1/budgets?tenant=new")).json["budgets"]

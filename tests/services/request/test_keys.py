@@ -16,9 +16,11 @@ import structlog
 
 from breakwater.config import parse_config
 from breakwater.identity.api_keys import create_key
+from breakwater.identity.key_log import KeyLog
 from breakwater.jobs.contract.execution import AnswerChunks
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.delivery import name_in
+from breakwater.kernel.nats.errors import BusUnavailableError
 from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.subjects import Header, Stream
 from breakwater.kernel.redis.connection import Redis
@@ -125,6 +127,71 @@ async def test_a_key_is_made_listed_rotated_expired_and_revoked_by_the_api_and_e
     assert message.headers[Header.TTL.value] == str(30 * 86_400), "the server removes it a month after its end"
     secrets = [text.split("_", 2)[2].encode() for text in (key, rotated["key"], at_once["key"])]
     assert not [secret for secret in secrets if secret in message.data]
+
+
+async def limits_of(api: HttpApi, scope: str) -> list[dict[str, Any]]:
+    return (await api.ask("GET", f"/api/v1/limits?scope={scope}")).json["limits"]
+
+
+MONTH = {"usd": 20, "per": "month", "action": "alert"}
+
+
+async def test_a_key_is_made_with_all_of_its_limits_or_not_at_all(
+    governed: HttpApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rate = {"requests": 60, "per": "minute"}
+    created = await create(governed, "limited", limits=[MONTH | {"thresholds": [90]}, rate], reason="pilot")
+    month, rate = created["limits"]
+    assert month == {
+        "id": "key:limited.usd.month",
+        "unit": "usd",
+        "amount": "20.000000000",
+        "per": "month",
+        "action": "alert",
+    }
+    assert (rate["unit"], rate["amount"], rate["per"], rate["action"]) == ("requests", "60", "minute", "refuse")
+    listed = {limit["id"]: limit for limit in await limits_of(governed, "key:limited")}
+    assert listed.keys() == {"key:limited.usd.month", "key:limited.requests.minute"}
+    assert listed["key:limited.usd.month"]["thresholds"] == [90]
+    assert (listed["key:limited.usd.month"]["by"], listed["key:limited.usd.month"]["reason"]) == ("tests", "pilot")
+    for shown in (
+        (await governed.ask("GET", "/api/v1/keys/limited")).json,
+        (await governed.ask("GET", "/api/v1/keys")).json["keys"][-1],
+        (await governed.act("keys/limited/rotate")).json,
+    ):
+        assert shown["limits"] == [month, rate]
+
+    for limits, status, code, path in (
+        ([MONTH, {"usd": 1, "per": "year"}], 422, "invalid_request", "limits.1.per"),
+        ([MONTH, {"usd": 1, "per": "day", "action": "wait"}], 422, "invalid_request", "limits.1"),
+        ([MONTH, {"usd": 1, "per": "day", "until": "2020-01-01T00:00:00Z"}], 422, "invalid_request", "limits.1.until"),
+        ([MONTH, MONTH], 422, "invalid_request", "limits"),
+        ([{"usd": "1" * 30, "per": "day"}], 422, "invalid_request", "limits.0.usd"),
+        ([MONTH] * 21, 422, "invalid_request", "limits"),
+    ):
+        refused = await governed.act("keys", name="wrong", limits=limits)
+        assert (refused.status, refused.code) == (status, code), refused.body
+        assert path in refused.body.decode()
+        assert await limits_of(governed, "key:wrong") == []
+    taken = await governed.act("keys", name="limited", limits=[{"requests": 1, "per": "hour"}])
+    assert (taken.status, taken.code) == (409, "key_exists")
+    assert len(await limits_of(governed, "key:limited")) == 2
+
+    with monkeypatch.context() as patch:
+
+        async def lose(*_: object) -> None:
+            raise BusUnavailableError("NATS does not answer")
+
+        patch.setattr(KeyLog, "change", lose)
+        assert (await governed.act("keys", name="late", limits=[MONTH])).status == 503
+    assert [key["name"] for key in (await governed.ask("GET", "/api/v1/keys")).json["keys"]] == ["tests", "limited"]
+    late = await create(governed, "late", limits=[MONTH])
+    assert [limit["id"] for limit in late["limits"]] == ["key:late.usd.month"], "repeating it is safe"
+
+    await governed.act("keys/limited/revoke")
+    assert len(await limits_of(governed, "key:limited")) == 2, "they are of the name, and its jobs go on"
+    again = await create(governed, "limited", limits=[MONTH | {"usd": 30}])
+    assert [limit["amount"] for limit in again["limits"]] == ["60", "30.000000000"]
 
 
 async def test_bad_input_is_refused_in_words_and_changes_nothing(governed: HttpApi, subtests: pytest.Subtests) -> None:

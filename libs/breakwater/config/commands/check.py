@@ -93,10 +93,15 @@ def check(
         f"{place}: the environment variable {variable} is not set here; set it where the services start"
         for place, variable in unset_variables(config).items()
     )
-    noted = (*warnings(config), *unset)
+    all_warnings = (*warnings(config), *unset)
     limits = [limit_document(limit) for limit in config.limit_table.limits] if expand else []
     if as_json:
-        document: dict[str, Any] = {"file": str(path), "ok": True, "agents": effective(config), "warnings": noted}
+        document: dict[str, Any] = {
+            "file": str(path),
+            "ok": True,
+            "agents": effective(config),
+            "warnings": all_warnings,
+        }
         output.json_document(document | ({"limits": limits} if expand else {}))
         return
     output.print_styled((f"{path}: ", ""), ("ok", "green"), (f", {quantity(len(config.agents), 'agent')}", ""))
@@ -104,7 +109,7 @@ def check(
         output.table(LIMITS, config.limit_table.limits, empty="no limits", width_in_pipe=100)
     else:
         _show_agents(config)
-    for warning in noted:
+    for warning in all_warnings:
         output.note(warning, "yellow")
 
 

@@ -115,7 +115,11 @@ def view(
     )
     present_tiles = [_jobs(name, queue_of(queues.value, name)), tiles.incidents(incidents.value)]
     if own_budgets is not None:
-        present_tiles.append(tiles.spent_budgets(own_budgets, "#budgets", "it has none of its own"))
+        present_tiles.append(
+            tiles.spent_budgets(
+                own_budgets, sum(bool(budget.limit) for budget in own_budgets), "#budgets", "it has none of its own"
+            )
+        )
     if totals is not None:
         fallbacks = quantity(totals.fallbacks, "fallback")
         present_tiles.append(Tile("Retries", f"{totals.retries:,}", fallbacks, "#retries"))

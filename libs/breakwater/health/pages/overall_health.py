@@ -36,6 +36,8 @@ MANY_FAIL = 0.2
 MUCH_WASTED = 0.2
 """The share of wasted spend that counts as much."""
 MAX_INCIDENTS = 1_000
+USED_FROM = 50
+"""The used percentage of a cap from which the overview reads a budget."""
 MAX_CARDS = 3
 _REPLAY_MARGIN = timedelta(minutes=1)
 """A job's dead letter may be older than its incident, which begins at the end of the job by its record."""
@@ -139,7 +141,7 @@ async def read_live_state(api: ApiClient) -> LiveState:
         *await asyncio.gather(
             fetch_part(api.read(list[AgentHealth], "agents")),
             fetch_part(api.read(BreakerList, "breakers")),
-            fetch_part(api.read(BudgetList, "budgets")),
+            fetch_part(api.read(BudgetList, "budgets", {"used_from": USED_FROM})),
             fetch_part(api.read(AlertList, "alerts", {"limit": MAX_INCIDENTS})),
             fetch_part(api.read(Queues, "queues")),
         )

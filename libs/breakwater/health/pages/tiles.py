@@ -110,12 +110,11 @@ def incidents(alert_list: AlertList | None, alerts: Iterable[Alert] | None = Non
     return Tile("Open incidents", number, f"{note}; not sent to anyone", "/alerts", colour, NO_CHANNEL)
 
 
-def spent_budgets(budgets: Iterable[BudgetStatus], href: str, no_cap_note: str) -> Tile:
-    """Makes the tile of reached caps. `no_cap_note` is the note if there are no caps."""
-    capped_budgets = [budget for budget in budgets if budget.limit]
-    reached = [budget for budget in capped_budgets if is_spent(budget)]
+def spent_budgets(budgets: Iterable[BudgetStatus], capped: int, href: str, no_cap_note: str) -> Tile:
+    """Makes the tile of reached caps, of the number of all caps. `no_cap_note` is the note if there are none."""
+    reached = [budget for budget in budgets if is_spent(budget)]
     refuses = any(budget.enforcement == "hard" for budget in reached)
-    note = f"of {len(capped_budgets):,}" if capped_budgets else no_cap_note
+    note = f"of {capped:,}" if capped else no_cap_note
     return Tile("Exhausted budgets", f"{len(reached):,}", note, href, "bad" if refuses else "warn" if reached else "")
 
 
@@ -156,7 +155,7 @@ def _budgets(live_state: LiveState) -> Tile:
         return unknown("Exhausted budgets", "/budgets")
     if not budget_list.filled:
         return Tile("Exhausted budgets", "–", "being rebuilt from the records", "/budgets", "bad")
-    return spent_budgets(budget_list.budgets, "/budgets", "of 0")
+    return spent_budgets(budget_list.budgets, budget_list.capped, "/budgets", "of 0")
 
 
 def _calls(totals: WindowTotals) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections import defaultdict
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import chain
 from typing import Any
 
 from pydantic import ValidationError
@@ -16,10 +18,7 @@ from breakwater.identity.api_keys import KeyRing
 from breakwater.identity.contract import (
     CreateKeyRequest,
     ExpireKeyRequest,
-    KeyList,
     KeyQuery,
-    ListedKey,
-    NewKey,
     RevokeKeyRequest,
     RotateKeyRequest,
 )
@@ -27,17 +26,33 @@ from breakwater.identity.key_log import KeyLog, PlaneKey
 from breakwater.identity.operations import NATS_UNAVAILABLE, ApiRequest, operation, utc_now
 from breakwater.identity.rules.callers import ENTROPY_BYTES, SECRET_BYTES, ApiKey, mint
 from breakwater.identity.rules.keys import KeyRecord, KeyRefusedError, check_creation, grant_objection
+from breakwater.kernel.errors import UnavailableError
 from breakwater.kernel.http.parsing import suggestion
 from breakwater.kernel.http.problems import RequestError, unavailable
 from breakwater.kernel.nats.contract import ENDED_KEPT
+from breakwater.kernel.nats.errors import BusError
 from breakwater.kernel.types import Message
 from breakwater.kernel.validation import FieldError
+from breakwater.limits.contract import (
+    LimitedKey,
+    LimitedKeyList,
+    LimitedKeyRequest,
+    LimitOfKey,
+    LimitSettings,
+    NewLimitedKey,
+)
+from breakwater.limits.limit_editor import LimitEditor
+from breakwater.limits.rules.limit import amount_text, default_id
+from breakwater.limits.rules.limit_changes import LimitRefusedError
 
 _UNKNOWN = "There is no such key (`unknown_key`)."
 _CONFLICT = (
     "The key was revoked (`key_revoked`), has expired (`key_expired`), is one of the file (`key_from_file`), was "
     "changed by another caller at this moment (`key_changed`), or several keys have the name (`ambiguous_key`)."
 )
+LimitsOfKeys = Mapping[str, tuple[LimitOfKey, ...]]
+"""The limits of keys, by the keys' names."""
+
 _NOT_OWN = "The caller lacks the scope, or a right of the key (`forbidden`)."
 
 
@@ -47,6 +62,7 @@ class KeyRoutes:
 
     config: Config
     ring: KeyRing
+    editor: LimitEditor
 
     @operation(
         "GET",
@@ -56,7 +72,7 @@ class KeyRoutes:
         result="A page of them.",
         errors={404: "There is no key with the id `after` (`unknown_key`)."},
     )
-    async def list_keys(self, request: ApiRequest[KeyQuery]) -> KeyList:
+    async def list_keys(self, request: ApiRequest[KeyQuery]) -> LimitedKeyList:
         """Lists the keys of the file, then the plane's own, each by the time of creation."""
         query = request.input
         now = utc_now()
@@ -77,8 +93,9 @@ class KeyRoutes:
                 raise _unknown(query.after)
             begin = ids.index(query.after) + 1
         page = in_order[begin : begin + query.limit]
-        keys = tuple(_listed(key, now) for key in page)
-        return KeyList(keys=keys, continue_after=keys[-1].id if begin + len(page) < len(in_order) else None)
+        limits = self._limits()
+        keys = tuple(self._listed(key, now, limits) for key in page)
+        return LimitedKeyList(keys=keys, continue_after=keys[-1].id if begin + len(page) < len(in_order) else None)
 
     @operation(
         "GET",
@@ -88,25 +105,27 @@ class KeyRoutes:
         result="The key, without its secret.",
         errors={404: _UNKNOWN, 409: "Several keys have the name (`ambiguous_key`)."},
     )
-    async def show_api_key(self, request: ApiRequest[Message]) -> ListedKey:
+    async def show_api_key(self, request: ApiRequest[Message]) -> LimitedKey:
         """Shows one key."""
-        return _listed(self._find(request.path["key"]), utc_now())
+        return self._listed(self._find(request.path["key"]), utc_now())
 
     @operation(
         "POST",
         "/api/v1/keys",
         tag="keys",
         summary="Create an API key",
-        description="The caller can give it only rights of its own. It is valid in every process immediately.",
+        description="The caller can give it only rights of its own. It is valid in every process immediately, and with "
+        "all of its `limits` or not made.",
         result="The key, with its secret.",
         errors={
-            409: "Another key has the name (`key_exists`), or there are 10,000 keys (`too_many_keys`).",
+            409: "Another key has the name (`key_exists`), there are 10,000 keys (`too_many_keys`), or one of the "
+            "limits conflicts with another, as in `PUT /api/v1/limits/{limit_id}`.",
             422: "The body is invalid (`invalid_request`): no scope or an unknown one, tenants, agents or models with "
             "another scope than `submit`, an agent or a model that the config does not know, or an end that is over.",
             503: f"{NATS_UNAVAILABLE} If it did not answer, the key may exist: rotating it gives a secret.",
         },
     )
-    async def create_key(self, request: ApiRequest[CreateKeyRequest]) -> NewKey:
+    async def create_key(self, request: ApiRequest[LimitedKeyRequest]) -> NewLimitedKey:
         """Creates a key."""
         new_key = request.input
         now = utc_now()
@@ -144,9 +163,16 @@ class KeyRoutes:
             return record
 
         with _refusals():
-            await self._log.change(decide)
+            decide()
+        created = await self._set_limits(request, now)
+        try:
+            with _refusals():
+                await self._log.change(decide)
+        except RequestError:
+            await self._withdraw(request, created, now)
+            raise
         request.log("key_created", key=key.name, id=key.id)
-        return _new(record, text, now)
+        return self._new(record, text, now)
 
     @operation(
         "POST",
@@ -157,7 +183,7 @@ class KeyRoutes:
         result="The key, with its new secret.",
         errors={403: _NOT_OWN, 404: _UNKNOWN, 409: _CONFLICT, 503: NATS_UNAVAILABLE},
     )
-    async def rotate_key(self, request: ApiRequest[RotateKeyRequest]) -> NewKey:
+    async def rotate_key(self, request: ApiRequest[RotateKeyRequest]) -> NewLimitedKey:
         """Rotates the secret of a key."""
         key_id = self._changeable(request.path["key"])
         entropy = secrets.token_bytes(SECRET_BYTES)
@@ -174,7 +200,7 @@ class KeyRoutes:
         with _refusals():
             record = await self._log.change(decide, key_id)
         request.log("key_rotated", key=record.key.name, id=key_id, grace_s=request.input.grace_s)
-        return _new(record, texts[0], record.at)
+        return self._new(record, texts[0], record.at)
 
     @operation(
         "POST",
@@ -186,7 +212,7 @@ class KeyRoutes:
         result="The key.",
         errors={404: _UNKNOWN, 409: _CONFLICT, 503: NATS_UNAVAILABLE},
     )
-    async def revoke_key(self, request: ApiRequest[RevokeKeyRequest]) -> ListedKey:
+    async def revoke_key(self, request: ApiRequest[RevokeKeyRequest]) -> LimitedKey:
         """Revokes a key."""
         key_id = self._changeable(request.path["key"])
 
@@ -199,9 +225,9 @@ class KeyRoutes:
             if refused.code == "key_changed":
                 raise _conflict(refused) from None
             # It has ended already, which is what the caller wants.
-            return _listed(self._plane_key(key_id), utc_now())
+            return self._listed(self._plane_key(key_id), utc_now())
         request.log("key_revoked", key=record.key.name, id=key_id)
-        return _listed_record(record, utc_now())
+        return self._listed_record(record, utc_now())
 
     @operation(
         "POST",
@@ -213,7 +239,7 @@ class KeyRoutes:
         result="The key.",
         errors={403: _NOT_OWN, 404: _UNKNOWN, 409: _CONFLICT, 503: NATS_UNAVAILABLE},
     )
-    async def expire_key(self, request: ApiRequest[ExpireKeyRequest]) -> ListedKey:
+    async def expire_key(self, request: ApiRequest[ExpireKeyRequest]) -> LimitedKey:
         """Changes the time at which a key ends."""
         key_id = self._changeable(request.path["key"])
         ends_at = None if request.input.at == "never" else request.input.at
@@ -228,7 +254,7 @@ class KeyRoutes:
         with _refusals():
             record = await self._log.change(decide, key_id)
         request.log("key_expires", key=record.key.name, id=key_id, at=record.ends_at)
-        return _listed_record(record, utc_now())
+        return self._listed_record(record, utc_now())
 
     @property
     def _log(self) -> KeyLog:
@@ -236,6 +262,61 @@ class KeyRoutes:
         if not self.ring.is_filled:
             raise unavailable("unavailable", "the API keys can't be read yet; retry")
         return self.ring.log
+
+    def _listed(self, key: ApiKey | PlaneKey, now: datetime, limits: LimitsOfKeys | None = None) -> LimitedKey:
+        if isinstance(key, PlaneKey):
+            return self._listed_record(key.record, now, limits)
+        of_key = (self._limits() if limits is None else limits).get(key.name, ())
+        return LimitedKey(source="file", state="active", limits=of_key, **_rights(key))
+
+    def _listed_record(self, record: KeyRecord, now: datetime, limits: LimitsOfKeys | None = None) -> LimitedKey:
+        of_key = (self._limits() if limits is None else limits).get(record.key.name, ())
+        return LimitedKey(limits=of_key, **_fields(record, now))
+
+    def _new(self, record: KeyRecord, text: str, now: datetime) -> NewLimitedKey:
+        return NewLimitedKey(key=text, limits=self._limits().get(record.key.name, ()), **_fields(record, now))
+
+    def _limits(self) -> LimitsOfKeys:
+        """Returns the limits that are on a key alone, by the key's name."""
+        table = self.editor.limits()
+        limits: defaultdict[str, tuple[LimitOfKey, ...]] = defaultdict(tuple)
+        for limit in chain(table.limits, table.plane_limits.limits.values()):
+            if len(limit.parts) == 1 and limit.parts[0].kind == "key":
+                amount = amount_text(limit.unit, limit.amount)
+                terms = LimitOfKey(id=limit.id, unit=limit.unit, amount=amount, per=limit.window, action=limit.action)
+                limits[limit.parts[0].name] += (terms,)
+        return limits
+
+    async def _set_limits(self, request: ApiRequest[LimitedKeyRequest], now: datetime) -> list[str]:
+        """Sets the limits of a key that is about to be made, all or none. Returns the ids of those that are new.
+
+        Raises RequestError: one of them can't be set.
+        """
+        scope = f"key:{request.input.name}"
+        terms = [LimitSettings(scope=scope, **limit.model_dump(mode="json")) for limit in request.input.limits]
+        settings = {default_id(scope, limit.unit, limit.per): limit for limit in terms}
+        if len(settings) < len(terms):
+            raise _invalid("limits", "two of them are of one unit and window; leave one out")
+        created: list[str] = []
+        try:
+            for number, (limit_id, limit) in enumerate(settings.items()):
+                with _refusals_of_limit(number):
+                    await self.editor.check(limit_id, limit, request.caller, now)
+            for number, (limit_id, limit) in enumerate(settings.items()):
+                with _refusals_of_limit(number):
+                    record = await self.editor.set_limit(limit_id, limit, request.caller, request.why or None, now)
+                if record.change == "created":
+                    created.append(limit_id)
+        except RequestError:
+            await self._withdraw(request, created, now)
+            raise
+        return created
+
+    async def _withdraw(self, request: ApiRequest[Any], limit_ids: Iterable[str], now: datetime) -> None:
+        """Deletes limits of a key that is not made. One that stays counts nothing, as no key has the name."""
+        for limit_id in limit_ids:
+            with suppress(LimitRefusedError, BusError, UnavailableError):
+                await self.editor.delete_limit(limit_id, request.caller, "the key was not made", now)
 
     def _check(self, new_key: CreateKeyRequest, now: datetime) -> None:
         """Raises RequestError: 422, the config does not know an agent or a model, or the key would have ended."""
@@ -310,22 +391,19 @@ def _refusals() -> Generator[None]:
         raise _conflict(refused) from None
 
 
+@contextmanager
+def _refusals_of_limit(number: int) -> Generator[None]:
+    """Turns the refusal of one of a key's limits into an error that names it."""
+    try:
+        yield
+    except LimitRefusedError as refused:
+        path = f"limits.{number}" if refused.field is None else f"limits.{number}.{refused.field}"
+        details = [FieldError(path, str(refused))]
+        raise RequestError(refused.status, refused.code, f"{path}: {refused}", details) from None
+
+
 def _conflict(refused: KeyRefusedError) -> RequestError:
     return RequestError(409, refused.code, str(refused))
-
-
-def _listed(key: ApiKey | PlaneKey, now: datetime) -> ListedKey:
-    if isinstance(key, PlaneKey):
-        return _listed_record(key.record, now)
-    return ListedKey(source="file", state="active", **_rights(key))
-
-
-def _listed_record(record: KeyRecord, now: datetime) -> ListedKey:
-    return ListedKey(**_fields(record, now))
-
-
-def _new(record: KeyRecord, text: str, now: datetime) -> NewKey:
-    return NewKey(key=text, **_fields(record, now))
 
 
 def _fields(record: KeyRecord, now: datetime) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from breakwater.client import ApiError, ApiKeyRefusedError
+from breakwater.identity.contract import KeyScope
 from breakwater.identity.pages.sessions import Session, session_of
 from breakwater.kernel.errors import BreakwaterError
 
@@ -45,6 +46,10 @@ class Fields:
         """The last value of a field, or the default if there is none."""
         return next((value for key, value in reversed(self._pairs) if key == name), default)
 
+    def items(self) -> list[tuple[str, str]]:
+        """All fields with their values."""
+        return list(self._pairs)
+
     def all(self, name: str) -> list[str]:
         """All values of a field."""
         return [value for key, value in self._pairs if key == name]
@@ -76,12 +81,15 @@ async def read_form(request: Request, limit: int = MAX_BYTES, within_s: float = 
         raise FormError(422, "The request body is not a form.") from error
 
 
-async def read_action(request: Request, *, approval: bool = False) -> tuple[Session, Fields]:
+async def read_action(
+    request: Request, *, approval: bool = False, scopes: tuple[KeyScope, ...] = ("operate",)
+) -> tuple[Session, Fields]:
     """Reads and checks the form of an action. Returns its sender and its fields.
 
     Args:
         request: the request with the form.
         approval: True if the scope `approve` is enough for the action.
+        scopes: the scopes of which one is enough.
 
     Raises:
         FormError: if the form was not sent from a page of the console, or the sender may not take the action.
@@ -90,9 +98,10 @@ async def read_action(request: Request, *, approval: bool = False) -> tuple[Sess
     fields = await read_form(request)
     if not hmac.compare_digest(fields.get("csrf", "").encode(), session.csrf.encode()):
         raise FormError(403, "This form is too old, or was sent by another site. Reload the page and try again.")
-    if not (session.may_approve if approval else session.may_operate):
-        scopes = "`operate` or `approve`" if approval else "`operate`"
-        raise FormError(403, f"{session.name!r} may not do that: it requires the scope {scopes}.")
+    sufficient = ("operate", "approve") if approval else scopes
+    if not session.may(*sufficient):
+        names = " or ".join(f"`{scope}`" for scope in sufficient)
+        raise FormError(403, f"{session.name!r} may not do that: it requires the scope {names}.")
     return session, fields
 
 

@@ -21,7 +21,7 @@ from typing import Literal
 from starlette.requests import Request
 
 from breakwater.client import ApiClient
-from breakwater.identity.contract import KeyDetails
+from breakwater.identity.contract import KeyDetails, KeyScope
 
 MAX_CACHED = 1_000
 """Maximum number of cached sessions; the oldest are dropped, and read from the HTTP API again when needed."""
@@ -87,6 +87,10 @@ class Session:
     def name(self) -> str:
         """The name of the key, under which actions are recorded."""
         return self.cached.key.name
+
+    def may(self, *scopes: KeyScope) -> bool:
+        """Returns True if the user has one of some scopes."""
+        return not set(scopes).isdisjoint(self.cached.key.scopes)
 
     @property
     def may_operate(self) -> bool:

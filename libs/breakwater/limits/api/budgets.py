@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import get_args
 
@@ -34,7 +34,7 @@ from breakwater.limits.contract import (
 from breakwater.limits.rules.budget import WINDOWS, Counter, LimitTable, Period, periods_at, threshold
 from breakwater.limits.rules.ledger import AttemptSums, is_reached
 from breakwater.limits.rules.limit import amount_of
-from breakwater.limits.rules.scopes import BASE, dimension_of, key_from_text, parts_of
+from breakwater.limits.rules.scopes import BASE, Dimension, ScopePart, dimension_of, key_from_text, key_of, parts_of
 from breakwater.limits.settings import OTHERS
 from breakwater.limits.store.budget_counters import BudgetCounters, PeriodCounters, Snapshot
 from breakwater.limits.store.budgets import NotFilledError
@@ -76,24 +76,37 @@ class BudgetRoutes:
         tag="budgets",
         summary="The state of every budget",
         description="Those of the current periods, for the plane, all agents and tenants in the config, and all "
-        "others that called a model. With a parameter, only those that such a call counts against.",
+        "others that called a model. With names, only those that such a call counts against.",
         result="The plane's, then those of agents, then tenants.",
         errors={404: "The agent is not known (`unknown_agent`).", 503: REDIS_UNAVAILABLE},
     )
     async def list_budgets(self, request: ApiRequest[BudgetQuery]) -> BudgetList:
         """Lists all budgets, or those that a call of the agent for the tenant counts against."""
-        agent = request.input.agent
-        tenant = request.input.tenant
+        query = request.input
+        agent = query.agent
         limits = self._limits()
         snapshot = await self._counters.read(current(limits, self._counters, self._now()))
         keys = known_keys(limits, snapshot)
         if agent is not None and f"agent:{agent}" not in keys:
             message = f"no agent {agent!r} is known{suggestion(agent, limits.agents)}"
             raise RequestError(404, "unknown_agent", message, [FieldError(path="agent", message=message)])
-        if agent is not None or tenant is not None:
-            named = {"agent": agent, "tenant": tenant}.items()
-            keys = ("global", *(f"{scope}:{name}" for scope, name in named if name is not None))
-        return BudgetList(filled=snapshot.filled is not None, budgets=statuses(limits, snapshot, keys))
+        named = {kind: name for kind in _NAMES if (name := getattr(query, kind)) is not None}
+        if named:
+            keys = _keys_of_call({"global": "", **named}, limits.dimensions)
+        if query.scope is not None:
+            keys = (key_from_text(query.scope),)
+        budgets = statuses(limits, snapshot, keys)
+        used_from = query.used_from
+        matching = [budget for budget in budgets if used_from is None or _is_used(budget, used_from)]
+        names = [budget.budget for budget in matching]
+        begin = names.index(query.after) + 1 if query.after in names else 0
+        page = matching[begin : begin + query.limit]
+        return BudgetList(
+            filled=snapshot.filled is not None,
+            capped=sum(bool(budget.limit) for budget in budgets),
+            budgets=tuple(page),
+            continue_after=page[-1].budget if begin + len(page) < len(matching) else None,
+        )
 
     @operation(
         "GET",
@@ -205,6 +218,23 @@ class BudgetRoutes:
             # Redis was refilled meanwhile, perhaps from the record before the raise.
             raise NotFilledError
         return event
+
+
+_NAMES = ("agent", "tenant", "key", "user", "team")
+
+
+def _keys_of_call(names: Mapping[str, str], dimensions: Iterable[Dimension]) -> tuple[str, ...]:
+    """Returns the keys of the scopes in which a call of these names counts, in the order of their kinds."""
+    kinds = dict.fromkeys(dimension.kinds for dimension in (*BASE, *sorted(dimensions)))
+    return tuple(
+        key_of(ScopePart(kind, names[kind]) for kind in combination)
+        for combination in kinds
+        if names.keys() >= set(combination)
+    )
+
+
+def _is_used(budget: BudgetStatus, percent: int) -> bool:
+    return bool(budget.limit) and (budget.spent + budget.reserved) * 100 >= (budget.limit or 0) * percent
 
 
 def _counter(budget: str, limits: LimitTable, snapshot: Snapshot) -> Counter:

@@ -95,6 +95,9 @@ SOFT_PERCENT = 80
 CALENDAR: Mapping[str, Window] = {"day": "daily", "week": "weekly", "month": "monthly", "quarter": "quarterly"}
 """The windows of a calendar, as budgets are named by them."""
 
+PERIODS: Mapping[str, str] = {window: period for period, window in CALENDAR.items()}
+"""The periods of a calendar, by the windows of budgets."""
+
 
 SLIDING: frozenset[LimitWindow] = frozenset({"minute", "hour", "rolling day"})
 """The windows that slide: limits on them are rates, as are those on calls at the same time."""

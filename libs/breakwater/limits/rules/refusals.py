@@ -11,9 +11,9 @@ from breakwater.kernel.formats import beyond, moment, money, moneys
 from breakwater.kernel.types import time_from_ms
 from breakwater.limits.contract import GuardRule
 from breakwater.limits.rules.budget import MAX_MADE_UP_SCOPES, Counter, OverBudget, fits
-from breakwater.limits.rules.limit import SOFT_PERCENT, Limit
+from breakwater.limits.rules.limit import PERIODS, SOFT_PERCENT, Limit
 from breakwater.limits.rules.rate_limit import HELD, OverRate
-from breakwater.limits.rules.scopes import scope_in_words
+from breakwater.limits.rules.scopes import key_from_text, parts_of, scope_in_words, scope_of
 
 RETRY_HELD_S = 5.0
 """The advised wait for calls in flight to end, or for lost counters."""
@@ -131,13 +131,14 @@ def unpriced_model(model: str, cap: str, setting: str) -> ErrorInfo:
 
 def raise_cap(counter: Counter) -> str:
     """Returns the setting and the command that raise a cap, in words."""
-    until = {"daily": "day", "weekly": "week", "monthly": "month", "quarterly": "quarter"}[counter.window]
-    return f"{counter.setting}, or for this {until} `{raise_command(counter.name)}`"
+    return f"{counter.setting}, or for this {PERIODS[counter.window]} `{raise_command(counter.name)}`"
 
 
 def raise_command(budget: str) -> str:
     """Returns the command that raises the cap of a budget, by its name."""
-    return f"breakwater budgets raise {shlex.quote(budget)} USD --reason WHY"
+    scope, _, window = budget.rpartition("/")
+    place = f"{shlex.quote(scope_of(parts_of(key_from_text(scope))))} --per {PERIODS[window]}"
+    return f"breakwater limits raise {place} --to USD --reason WHY"
 
 
 def _budget(counter: Counter) -> str:

@@ -70,6 +70,13 @@ WHERE at >= {start:DateTime64(3, 'UTC')} AND at < {end:DateTime64(3, 'UTC')}
 ORDER BY at DESC, audit_id DESC
 LIMIT {limit:UInt32}
 
+-- name: audit_of
+SELECT * EXCEPT (event_sequence)
+FROM audit FINAL
+WHERE action IN {actions:Array(String)} AND JSONExtractString(details, {name:String}) = {value:String}
+ORDER BY at DESC, audit_id DESC
+LIMIT {limit:UInt32}
+
 -- name: audit_names
 SELECT groupUniqArray(by) AS people, groupUniqArray(action) AS actions
 FROM audit

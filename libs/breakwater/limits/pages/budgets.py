@@ -1,4 +1,4 @@
-"""The pages of budgets: what is spent, reserved and free, forecasts, and raising caps."""
+"""The pages of spend by period: what is spent, reserved and free, forecasts, and raising caps."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from breakwater.client import ApiError, ApiKeyRefusedError
+from breakwater.client import ApiClient, ApiError, ApiKeyRefusedError
 from breakwater.identity.pages.operator_actions import back_to, read_action, reason_of
 from breakwater.identity.pages.rendering import (
     API_CLICKHOUSE_S,
     CLICKHOUSE_AWAY,
-    NavigationLink,
     PageContext,
     PagePart,
     fetch_part,
@@ -36,6 +35,7 @@ from breakwater.kernel.pages.words import segment
 from breakwater.kernel.types import ms_from_time, nano_from_usd, time_from_ms
 from breakwater.limits.contract import BudgetList, BudgetStatus, Reconciliation, Window
 from breakwater.limits.rules.budget import WINDOWS, Forecast, Period, forecast, periods_at, recent_from
+from breakwater.limits.rules.limit import PERIODS
 from breakwater.limits.rules.scopes import Dimension, dimension_of, key_from_text
 from breakwater.limits.views import COLUMNS as BUDGETS
 from breakwater.limits.views import RECONCILIATION, no_cap_text, owner_of, tone, used_share
@@ -53,7 +53,6 @@ MAX_ROWS = 200
 _RecentSpend = dict[Window, dict[str, int]]
 """Recent spend in nano-dollars, by window and scope."""
 
-_PERIOD_NAMES = {"daily": "day", "weekly": "week", "monthly": "month", "quarterly": "quarter"}
 _TABLES = {"daily": "Today", "weekly": "This week", "monthly": "This month", "quarterly": "This quarter"}
 
 
@@ -126,7 +125,8 @@ class RaiseRejected:
     """The value of the checkbox. It contains the amount, because a confirmation is valid for one amount only."""
 
 
-LINK = NavigationLink("/budgets", "Budgets", "u")
+LINK = None
+"""The page of limits leads here."""
 
 
 def routes(context: PageContext) -> list[Route]:
@@ -142,7 +142,7 @@ def routes(context: PageContext) -> list[Route]:
         typed_limit = fields.get("limit_usd")
         reason = reason_of(fields) or ""
         limit_usd = typed_limit.strip().removeprefix("$").strip()
-        budget_list = await fetch_part(session.api.read(BudgetList, "budgets"))
+        budget_list = await fetch_part(_read_budgets(session.api, name))
         budgets = budget_list.value.budgets if budget_list.value else ()
         status = next((budget for budget in budgets if budget.budget == name), None)
         if budget_list.value and status is None:
@@ -197,7 +197,7 @@ class BudgetFigures(NamedTuple):
 async def _figures(visit: Visit, models: ReadModels) -> BudgetFigures:
     """Reads the budgets, those nearest to their caps first, with charts of these or of the budget in the path."""
     name = visit.path_params.get("name")
-    budget_list = await fetch_part(models.api.read(BudgetList, "budgets"))
+    budget_list = await fetch_part(_read_budgets(models.api, name))
     budgets = budget_list.value.budgets if budget_list.value else ()
     recent = await fetch_part(_recent_spend(models.analytics, visit, budgets))
     periods = periods_at(visit.now, visit.zone)
@@ -237,10 +237,7 @@ def view(visit: Visit, figures: BudgetFigures) -> dict[str, Any]:
         "budget_list": figures.budget_list,
         "no_cap_text": figures.no_cap_text,
         "recent": figures.recent,
-        **{
-            _PERIOD_NAMES[window]: table(_PERIOD_NAMES[window], _TABLES[window], window, capped=True)
-            for window in WINDOWS
-        },
+        **{PERIODS[window]: table(PERIODS[window], _TABLES[window], window, capped=True) for window in WINDOWS},
         "uncapped": table("uncapped", "Without a cap", None, capped=False),
         "count": len(figures.rows),
         "budget_charts": figures.charts,
@@ -308,7 +305,7 @@ def outlook(status: BudgetStatus, expected: Forecast | None, is_recent_known: bo
         is_recent_known: True if recent spend is known.
         now_ms: the present time, in milliseconds since 1970.
     """
-    period_name = _PERIOD_NAMES[status.window]
+    period_name = PERIODS[status.window]
     limit = status.limit
     if limit is not None and status.reached:
         return "Cap reached" if limit else "Cap is zero"
@@ -338,7 +335,7 @@ def _check_form(
 ) -> RaiseRejected | None:
     """Checks a form for raising a cap. Returns the rejected form with its problem; None if the form is accepted."""
     try:
-        limit = _nano(limit_usd)
+        limit = nano_of(limit_usd)
     except ValueError as error:
         return RaiseRejected(typed_limit, reason, str(error))
     if not reason:
@@ -353,7 +350,7 @@ def _check_form(
     return None
 
 
-def _nano(limit_usd: str) -> int:
+def nano_of(limit_usd: str) -> int:
     """Parses an amount in USD. Returns nano-dollars. Raises ValueError if it is invalid or ambiguous."""
     if "," in limit_usd:
         # A comma is the decimal separator in half of the world, and the thousands separator in the other half.
@@ -363,6 +360,17 @@ def _nano(limit_usd: str) -> int:
     if not re.fullmatch(r"[0-9]+(\.[0-9]+)?|\.[0-9]+", limit_usd):
         raise ValueError(f"{limit_usd!r} is not an amount in USD: write 2.50, with a decimal point")
     return nano_from_usd(limit_usd)
+
+
+async def _read_budgets(api: ApiClient, name: str | None) -> BudgetList:
+    """Reads all budgets, or those of the scope of one."""
+    query = {"scope": None if name is None else name.rpartition("/")[0]}
+    budget_list = await api.read(BudgetList, "budgets", query)
+    budgets = [*budget_list.budgets]
+    while budget_list.continue_after is not None:
+        budget_list = await api.read(BudgetList, "budgets", {**query, "after": budget_list.continue_after})
+        budgets += budget_list.budgets
+    return budget_list.model_copy(update={"budgets": tuple(budgets)})
 
 
 async def _recent_spend(analytics: Analytics, visit: Visit, budgets: Iterable[BudgetStatus]) -> _RecentSpend:
