@@ -15,7 +15,7 @@ from breakwater.kernel.nats.state_log import ChangedMeanwhileError
 from breakwater.kernel.types import ms_from_time, time_from_ms
 from breakwater.limits.contract import BudgetEvent, LimitRaise, LimitRecord, LimitSettings
 from breakwater.limits.limit_log import LimitLog
-from breakwater.limits.rules.budget import LimitTable, Period, periods_at, settings_problems
+from breakwater.limits.rules.budget import KEPT_IN_LIMITS, LimitTable, Period, periods_at, settings_problems
 from breakwater.limits.rules.limit import Limit, amount_of, amount_text, limit_of
 from breakwater.limits.rules.limit_changes import (
     Author,
@@ -285,7 +285,7 @@ class LimitEditor:
         """Publishes that a budget was raised, for alerts and costs."""
         counter = self.limits().counter(key_of(parts), period.window)
         event = BudgetEvent(
-            event_id=f"{counter.name}/{period.name}/raised/{ms_from_time(limit_raise.at)}/{limit_raise.by}",
+            event_id=f"{counter.name}/{period.name}/raised/{ms_from_time(limit_raise.at)}{KEPT_IN_LIMITS}",
             kind="raise_ended" if ends else "raised",
             scope=counter.scope,
             agent=counter.agent,

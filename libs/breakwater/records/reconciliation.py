@@ -26,7 +26,7 @@ from breakwater.kernel.nats.lookup import ClientGetter, Facts, Lookup
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.types import ms_from_time
 from breakwater.limits.contract import BudgetEvent, BudgetReconciliation, CapRaise, Reconciliation
-from breakwater.limits.rules.budget import Period, scope_key, threshold
+from breakwater.limits.rules.budget import KEPT_IN_LIMITS, Period, scope_key, threshold
 from breakwater.limits.rules.ledger import AttemptSums, BudgetPlace, Ledger, figures_of, places_of
 from breakwater.limits.rules.scopes import ONLY_BASE, Dimensions, scope_text
 from breakwater.limits.store.budget_counters import BudgetCounters, Notes, Repair, Snapshot
@@ -368,6 +368,8 @@ def _notes(events: Iterable[BudgetEvent]) -> dict[str, Notes]:
     raises: dict[str, dict[str, CapRaise]] = defaultdict(dict)
     announced: dict[str, set[str]] = defaultdict(set)
     for event in sorted(events, key=lambda event: event.at):
+        if event.event_id.endswith(KEPT_IN_LIMITS):
+            continue
         key = scope_key(event)
         if event.kind == "raised" and event.limit is not None:
             raises[event.period][key] = CapRaise(

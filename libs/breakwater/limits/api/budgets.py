@@ -140,7 +140,7 @@ class BudgetRoutes:
         result="The raise, which is now in effect; or, if there was nothing to do, the budget with `unchanged`.",
         errors={
             404: "There is no such budget (`unknown_budget`).",
-            409: "The config gives this budget no cap (`no_cap`).",
+            409: "The budget has no cap (`no_cap`), or its limit is raised over `/api/v1/limits` (`limit_raised`).",
             422: "The body is invalid (`invalid_request`), or the cap is below the config's (`below_cap`).",
             503: "Redis or NATS is unavailable (`unavailable`), or the counters are being rebuilt (`not_filled`). Ask "
             "again: repeating the request is safe.",
@@ -179,6 +179,12 @@ class BudgetRoutes:
             detail = FieldError(path="limit_usd", message="use a higher one, or exactly the config's to revoke a raise")
             message = f"a cap can't be lower than the config's ({exact_money(configured)})"
             raise RequestError(422, "below_cap", message, [detail])
+        if (limit_raise := counter.raised) is not None and counter.cap is not None:
+            message = (
+                f"the limit {counter.cap.id!r} is raised until {limit_raise.until:%Y-%m-%d %H:%M} UTC; change that by "
+                "`breakwater limits raise`"
+            )
+            raise RequestError(409, "limit_raised", message)
         if snapshot.filled is None:
             raise NotFilledError
         period_counters = next(counters for counters in snapshot.periods if counters.period.window == counter.window)
@@ -326,7 +332,7 @@ def budget_status(counter: Counter, period_counters: PeriodCounters) -> BudgetSt
         enforcement=enforcement,
         limit=limit,
         # After the config has changed the cap, a raise of the earlier cap no longer counts.
-        raised=None if limit == counter.limit else notes.raises.get(counter.key) or _raise_of(counter),
+        raised=None if limit == counter.limit else _raise_of(counter) or notes.raises.get(counter.key),
         spent=figures.spent,
         reserved=reserved,
         remaining=None if limit is None else max(0, limit - figures.spent - reserved),

@@ -554,6 +554,10 @@ def scope_key(event: BudgetEvent) -> str:
     return key if event.within is None else key_of((*parts_of(key), *parts_of(event.within)))
 
 
+KEPT_IN_LIMITS = "/limits"
+"""The end of the ids of events of raises that LIMITS has: noted with the counters, they would outlive their end."""
+
+
 def effective_limit(limit: int | None, raised: tuple[int, int] | None) -> int | None:
     """Returns the effective cap, in nano-dollars.
 

@@ -78,8 +78,7 @@ class PeriodCounters:
     def limit(self, counter: Counter) -> int | None:
         """The effective cap of a budget in this period, in nano-dollars; None if there is none."""
         raised = self.notes.raises.get(counter.key)
-        limit = effective_limit(counter.limit, None if raised is None else (raised.limit, raised.configured))
-        return counter.effective if limit == counter.limit else limit
+        return effective_limit(counter.effective, None if raised is None else (raised.limit, raised.configured))
 
 
 @dataclass(frozen=True, slots=True)
