@@ -19,6 +19,7 @@ from breakwater.limits.contract import LimitSettings
 from breakwater.limits.limit_log import LimitLog
 from breakwater.limits.rules.limit_changes import Author, set_limit
 from breakwater.limits.rules.scopes import CallNames
+from breakwater.limits.store.budget_counters import BudgetCounters
 from breakwater.limits.store.budgets import FILLED, Budgets, LimitsChanged, OverRate, Reserved
 from tests.server_sources import RunningServer
 
@@ -35,6 +36,7 @@ class Worker:
         self.log = LimitLog(lambda: client, Publisher(lambda: client, "test"))
         self.log.feed(self.live.change_limits)
         self.budgets = Budgets(redis, ZONE)
+        self.counters = BudgetCounters(redis, ZONE)
         self.redis = redis
         self.read_on = 0
 
@@ -43,7 +45,7 @@ class Worker:
         settings = LimitSettings(scope="key:bot", requests=requests, per="minute")
         author = Author(limit_id, "tests", None, datetime.now(UTC))
         await self.log.change(lambda: set_limit(limit_id, settings, self.log.states.get(limit_id), author), limit_id)
-        await self.budgets.note_limits(self.log.version)
+        await self.counters.note_limits(self.log.version)
 
     async def ask(self, attempt_id: str) -> Reserved | OverRate:
         """Asks for a call, and again under newer limits."""
@@ -59,7 +61,7 @@ class Worker:
                 assert isinstance(answer, Reserved | OverRate)
                 return answer
             self.read_on += 1
-            await self.log.read_on(table.version, answer.version, self.budgets)
+            await self.log.read_on(table.version, answer.version, self.counters)
 
 
 @pytest_asyncio.fixture
