@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import openai
@@ -26,6 +27,7 @@ from tests.openai_client import openai_client
 from tests.server_sources import RunningServer
 from tests.services.request.conftest import HttpApi, running, settings_for
 from tests.services.worker.harness import WorkerPlane, running_worker
+from tests.services.worker.test_outcomes import fill
 
 ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "Where is the ferry?"}]}
 TOOL: dict[str, Any] = {
@@ -61,6 +63,7 @@ AGENTS = {
     "metered": {"model": "sim/fast", "rate_limit": {"requests_per_minute": 3, "tokens_per_minute": 20_000, **REFUSE}},
     "metered-strictly": {"model": "sim/fast", "rate_limit": {"requests_per_minute": 1, **REFUSE}},
     "metered-for-all": {"model": "sim/counted"},
+    "capped": {"model": "sim/fast", "budget": {"monthly_usd": "0.0025", "enforcement": "hard"}},
     "recovering": {
         "model": "sim/recovers",
         "retry": NO_WAIT,
@@ -279,6 +282,21 @@ async def test_a_call_that_the_sdk_repeats_at_the_time_that_it_is_told_is_admitt
     # After its own pause of half a second at most, it would be refused, and not try again.
     assert raw.retries_taken == 1
     assert raw.headers["x-ratelimit-remaining-requests"] == "0"
+
+
+async def test_a_spent_budget_says_when_its_period_ends_and_no_sdk_waits_for_that(plane: OpenAIPlane) -> None:
+    await fill(plane.worker)
+    create = plane.sdk().chat.completions.with_raw_response.create
+    # Nothing is made up where no window limits the caller.
+    assert not [header for header in (await create(model="capped", **ASK)).headers if "ratelimit" in header]
+    with pytest.raises(openai.RateLimitError) as refused:
+        await create(model="capped", **ASK)
+    headers = refused.value.response.headers
+    assert (refused.value.code, headers["x-should-retry"]) == ("insufficient_quota", "false")
+    now = datetime.now(UTC)
+    next_month = (now.replace(day=1) + timedelta(days=32)).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    assert 0 <= int(headers["retry-after"]) - (next_month - now).total_seconds() < 60
+    assert not [header for header in headers if "ratelimit" in header]
 
 
 async def test_the_sdk_retries_when_the_breaker_admits_a_call_and_not_by_its_own_backoff(plane: OpenAIPlane) -> None:
