@@ -260,8 +260,12 @@ class Reconciler:
         reasons = [f"{figure} was {value:+,} off" for figure, value in wrong.items() if value and figure != "spent"]
         if wrong.spent:
             reasons.insert(0, _off(wrong.spent, "counted"))
-        if leak := comparison.leaks.get(place, 0):
-            reasons.append(_off(leak, "held"))
+        leak = comparison.leaks.get(place, AttemptSums())
+        if leak.spent:
+            reasons.append(_off(leak.spent, "held"))
+        reasons += [
+            f"{figure} held were {value:+,} off" for figure, value in leak.items() if value and figure != "spent"
+        ]
         event = event_of(
             counter,
             counters.period,

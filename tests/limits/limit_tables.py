@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from breakwater.limits.contract import Window
 from breakwater.limits.rules.budget import LimitTable
-from breakwater.limits.rules.limit import Limit, LimitAction, LimitedAgent, LimitWindow, limits_of
+from breakwater.limits.rules.limit import Limit, LimitAction, LimitedAgent, LimitUnit, LimitWindow, limits_of
 from breakwater.limits.rules.scopes import parts_of
 from breakwater.limits.settings import OTHERS, Caps, GuardRules, RateLimit
 
@@ -40,7 +40,12 @@ def limit_table(
 
 
 def limit(
-    key: str, window: Window, amount: int, action: LimitAction = "cheaper_model", thresholds: tuple[int, ...] = ()
+    key: str,
+    window: Window,
+    amount: int,
+    action: LimitAction = "cheaper_model",
+    thresholds: tuple[int, ...] = (),
+    unit: LimitUnit = "usd",
 ) -> Limit:
-    """Returns a limit on the spend of a scope, by its key."""
-    return Limit(f"test.{key}", parts_of(key), "usd", WINDOWS[window], amount, action, thresholds)
+    """Returns a limit of a scope, by its key, on its spend or on another unit."""
+    return Limit(f"test.{key}", parts_of(key), unit, WINDOWS[window], amount, action, thresholds)

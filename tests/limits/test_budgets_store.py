@@ -31,8 +31,9 @@ from breakwater.limits.store.budgets import (
     PeriodChanged,
     Reserved,
     Settlement,
+    UsedTokens,
 )
-from tests.limits.limit_tables import limit_table
+from tests.limits.limit_tables import limit, limit_table
 
 WINDOWS: tuple[Window, Window] = ("daily", "monthly")
 ZONE = ZoneInfo("UTC")
@@ -682,3 +683,72 @@ async def test_what_is_counted_goes_days_after_its_period(redis: Redis) -> None:
 async def test_a_mistake_of_ours_is_not_taken_for_an_outage(redis: Redis) -> None:
     with pytest.raises(ResponseError, match="not an integer"):
         await ask(redis, "j:1", 10**30, against())
+
+
+async def test_tokens_and_requests_of_a_day_are_reserved_charged_settled_and_counted_like_money(redis: Redis) -> None:
+    names, by_key = CallNames("a", key="bot"), Dimensions(frozenset({Dimension(("key",), "daily")}))
+    table = limit_table(
+        further=(
+            limit("key:*", "daily", 100, unit="tokens"),
+            limit("key:bot", "daily", 3, "refuse", unit="requests"),
+            limit("key:else", "daily", 1, unit="requests"),
+        )
+    )
+    assert table.dimensions == by_key.complete
+    counters = table.counters(names, by_key)
+    assert [(counter.name, counter.hard_limit) for counter in counters if counter.cap] == [
+        ("key:bot/daily/tokens", 100),
+        ("key:bot/daily/requests", 3),
+    ]
+    budgets, all_counters = Budgets(redis, ZONE), BudgetCounters(redis, ZONE)
+    budgets.dimensions = by_key
+    await all_counters.fill(None, LOG, 0, all_counters.periods(now()), {}, {}, dimensions=by_key)
+    today = periods_at(now(), ZONE).day
+    place = today.name, "key:bot"
+
+    async def reserve(attempt_id: str, tokens: int) -> Any:
+        command = budgets.reserve_command(attempt_id, names, 7, counters, now=now(), lease_ms=60_000, tokens=tokens)
+        [answer] = await redis.run([command])
+        return budgets.read_reservation(answer, counters, 7, now=now(), tokens=tokens)
+
+    async def counted() -> tuple[AttemptSums, AttemptSums]:
+        """What was used, and what is reserved; all of it is that of calls."""
+        snapshot = await all_counters.snapshot([today])
+        assert snapshot.reserved_figures.get(place, AttemptSums()) == snapshot.held_figures(charged=False).get(
+            place, AttemptSums()
+        )
+        return snapshot.figures.get(place, AttemptSums()), snapshot.reserved_figures[place]
+
+    for attempt_id in ("charged", "lapsed"):
+        for _ in range(2):
+            assert isinstance(await reserve(attempt_id, 40), Reserved)
+    assert await counted() == (AttemptSums(), AttemptSums(spent=14, tokens=80, calls=2))
+    held = await reserve("too many tokens", 21)
+    assert isinstance(held, OverBudget)
+    assert (held.counter.unit, held.limit, held.spent, held.reserved, held.amount) == ("tokens", 100, 0, 80, 21)
+    never = await reserve("more than the whole", 101)
+    assert isinstance(never, OverBudget)
+    assert (never.amount, never.limit) == (101, 100)
+    # Its worker charges what it used, which its event settles.
+    await redis.run([budgets.release_command("charged", now(), 5, tokens=UsedTokens(30, 30))])
+    assert await counted() == (AttemptSums(spent=5, tokens=30, calls=1), AttemptSums(spent=7, tokens=40, calls=1))
+    assert isinstance(await reserve("unmade", 30), Reserved)
+    over = await reserve("a fourth", 0)
+    assert isinstance(over, OverBudget)
+    assert (over.counter.unit, over.limit, over.spent, over.reserved, over.amount) == ("requests", 3, 1, 2, 1)
+    await redis.run([budgets.release_command("unmade", now())])
+    figures = AttemptSums(spent=5, calls=1, tokens=30)
+    for _ in range(2):
+        await budgets.settle([Settlement("charged", 1, names, figures, now())], LOG)
+        assert await counted() == (figures, AttemptSums(spent=7, tokens=40, calls=1))
+    # A lost call counts as reserved, until its event says more.
+    [lapsed] = await budgets.reservations(["lapsed"])
+    assert lapsed is not None
+    await redis.client.zadd(LEASES, {"lapsed": 1})
+    await budgets.charge_estimate(lapsed)
+    assert await counted() == (AttemptSums(spent=12, calls=2, tokens=70), AttemptSums())
+    snapshot = await all_counters.snapshot([today])
+    assert snapshot.settled[place] == figures, "which is what the record has"
+    lost = Settlement("lapsed", 2, names, AttemptSums(spent=7, calls=1, tokens=12), now())
+    await budgets.settle([lost], LOG)
+    assert await counted() == (AttemptSums(spent=12, calls=2, tokens=42), AttemptSums())

@@ -12,7 +12,7 @@ from breakwater.config import parse_config
 from breakwater.kernel.errors import ConfigError
 from breakwater.limits.contract import Window
 from breakwater.limits.rules.budget import NEVER_FITS, LimitTable, OverBudget
-from breakwater.limits.rules.refusals import over_budget
+from breakwater.limits.rules.refusals import budget_held, over_budget
 from breakwater.limits.rules.scopes import (
     MAX_DIMENSIONS,
     ONLY_BASE,
@@ -113,6 +113,8 @@ def test_a_name_with_the_word_within_is_a_name() -> None:
         (['{scope: "key:a", tokens: 1, per: hour}', '{scope: "key:a", tokens: 2, per: hour}'],
          "budgets.limits.1: budgets.limits.0 limits the same scope in the same window; keep one of them"),
         (['{scope: "agent:bot", requests: 1, per: minute}'], "agents.bot.rate_limit.requests_per_minute limits the"),
+        (['{scope: "key:a", tokens: 1, per: day, action: wait}'], "can't wait for its next day; use refuse"),
+        (['{scope: "key:a", tokens: 1, per: day, action: alert}'], "people are told of limits of usd alone"),
         (['{scope: "key:a", requests: 1, per: minute, action: alert}'], "budgets.limits.0: a rate is not recorded, so"),
         (['{scope: "key:a", usd: 1, per: year}'], "budgets.limits.0.per"),
         (['{scope: "key:a", usd: -1, per: day}'], "budgets.limits.0.usd"),
@@ -185,6 +187,24 @@ def test_any_scope_can_have_limits_on_rates_in_the_config() -> None:
         "key:else"
     ]
     assert table.dimensions == set()
+
+
+def test_a_refusal_by_tokens_or_requests_says_how_many() -> None:
+    table = caps('{scope: "key:*", tokens: 100, per: day}', '{scope: "key:*", requests: 5000, per: week}')
+    counted = Dimensions(table.dimensions)
+    tokens, requests = (counter for counter in table.counters(CallNames("a", key="bot"), counted) if counter.cap)
+    error = over_budget(OverBudget(tokens, 0, 100, 50, 30, 21), "m", 60)
+    assert error.message.startswith("the daily budget of tokens of key bot has no room for a call to m; it resets at")
+    assert error.figures is not None
+    assert error.figures.startswith(
+        "It has 20 tokens of 100 tokens left (30 tokens are reserved by calls in flight), and a call to m may use "
+        "up to 21 tokens. To do: lower `max_tokens`, raise the cap (budgets.limits.0.tokens), or wait"
+    )
+    assert over_budget(OverBudget(tokens, 0, 100, 50, 30, 101), "m", 60).message == (
+        "a call to m may use more than the whole of the daily budget of tokens of key bot; no such call ever fits"
+    )
+    held = budget_held(OverBudget(requests, 0, 5_000, 4_998, 2, 1), "m")
+    assert (held.figures or "").startswith("It has 2 requests of 5,000 requests left, 2 requests of it held by calls")
 
 
 def test_a_limit_holds_where_the_section_of_the_scope_has_no_cap() -> None:

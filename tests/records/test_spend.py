@@ -104,7 +104,8 @@ async def test_nothing_stored_adds_nothing(analytics: Analytics) -> None:
 async def test_a_budget_whose_costs_are_all_unknown_has_its_calls(analytics: Analytics) -> None:
     day = period("daily", LOG_CREATED, BERLIN)
     await store(analytics, [(attempt(started_at=LOG_CREATED, cost=None, cost_basis="unknown"), 4, LOG_CREATED)])
-    expected = AttemptSums(calls=1, unpriced=1)
+    unpriced = attempt(cost=None, cost_basis="unknown")
+    expected = AttemptSums(calls=1, unpriced=1, tokens=(unpriced.input_tokens or 0) + (unpriced.output_tokens or 0))
     found = await spend(analytics, [day], log_created=LOG_CREATED, upto=4)
     assert found == {("2026-10-28", "global"): expected, ("2026-10-28", "agent:writer"): expected}
 

@@ -40,7 +40,7 @@ def unaffordable(config: Config, agent_name: str) -> str | None:
     caps = [
         (counter.hard_limit, counter.setting)
         for counter in table.counters(CallNames(agent_name), Dimensions(table.dimensions))
-        if counter.hard_limit is not None
+        if counter.hard_limit is not None and counter.unit == "usd"
     ]
     if agent.max_cost_usd is not None:
         caps.append((agent.max_cost_usd, f"agents.{agent_name}.max_cost_usd"))

@@ -169,9 +169,9 @@ class LimitEditor:
             raise invalid("amount", str(error)) from None
         table = self.limits()
         key = key_of(parts)
-        dimension = limit.budget_dimension
+        dimension = limit.calendar_dimension
         period = None if dimension is None else periods_at(now, self.counters.zone).of(dimension.window)
-        if dimension is not None and (cap := table.counter(key, dimension.window).cap) != limit:
+        if dimension is not None and (cap := table.counter(key, dimension.window, limit.unit).cap) != limit:
             message = f"for {scope_of(parts)!r}, the limit {cap and cap.id!r} counts instead; raise that one"
             raise LimitRefusedError(409, "limit_not_effective", message)
         if amount < limit.amount:
@@ -197,7 +197,7 @@ class LimitEditor:
             reason=reason,
             at=now,
         )
-        spent = None if period is None else (await self.counters.use([(period, key)]))[0]
+        spent = None if period is None else (await self.counters.use([(period, key, limit.unit)]))[0]
         if period is not None and spent is None:
             raise NotFilledError
         author = Author(token_hex(8), caller.name, reason, now)
@@ -209,7 +209,7 @@ class LimitEditor:
             return raise_limit(limit.id, limit_raise, self.log.states.get(limit.id), author, ends=ends)
 
         async def tell_of_budget() -> None:
-            if period is not None and spent is not None:
+            if period is not None and spent is not None and limit.unit == "usd":
                 await self._tell_of_budget(limit, limit_raise, parts, period, spent[0], present, ends=ends)
 
         return await self._change(limit.id, limit.scope, decide, tell_of_budget)

@@ -29,7 +29,7 @@ from breakwater.limits.contract import BudgetEvent, BudgetReconciliation, CapRai
 from breakwater.limits.rules.budget import KEPT_IN_LIMITS, Period, scope_key, threshold
 from breakwater.limits.rules.ledger import AttemptSums, BudgetPlace, Ledger, figures_of, places_of
 from breakwater.limits.rules.scopes import ONLY_BASE, Dimensions, scope_text
-from breakwater.limits.store.budget_counters import BudgetCounters, Notes, Repair, Snapshot
+from breakwater.limits.store.budget_counters import RESERVED, BudgetCounters, Notes, Repair, Snapshot
 from breakwater.limits.store.budgets import NotFilledError
 from breakwater.records.spend import budget_notes, spend, stored_attempts, stored_upto
 
@@ -234,15 +234,16 @@ class BudgetComparison:
         return {place: difference for place, difference in sorted(differences.items()) if difference != AttemptSums()}
 
     @property
-    def leaks(self) -> Mapping[BudgetPlace, int]:
-        """Amounts held by the counters beyond those of calls, in nano-dollars, by period and scope."""
-        held_by_calls = self.snapshot.held_amounts(charged=False)
-        counted = self.snapshot.reserved
+    def leaks(self) -> Ledger:
+        """Amounts held by the counters beyond those of calls, by period and scope."""
+        held_by_calls = self.snapshot.held_figures(charged=False)
+        counted = self.snapshot.reserved_figures
         # A call may hold money in a period that began after the snapshot, which lacks that period.
         names = {counters.period.name for counters in self.snapshot.periods}
         places = {place for place in {*held_by_calls, *counted} if place[0] in names}
-        leaks = {place: counted.get(place, 0) - held_by_calls.get(place, 0) for place in places}
-        return {place: leak for place, leak in sorted(leaks.items()) if leak}
+        nothing = AttemptSums()
+        leaks = {place: counted.get(place, nothing) - held_by_calls.get(place, nothing) for place in places}
+        return {place: leak for place, leak in sorted(leaks.items()) if leak != nothing}
 
     @property
     def doubtful(self) -> frozenset[BudgetPlace]:
@@ -270,7 +271,12 @@ class BudgetComparison:
             for figure, value in difference.items()
             if value
         ]
-        leaks = [Repair(periods[name], f"reserved:{key}", -leak) for (name, key), leak in self.leaks.items()]
+        leaks = [
+            Repair(periods[name], f"{reserved}:{key}", -getattr(leak, figure))
+            for (name, key), leak in self.leaks.items()
+            for reserved, figure in RESERVED.items()
+            if getattr(leak, figure)
+        ]
         return (*figures, *leaks)
 
     def reconciliation(self) -> Reconciliation:

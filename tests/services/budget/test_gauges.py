@@ -50,7 +50,7 @@ class Counters:
     async def read(self, periods: Sequence[Period]) -> Snapshot:
         keys = ("global", "agent:writer", "tenant:nobody")
         figures = {key: AttemptSums(spent=self.spent, calls=1) for key in keys}
-        held = {"agent:writer": USD // 2}
+        held = {"agent:writer": AttemptSums(spent=USD // 2)}
         return Snapshot(self.filled, tuple(PeriodCounters(one, figures, held, self.notes) for one in periods), (), {})
 
 

@@ -19,6 +19,7 @@ from breakwater.limits.contract import (
     LimitQuery,
     LimitRaise,
     LimitSettings,
+    LimitUnit,
     LimitUseQuery,
     ListedLimit,
     RaiseLimitRequest,
@@ -200,15 +201,15 @@ class LimitRoutes:
         """Returns limits as the contract has them, each with its use by a scope; None for each by itself."""
         table = self.editor.limits()
         periods = periods_at(utc_now(), self.editor.counters.zone)
-        counted: dict[int, tuple[Period, str]] = {}
+        counted: dict[int, tuple[Period, str, LimitUnit]] = {}
         for number, (limit, key) in enumerate(limits):
-            if key is not None and (dimension := limit.budget_dimension) is not None:
-                counted[number] = periods.of(dimension.window), key
+            if key is not None and (dimension := limit.calendar_dimension) is not None:
+                counted[number] = periods.of(dimension.window), key, limit.unit
         uses = dict(zip(counted, await self.editor.counters.use(list(counted.values())), strict=True))
         listed: list[ListedLimit] = []
         for number, (limit, key) in enumerate(limits):
             limit_raise = None if key is None else table.plane_limits.raise_of(limit, key)
-            dimension = limit.budget_dimension
+            dimension = limit.calendar_dimension
             period = None if dimension is None else periods.of(dimension.window)
             listed.append(self._with_use(limit, uses.get(number), limit_raise, period))
         return tuple(listed)

@@ -96,7 +96,9 @@ class BudgetGate(Gate):
         self._counters = limits.counters(names, dimensions)
         self._rates = limits.rate_limits(names) + self._task_rates()
         self._asked_at = self.now()
-        if worst_case is None and any(counter.hard_limit is not None for counter in self._counters):
+        if worst_case is None and any(
+            counter.hard_limit is not None and counter.unit == "usd" for counter in self._counters
+        ):
             return self._refuse_unpriced("a hard budget")
         if worst_case is None and any("usd" in window.limits for window in self._rates.windows):
             return self._refuse_unpriced("a limit on spend")
@@ -121,7 +123,13 @@ class BudgetGate(Gate):
         """Refuses if a hard cap is spent. Waits for room, for calls in flight that hold it, and for lost counters."""
         assert self._asked_at is not None
         amount = self.admission.flight.reserved or 0
-        match self.budgets.read_reservation(answer, self._counters, amount, now=self._asked_at, rates=self._rates):
+        reservation = self.budgets.read_reservation(
+            *(answer, self._counters, amount),
+            now=self._asked_at,
+            tokens=self.admission.worst_tokens,
+            rates=self._rates,
+        )
+        match reservation:
             case Reserved(at, windows):
                 self._reserved_at = at
                 if windows:
@@ -228,7 +236,9 @@ class BudgetGate(Gate):
             "budget_exceeded",
             refusals.over_budget(over, self.admission.flight.model, wait_s),
             refused_by=over.counter.name,
-            refused_cap=over.limit if over.amount <= over.limit or not over.limit else None,
+            refused_cap=over.limit
+            if over.counter.unit == "usd" and (over.amount <= over.limit or not over.limit)
+            else None,
             ends_chain=over.counter.cap is not None and over.counter.cap.action == "refuse",
         )
 

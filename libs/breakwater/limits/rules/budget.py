@@ -17,7 +17,15 @@ from zoneinfo import ZoneInfo
 
 from breakwater.kernel.formats import hint
 from breakwater.kernel.types import ms_from_time, time_from_ms
-from breakwater.limits.contract import BudgetEvent, BudgetScope, Enforcement, LimitRaise, LimitSettings, Window
+from breakwater.limits.contract import (
+    BudgetEvent,
+    BudgetScope,
+    Enforcement,
+    LimitRaise,
+    LimitSettings,
+    LimitUnit,
+    Window,
+)
 from breakwater.limits.rules.limit import Limit, amount_of, enforcement_problem, limit_of
 from breakwater.limits.rules.limit_index import KNOWN_BEFORE_CALLS, LimitIndex, PlaneLimit, PlaneLimits
 from breakwater.limits.rules.rate_limit import NO_RATE_LIMITS, RateLimits, rate_limits_of
@@ -163,7 +171,8 @@ class Counter:
         cap: its limit; None if its spend is only counted.
         is_named: True if the config or a limit names its scope.
         raised: the raise of its limit.
-        effective: the cap in nano-dollars, as it was raised; None if there is none.
+        unit: what it counts.
+        effective: the cap, in nano-dollars, tokens or requests, as it was raised; None if there is none.
         hard_limit: the same if it refuses calls, else None.
         flags: the flags of its place in the script that reserves.
     """
@@ -173,14 +182,18 @@ class Counter:
     cap: Limit | None = None
     is_named: bool = False
     raised: LimitRaise | None = None
+    unit: LimitUnit = "usd"
     effective: int | None = field(init=False)
     hard_limit: int | None = field(init=False)
     flags: str = field(init=False)
 
     def __post_init__(self) -> None:
-        effective = self.limit if self.raised is None else amount_of("usd", self.raised.amount)
+        effective = self.limit if self.raised is None else amount_of(self.unit, self.raised.amount)
         object.__setattr__(self, "effective", effective)
         object.__setattr__(self, "hard_limit", effective if self.enforcement == "hard" else None)
+        if self.unit != "usd":
+            object.__setattr__(self, "flags", "")
+            return
         kinds = {part.kind for part in parts_of(self.key)}
         is_made_up = not self.is_named and any(kind in _MADE_UP or kind.startswith("tag:") for kind in kinds)
         # A tenant is also counted by month, which bounds its days.
@@ -211,8 +224,9 @@ class Counter:
 
     @property
     def name(self) -> str:
-        """The budget's name: its scope and its window, such as `agent:writer/daily`."""
-        return f"{scope_text(self.key)}/{self.window}"
+        """The budget's name: its scope, its window, and its unit if that is not money, such as `agent:writer/daily`."""
+        name = f"{scope_text(self.key)}/{self.window}"
+        return name if self.unit == "usd" else f"{name}/{self.unit}"
 
     @property
     def setting(self) -> str | None:
@@ -221,7 +235,7 @@ class Counter:
 
     @property
     def limit(self) -> int | None:
-        """The cap in nano-dollars; None if there is none."""
+        """The cap, in nano-dollars, tokens or requests; None if there is none."""
         return None if self.cap is None else self.cap.amount
 
     @property
@@ -264,6 +278,8 @@ class Counter:
 
 SCOPES: tuple[BudgetScope, ...] = get_args(BudgetScope)
 
+UNITS: tuple[LimitUnit, ...] = get_args(LimitUnit)
+
 _MADE_UP = frozenset({"tenant", "user", "team"})
 """The kinds of names that callers may make up."""
 
@@ -293,10 +309,9 @@ class LimitTable:
     _cached: dict[tuple[object, ...], tuple[Counter, ...]] = field(
         default_factory=dict[tuple[object, ...], "tuple[Counter, ...]"], init=False, compare=False, repr=False
     )
-    _counters: dict[tuple[str, Window], Counter] = field(
-        default_factory=dict[tuple[str, Window], Counter], init=False, compare=False, repr=False
+    _counters: dict[tuple[str, Window, LimitUnit], Counter] = field(
+        default_factory=dict[tuple[str, Window, LimitUnit], Counter], init=False, compare=False, repr=False
     )
-
     _cached_rates: dict[tuple[str | None, ...], RateLimits] = field(
         default_factory=dict[tuple["str | None", ...], RateLimits], init=False, compare=False, repr=False
     )
@@ -335,11 +350,16 @@ class LimitTable:
         return tuple(sorted(set(chain(*self.kinds_of_rates))))
 
     def counters(self, names: CallNames, dimensions: Dimensions = ONLY_BASE) -> tuple[Counter, ...]:
-        """Returns the budgets that a call counts towards, in the dimensions that are counted."""
+        """Returns the budgets that a call counts towards, in the dimensions that are counted: first those of money."""
         counted_names = (dimensions, *map(names.of_kind, dimensions.kinds))
         counters = self._cached.get(counted_names)
         if counters is None:
-            counters = tuple(self.counter(key, window) for window, key in dimensions.keys(names))
+            keys = dimensions.keys(names)
+            further = (self.counter(key, window, unit) for unit in self._further_units for window, key in keys)
+            counters = (
+                *(self.counter(key, window) for window, key in keys),
+                *(counter for counter in further if counter.cap is not None),
+            )
             _cache(self._cached, counted_names, counters)
         return counters
 
@@ -347,15 +367,15 @@ class LimitTable:
         """Returns the daily and the monthly budget of a scope, by its key. A scope not in the config has no caps."""
         return self.counter(key, "daily"), self.counter(key, "monthly")
 
-    def counter(self, key: str, window: Window) -> Counter:
-        """Returns one budget, by its scope's key and its window."""
-        counter = self._counters.get((key, window))
+    def counter(self, key: str, window: Window, unit: LimitUnit = "usd") -> Counter:
+        """Returns one budget, by its scope's key, its window and its unit."""
+        counter = self._counters.get((key, window, unit))
         if counter is None:
             parts = parts_of(key)
-            cap = self._cap(parts, window)
+            cap = self._cap(parts, window, unit)
             is_named = key in self._named_keys or (cap is not None and cap.is_named)
-            counter = Counter(window, key, cap, is_named, cap and self.plane_limits.raise_of(cap, key))
-            _cache(self._counters, (key, window), counter)
+            counter = Counter(window, key, cap, is_named, cap and self.plane_limits.raise_of(cap, key), unit)
+            _cache(self._counters, (key, window, unit), counter)
         return counter
 
     def limit_like(self, limit: Limit) -> Limit | None:
@@ -363,17 +383,15 @@ class LimitTable:
         same = (index.by_place.get(limit.place) for index in self._indexes)
         return next((limit for limit in same if limit is not None), None)
 
-    def limit_on(self, dimension: Dimension, key: str) -> Limit | None:
+    def limit_on(self, dimension: Dimension, key: str, unit: LimitUnit = "usd") -> Limit | None:
         """Returns the budget that is set on exactly this scope, by its key; it may contain `*`."""
-        for index in self._indexes:
-            if (limit := index.budgets[dimension].get(key) if dimension in index.budgets else None) is not None:
-                return limit
-        return None
+        budgets = (index.budgets.get((dimension, unit), {}).get(key) for index in self._indexes)
+        return next((limit for limit in budgets if limit is not None), None)
 
-    def _cap(self, parts: tuple[ScopePart, ...], window: Window) -> Limit | None:
+    def _cap(self, parts: tuple[ScopePart, ...], window: Window, unit: LimitUnit) -> Limit | None:
         dimension = Dimension(tuple(part.kind for part in parts), window)
         is_named_tenant = parts[0].kind == "tenant" and parts[0].name in self.tenants
-        caps = (self.limit_on(dimension, key_of(pattern)) for pattern in patterns_of(parts))
+        caps = (self.limit_on(dimension, key_of(pattern), unit) for pattern in patterns_of(parts))
         return next(
             (cap for cap in caps if cap is not None and not (is_named_tenant and cap.id.startswith(OTHER_TENANTS))),
             None,
@@ -383,6 +401,17 @@ class LimitTable:
     def _indexes(self) -> tuple[LimitIndex, LimitIndex]:
         """The limits of the config, and then those that the plane keeps."""
         return LimitIndex(self.limits), self.plane_limits
+
+    @cached_property
+    def _further_units(self) -> tuple[LimitUnit, ...]:
+        """The units of budgets, but for money."""
+        units = {unit for _, unit in chain(*(index.budgets for index in self._indexes))}
+        return tuple(unit for unit in UNITS if unit in units and unit != "usd")
+
+    def _is_hard(self, key: str, window: Window) -> bool:
+        """Returns True if a budget of a scope in a window refuses calls, whatever its unit."""
+        units: tuple[LimitUnit, ...] = ("usd", *self._further_units)
+        return any(self.counter(key, window, unit).hard_limit is not None for unit in units)
 
     @cached_property
     def _named_keys(self) -> frozenset[str]:
@@ -395,9 +424,7 @@ class LimitTable:
         """Returns True if a hard cap applies to a call in a dimension that is not counted, or lacks the past."""
         uncounted = (dimension for dimension in self.dimensions if dimension not in dimensions.complete)
         keys = ((dimension, dimension.key(names)) for dimension in uncounted)
-        return any(
-            key is not None and self.counter(key, dimension.window).hard_limit is not None for dimension, key in keys
-        )
+        return any(key is not None and self._is_hard(key, dimension.window) for dimension, key in keys)
 
     def keys(self, more: Iterable[str] = ()) -> tuple[str, ...]:
         """Returns the keys of the scopes that the config or a limit names, global first, and then those in `more`.
@@ -431,7 +458,8 @@ class LimitTable:
     @cached_property
     def dimensions(self) -> frozenset[Dimension]:
         """The dimensions of the budgets beside those that are always counted."""
-        return frozenset(chain(*(index.budgets for index in self._indexes))).difference(BASE)
+        budgets = chain(*(index.budgets for index in self._indexes))
+        return frozenset(dimension for dimension, _ in budgets).difference(BASE)
 
     def may_refuse(self, names: Mapping[str, Collection[str]]) -> bool:
         """Returns True if a hard cap may apply to a job's calls.
@@ -442,7 +470,7 @@ class LimitTable:
         for dimension, scopes in chain(*(index.hard_scopes.items() for index in self._indexes)):
             if KNOWN_BEFORE_CALLS.issuperset(dimension.kinds):
                 scopes_of_job = product(*([ScopePart(kind, name) for name in names[kind]] for kind in dimension.kinds))
-                if any(self.counter(key_of(parts), dimension.window).hard_limit is not None for parts in scopes_of_job):
+                if any(self._is_hard(key_of(parts), dimension.window) for parts in scopes_of_job):
                     return True
             elif any(
                 all(name in names[kind] or (name == EACH and names[kind]) for kind, name in known_parts)
@@ -623,8 +651,8 @@ class OverBudget:
     Attributes:
         counter: the budget that refused it.
         resets_at_ms: the end of the budget's period, in milliseconds since the epoch.
-        limit: the cap, in nano-dollars.
-        spent: the spend so far.
+        limit: the cap, in nano-dollars, tokens or requests, as the other amounts.
+        spent: what was used so far.
         reserved: the amounts reserved for calls in flight.
         amount: the refused amount.
         by_share: True if the budget has room, but not for such a share of one caller or tenant while others use it.

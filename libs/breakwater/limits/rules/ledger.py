@@ -28,6 +28,7 @@ class AttemptSums:
         foreseen: the amounts reserved for the gauged calls.
         measured: the costs of the gauged calls.
         exceeded: how many gauged calls cost more than their reservation.
+        tokens: input and output, as far as they are known.
     """
 
     spent: int = 0
@@ -37,6 +38,7 @@ class AttemptSums:
     foreseen: int = 0
     measured: int = 0
     exceeded: int = 0
+    tokens: int = 0
 
     def __add__(self, sums: AttemptSums) -> AttemptSums:
         return AttemptSums(*(a + b for a, b in zip(astuple(self), astuple(sums), strict=True)))
@@ -93,6 +95,7 @@ def figures_of(attempt: Attempt) -> AttemptSums:
         foreseen=(reserved or 0) if gauged else 0,
         measured=(cost or 0) if gauged else 0,
         exceeded=int(gauged and (cost or 0) > (reserved or 0)),
+        tokens=(attempt.input_tokens or 0) + (attempt.output_tokens or 0),
     )
 
 

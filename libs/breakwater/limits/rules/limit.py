@@ -75,7 +75,12 @@ class Limit:
     @property
     def budget_dimension(self) -> Dimension | None:
         """The dimension that it is counted in; None if it is no budget: no limit on spend by the calendar."""
-        window = CALENDAR.get(self.window) if self.unit == "usd" and self.window is not None else None
+        return self.calendar_dimension if self.unit == "usd" else None
+
+    @property
+    def calendar_dimension(self) -> Dimension | None:
+        """The dimension that it is counted in; None if its window is none of the calendar."""
+        window = None if self.window is None else CALENDAR.get(self.window)
         return None if window is None else Dimension(self.kinds, window)
 
     @property
@@ -162,7 +167,7 @@ def limit_of(limit_id: str, settings: LimitSettings) -> Limit:
     amount = (settings.unit, settings.per, settings.amount, settings.action)
     until_ms = None if settings.until is None else ms_from_time(settings.until)
     limit = Limit(limit_id, parse_scope(settings.scope), *amount, until_ms=until_ms)
-    return limit if limit.is_rate else replace(limit, thresholds=settings.alerts_at)
+    return limit if limit.is_rate or limit.unit != "usd" else replace(limit, thresholds=settings.alerts_at)
 
 
 def amount_text(unit: LimitUnit, amount: int) -> str:
@@ -191,9 +196,13 @@ def enforcement_problem(settings: LimitSettings) -> str | None:
         if settings.action in ("count", "alert"):
             return "a rate is not recorded, so it can raise no alert; use refuse, wait or cheaper_model"
         return None
-    if settings.unit != "usd" or settings.per not in CALENDAR:
-        return "only limits of usd by day, week, month or quarter are enforced yet; use one of them"
-    return "a limit of usd can't wait for its next period; use refuse" if settings.action == "wait" else None
+    if settings.per not in CALENDAR:
+        return "only limits by minute, hour, day, week, month or quarter are enforced yet; use one of them"
+    if settings.action == "wait":
+        return f"a limit of {settings.unit} can't wait for its next {settings.per}; use refuse"
+    if settings.action == "alert" and settings.unit != "usd":
+        return "people are told of limits of usd alone; use refuse, count or cheaper_model"
+    return None
 
 
 def limits_of_agent(name: str, caps: Caps) -> Iterator[Limit]:

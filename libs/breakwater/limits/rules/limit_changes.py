@@ -88,7 +88,7 @@ def check_place(limit: Limit, table: LimitTable) -> None:
     if limit.id not in plane_limits and len(plane_limits) >= MAX_PLANE_LIMITS:
         message = f"the plane keeps {MAX_PLANE_LIMITS:,} limits, which is the most; delete some, or use `*` for each"
         raise LimitRefusedError(409, "too_many_limits", message)
-    dimension = limit.budget_dimension
+    dimension = limit.calendar_dimension
     combinations: Collection[object] = table.kinds_of_rates if dimension is None else table.dimensions
     combination = limit.kinds if dimension is None else dimension
     if combination not in (*combinations, *BASE) and len(combinations) >= MAX_DIMENSIONS:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from breakwater.kernel.types import ms_from_time
-from breakwater.limits.contract import LimitRaise, LimitRecord
+from breakwater.limits.contract import LimitRaise, LimitRecord, LimitUnit
 from breakwater.limits.rules.limit import Limit, amount_of, limit_of
 from breakwater.limits.rules.scopes import Dimension, ScopePart, key_from_text
 
@@ -24,8 +24,9 @@ class LimitIndex:
     def __init__(self, limits: Iterable[Limit] = ()) -> None:
         """Takes the first limits."""
         self.by_place: dict[tuple[object, ...], Limit] = {}
-        self.budgets: defaultdict[Dimension, dict[str, Limit]] = defaultdict(dict)
-        """The budgets, by the keys of their scopes, in which `*` stands for each name that has none itself."""
+        self.budgets: defaultdict[tuple[Dimension, LimitUnit], dict[str, Limit]] = defaultdict(dict)
+        """The limits by the calendar, by the keys of their scopes, in which `*` stands for each name that has none
+        itself."""
         self.rates: defaultdict[tuple[str, ...], dict[str, tuple[Limit, ...]]] = defaultdict(dict)
         """The limits on rates but those of tasks, by the kinds and the keys of their scopes."""
         self.hard_scopes: defaultdict[Dimension, Counter[tuple[ScopePart, ...]]] = defaultdict(Counter)
@@ -38,9 +39,9 @@ class LimitIndex:
         """Adds a limit, unless there is one in its place."""
         if self.by_place.setdefault(limit.place, limit) is not limit:
             return
-        dimension = limit.budget_dimension
+        dimension = limit.calendar_dimension
         if dimension is not None:
-            self.budgets[dimension][limit.key] = limit
+            self.budgets[dimension, limit.unit][limit.key] = limit
             if limit.enforcement == "hard":
                 self.hard_scopes[dimension][_known_parts(limit)] += 1
         elif limit.is_rate and "task" not in (kinds := limit.kinds):
@@ -51,11 +52,12 @@ class LimitIndex:
         if self.by_place.get(limit.place) is not limit:
             return
         del self.by_place[limit.place]
-        dimension = limit.budget_dimension
+        dimension = limit.calendar_dimension
         if dimension is not None:
-            del self.budgets[dimension][limit.key]
-            if not self.budgets[dimension]:
-                del self.budgets[dimension]
+            place = dimension, limit.unit
+            del self.budgets[place][limit.key]
+            if not self.budgets[place]:
+                del self.budgets[place]
             if limit.enforcement == "hard":
                 self.hard_scopes[dimension] -= Counter((_known_parts(limit),))
                 if not self.hard_scopes[dimension]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 
 from breakwater.breakers.settings import GUARD_PRESETS
 from breakwater.calls.rules.refusals import command, refusal
@@ -56,21 +57,24 @@ def over_budget(over: OverBudget, model: str, wait_s: float) -> ErrorInfo:
             to_do=f"raise {counter.setting}",
             user_message="This agent may not spend anything at present. Please contact its owner.",
         )
-    amount, cap, remaining, reserved = moneys(
-        over.amount, over.limit, max(0, over.limit - over.spent - over.reserved), over.reserved
+    amount, cap, remaining, reserved = _amounts(
+        counter, over.amount, over.limit, max(0, over.limit - over.spent - over.reserved), over.reserved
     )
-    worst = f"a call to {model} may cost up to {amount}"
+    is_money = counter.unit == "usd"
+    verb = "cost" if is_money else "use"
+    worst = f"a call to {model} may {verb} up to {amount}"
     if over.amount > over.limit:
         return refusal(
             "budget_exceeded",
             # The cap of a tenant, a key or a user does not make this agent unhealthy.
             "CallOverCapError" if counter.is_of_agent else "BudgetExceededError",
-            f"a call to {model} may cost more than the whole of {budget}; no such call ever fits",
+            f"a call to {model} may {verb} more than the whole of {budget}; no such call ever fits",
             figures=f"{worst}, and the cap is {cap}",
             to_do=f"lower `max_tokens`, or raise {counter.setting}",
-            user_message="This request would cost more than this agent may spend. Please make it shorter.",
+            user_message=f"This request would {verb} more than this agent may{' spend' if is_money else ''}. "
+            "Please make it shorter.",
         )
-    reservations = f" ({reserved} is reserved by calls in flight)" if over.reserved else ""
+    reservations = f" ({reserved} {'is' if is_money else 'are'} reserved by calls in flight)" if over.reserved else ""
     resets = moment(time_from_ms(over.resets_at_ms))
     return refusal(
         "budget_exceeded",
@@ -86,7 +90,9 @@ def over_budget(over: OverBudget, model: str, wait_s: float) -> ErrorInfo:
 def budget_held(over: OverBudget, model: str) -> ErrorInfo:
     """Builds the error of a call for which reservations of other calls leave no room, and which can't wait for them."""
     budget = _budget(over.counter)
-    remaining, cap, reserved, amount = moneys(over.limit - over.spent, over.limit, over.reserved, over.amount)
+    amounts = (over.limit - over.spent, over.limit, over.reserved, over.amount)
+    remaining, cap, reserved, amount = _amounts(over.counter, *amounts)
+    verb = "cost" if over.counter.unit == "usd" else "use"
     reason = "calls in flight hold what is left of it"
     state = "is held by requests that are still running"
     if over.by_share:
@@ -97,7 +103,7 @@ def budget_held(over: OverBudget, model: str) -> ErrorInfo:
         "BudgetHeldError",
         f"{budget} is not spent, but {reason}",
         figures=f"it has {remaining} of {cap} left, {reserved} of it held by calls in flight, "
-        f"and a call to {model} may cost up to {amount}",
+        f"and a call to {model} may {verb} up to {amount}",
         to_do=f"try again, lower `max_tokens`, or raise the cap ({raise_cap(over.counter)})",
         retry_after_s=RETRY_HELD_S,
         user_message=f"This agent's budget {state}. Please try again soon.",
@@ -130,7 +136,9 @@ def unpriced_model(model: str, cap: str, setting: str) -> ErrorInfo:
 
 
 def raise_cap(counter: Counter) -> str:
-    """Returns the setting and the command that raise a cap, in words."""
+    """Returns the setting that raises a cap and, for one on money, the command, in words."""
+    if counter.unit != "usd":
+        return str(counter.setting)
     return f"{counter.setting}, or for this {PERIODS[counter.window]} `{raise_command(counter.name)}`"
 
 
@@ -142,7 +150,15 @@ def raise_command(budget: str) -> str:
 
 
 def _budget(counter: Counter) -> str:
-    return f"the {counter.window} budget of {scope_in_words(counter.key)}"
+    budget = "budget" if counter.unit == "usd" else f"budget of {counter.unit}"
+    return f"the {counter.window} {budget} of {scope_in_words(counter.key)}"
+
+
+def _amounts(counter: Counter, *amounts: int) -> Sequence[str]:
+    """Returns amounts of a budget with their unit."""
+    if counter.unit == "usd":
+        return moneys(*amounts)
+    return [f"{amount:,} {counter.unit.removesuffix('s') if amount == 1 else counter.unit}" for amount in amounts]
 
 
 # Tasks

@@ -16,7 +16,7 @@ from zoneinfo import ZoneInfo
 from redis.exceptions import ResponseError
 
 from breakwater.kernel.redis.connection import Argument, Redis, ScriptCommand, StateUnavailableError, read_hashes
-from breakwater.limits.contract import CapRaise
+from breakwater.limits.contract import CapRaise, LimitUnit
 from breakwater.limits.rules.budget import WINDOWS, Counter, Period, effective_limit, periods_since
 from breakwater.limits.rules.ledger import FIGURES, AttemptSums, BudgetPlace, Ledger
 from breakwater.limits.rules.scopes import BASE, ONLY_BASE, Dimension, Dimensions, dimension_of
@@ -38,6 +38,12 @@ KEEP = timedelta(milliseconds=KEEP_MS)
 KEEP_COPIES_MS = 600_000
 PART = 500
 """The most fields that are set or added to at once, which takes Redis about a millisecond."""
+RESERVED: Mapping[str, str] = {"reserved": "spent", "reserved_tokens": "tokens", "reserved_calls": "calls"}
+"""The fields of what is reserved, and the figures that they become."""
+_FIELDS: Mapping[LimitUnit, tuple[str, str]] = {
+    "usd": ("spent", "reserved"), "tokens": ("tokens", "reserved_tokens"), "requests": ("calls", "reserved_calls")
+}  # fmt: skip
+"""The fields of what is used and what is reserved, of each unit that is counted by the calendar."""
 _FILLED = ("log", "zone", "upto", "alone", "repairs", "dimensions")
 
 
@@ -72,8 +78,14 @@ class PeriodCounters:
 
     period: Period
     figures: Mapping[str, AttemptSums]
-    reserved: Mapping[str, int]
+    reserved_figures: Mapping[str, AttemptSums]
+    """The reserved part of each figure that has limits: of `spent`, `tokens` and `calls`."""
     notes: Notes
+
+    @property
+    def reserved(self) -> Mapping[str, int]:
+        """The reserved amounts of money, in nano-dollars."""
+        return {key: sums.spent for key, sums in self.reserved_figures.items()}
 
     def limit(self, counter: Counter) -> int | None:
         """The effective cap of a budget in this period, in nano-dollars; None if there is none."""
@@ -108,26 +120,35 @@ class Snapshot:
     @property
     def settled(self) -> Ledger:
         """The figures without the charges for calls that left no record."""
-        charged = self.held_amounts(charged=True)
-        return {place: sums - AttemptSums(spent=charged.get(place, 0)) for place, sums in self.figures.items()}
+        charged = self.held_figures(charged=True)
+        return {place: sums - charged.get(place, AttemptSums()) for place, sums in self.figures.items()}
+
+    @property
+    def reserved_figures(self) -> Ledger:
+        """The reserved figures according to the counters, by period and scope."""
+        return {
+            (counters.period.name, key): sums
+            for counters in self.periods
+            for key, sums in counters.reserved_figures.items()
+        }
 
     @property
     def reserved(self) -> Mapping[BudgetPlace, int]:
-        """The amounts reserved according to the counters, by period and scope."""
-        return {
-            (counters.period.name, key): amount
-            for counters in self.periods
-            for key, amount in counters.reserved.items()
-        }
+        """The money reserved according to the counters, in nano-dollars by period and scope."""
+        return {place: sums.spent for place, sums in self.reserved_figures.items()}
 
-    def held_amounts(self, *, charged: bool) -> Mapping[BudgetPlace, int]:
-        """The amounts that the reservations hold, or were charged when their leases ended without a settlement."""
-        sums: dict[BudgetPlace, int] = defaultdict(int)
+    def held_figures(self, *, charged: bool) -> Ledger:
+        """The figures that the reservations hold, or were charged when their leases ended without a settlement."""
+        sums: dict[BudgetPlace, AttemptSums] = defaultdict(AttemptSums)
         for held_call in self.reservations:
             if held_call.charged == charged:
-                for place in held_call.places:
-                    sums[place] += held_call.amount
+                for place, unit in held_call.counters:
+                    sums[place] += held_call.figures(unit)
         return dict(sums)
+
+    def held_amounts(self, *, charged: bool) -> Mapping[BudgetPlace, int]:
+        """The money in `held_figures`, in nano-dollars."""
+        return {place: sums.spent for place, sums in self.held_figures(charged=charged).items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,11 +336,11 @@ class BudgetCounters:
         """
         await self._redis.run([ScriptCommand(LUA["note_limits"], [FILLED], [version, contradicted])])
 
-    async def use(self, places: Sequence[tuple[Period, str]]) -> list[tuple[int, int] | None]:
-        """The spend and the reservations of scopes in periods; None for those that are not counted, or not wholly."""
+    async def use(self, places: Sequence[tuple[Period, str, LimitUnit]]) -> list[tuple[int, int] | None]:
+        """The use and the reservations of scopes in periods; None for those that are not counted, or not wholly."""
         by_period: defaultdict[Period, list[str]] = defaultdict(list)
-        for period, key in places:
-            by_period[period] += [f"spent:{key}", f"reserved:{key}"]
+        for period, key, unit in places:
+            by_period[period] += [f"{name}:{key}" for name in _FIELDS[unit]]
         async with self._redis.client.pipeline(transaction=False) as pipe:
             pipe.hgetall(FILLED)
             for period, fields in by_period.items():
@@ -332,12 +353,11 @@ class BudgetCounters:
             for (period, fields), answers in zip(by_period.items(), values, strict=True)
             for name, value in zip(fields, answers, strict=True)
         }
-        return [
-            (amounts[period, f"spent:{key}"], amounts[period, f"reserved:{key}"])
-            if dimension_of(key, period.window) in counted
-            else None
-            for period, key in places
-        ]
+        uses: list[tuple[int, int] | None] = []
+        for period, key, unit in places:
+            used, reserved = (amounts[period, f"{name}:{key}"] for name in _FIELDS[unit])
+            uses.append((used, reserved) if dimension_of(key, period.window) in counted else None)
+        return uses
 
     async def spends(self, period: Period, key: str | None) -> dict[str, int]:
         """The spend in a period: of one scope, or of all that have spent anything."""
@@ -388,21 +408,22 @@ def _read_source(fields: Mapping[str, str | None]) -> CounterSource | None:
 
 def _period_counters(period: Period, fields: Mapping[str, str]) -> PeriodCounters:
     figures: dict[str, dict[str, int]] = defaultdict(dict)
-    reserved: dict[str, int] = {}
+    reserved: dict[str, dict[str, int]] = defaultdict(dict)
     raises: dict[str, CapRaise] = {}
     announced: set[str] = set()
     for name, value in fields.items():
         kind, _, key = name.partition(":")
         if kind in FIGURES:
             figures[key][kind] = int(value)
-        elif kind == "reserved":
-            reserved[key] = int(value)
+        elif kind in RESERVED:
+            reserved[key][RESERVED[kind]] = int(value)
         elif kind == "raised":
             raises[key] = CapRaise.model_validate_json(value)
         elif kind == "announced":
             announced.add(key)
     sums = {key: AttemptSums(**values) for key, values in figures.items()}
-    return PeriodCounters(period, sums, reserved, Notes(raises, frozenset(announced)))
+    reserved_sums = {key: AttemptSums(**values) for key, values in reserved.items()}
+    return PeriodCounters(period, sums, reserved_sums, Notes(raises, frozenset(announced)))
 
 
 def _fields_of(notes: Notes) -> list[Argument]:

@@ -415,10 +415,11 @@ for _, counter in ipairs(counters) do
     if not source[1] then
       return {3}
     end
-    local fields, unit = counter.period.fields, counter.unit
-    local n, raised_cap = #fields, unit == 'u' and 'cap:' or unit == 't' and 'cap_tokens:' or 'cap_calls:'
+    local fields = counter.period.fields
+    local n = #fields
     counter.first_value = n + 1
-    fields[n + 1], fields[n + 2], fields[n + 3] = field_of(unit, true, counter.scope), counter.field, raised_cap .. counter.scope
+    fields[n + 1], fields[n + 2] = field_of(counter.unit, true, counter.scope), counter.field
+    fields[n + 3] = counter.unit == 'u' and 'cap:' .. counter.scope or nil -- people raise caps on money
   end
 end
 for _, period in ipairs(periods) do
@@ -479,7 +480,8 @@ for number, counter in ipairs(counters) do
     local period = counter.period
     local limit = tonumber(counter.cap)
     local amount = worst[counter.unit] - (holds[period.key .. '\n' .. counter.field] or 0)
-    local used, reserved, raised_note = period.values[first] or '0', period.values[first + 1] or '0', period.values[first + 2]
+    local used, reserved = period.values[first] or '0', period.values[first + 1] or '0'
+    local raised_note = counter.unit == 'u' and period.values[first + 2]
     if raised_note then -- by a person, over a cap that may have changed
       local raised, over = string.match(raised_note, '^(%d+):(%d+)$')
       if over == counter.cap then

@@ -27,7 +27,7 @@ from breakwater.jobs.rules.turns import NOBODYS, CallerTurn
 from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.redis.connection import Argument, Redis, ScriptCommand, scripts_of
 from breakwater.kernel.types import ms_from_time, time_from_ms
-from breakwater.limits.contract import Window
+from breakwater.limits.contract import LimitUnit, Window
 from breakwater.limits.rules.budget import (
     Counter,
     OverBudget,
@@ -70,6 +70,8 @@ LEASES = "bw:limits:leases"
 FILLED = "bw:limits:filled"
 HELD = "bw:limits:held"
 _WINDOWS = "bw:limits:window:"
+_LETTERS: Mapping[LimitUnit, str] = {"requests": "r", "tokens": "t", "usd": "u"}
+_UNITS: Mapping[str, WindowUnit] = {"r": "requests", "t": "tokens", "u": "usd"}
 _SLOTS = "bw:limits:slots:"
 
 LUA = scripts_of(__file__)
@@ -161,10 +163,21 @@ class Reservation:
     tenant: str | None
     caller: str | None
     """The sender of the job."""
-    places: tuple[BudgetPlace, ...]
-    """The scopes in the periods that it counts in."""
+    counters: tuple[tuple[BudgetPlace, WindowUnit], ...]
+    """The scopes in the periods that it counts in, and what it counts there."""
     keys: tuple[str, ...]
     """The keys of all its places."""
+
+    @property
+    def places(self) -> tuple[BudgetPlace, ...]:
+        """The scopes in the periods whose money it counts in."""
+        return tuple(place for place, unit in self.counters if unit == "usd")
+
+    def figures(self, unit: WindowUnit) -> AttemptSums:
+        """The figures that it holds, or is charged, in a counter."""
+        if unit == "usd":
+            return AttemptSums(spent=self.amount)
+        return AttemptSums(tokens=self.tokens) if unit == "tokens" else AttemptSums(calls=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,6 +333,7 @@ class Budgets:
         amount: int,
         *,
         now: datetime,
+        tokens: int = 0,
         rates: RateLimits = NO_RATE_LIMITS,
     ) -> (
         Reserved
@@ -364,7 +378,8 @@ class Budgets:
                 _, number, limit, spent, reserved, by_share = answer
                 counter = counters[int(number) - 1]
                 ends = self._current(now).of(counter.window).end_ms
-                return OverBudget(counter, ends, int(limit), int(spent), int(reserved), amount, bool(by_share))
+                asked = amount if counter.unit == "usd" else tokens if counter.unit == "tokens" else 1
+                return OverBudget(counter, ends, int(limit), int(spent), int(reserved), asked, bool(by_share))
 
     def release_command(
         self,
@@ -480,11 +495,11 @@ def reservation(attempt_id: str, text: str) -> Reservation:
         agent=agent,
         tenant=tenant or None,
         caller=caller or None,
-        places=tuple(
-            (key.rpartition(":")[2], scope)
+        counters=tuple(
+            ((key.rpartition(":")[2], scope), _UNITS[flags[0]])
             for line, (key, *counters) in zip(lines, by_key, strict=True)
             if line[0] == "c"
-            for scope in counters[::2]
+            for scope, flags in zip(counters[::2], counters[1::2], strict=True)
         ),
         keys=tuple(key for key, *_ in by_key),
     )
@@ -516,15 +531,11 @@ def _counter_parts(counters: tuple[Counter, ...], day_ms: int, zone: ZoneInfo, *
         is_shared = "y" in counter.flags and counter.key not in shared
         if is_shared:
             shared.add(counter.key)
-        kept_flags = "uh" if is_shared else "u"
+        kept_flags = _LETTERS[counter.unit] + ("h" if is_shared else "")
         lines[counter.window] += f"\t{counter.key}\t{kept_flags}"
         cap = counter.hard_limit if has_caps else None
         arguments += [numbers[counter.window], counter.key, kept_flags + counter.flags, "" if cap is None else cap]
     return _CounterParts(tuple(map(key_of, periods)), "".join(lines.values()), tuple(arguments))
-
-
-_LETTERS: Mapping[WindowUnit, str] = {"requests": "r", "tokens": "t", "usd": "u"}
-_UNITS: Mapping[str, WindowUnit] = {letter: unit for unit, letter in _LETTERS.items()}
 
 
 def _flags_of(window: RateWindow) -> str:

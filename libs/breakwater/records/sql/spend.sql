@@ -12,7 +12,8 @@ SELECT
     countIf(comparable) AS gauged,
     sumIf(reserved, comparable) AS foreseen,
     sumIf(cost, comparable) AS measured,
-    countIf(comparable AND cost > reserved) AS exceeded
+    countIf(comparable AND cost > reserved) AS exceeded,
+    sum(ifNull(input_tokens, 0) + ifNull(output_tokens, 0)) AS tokens
 FROM attempts FINAL
 WHERE NOT short_circuited
     AND started_at >= {earliest:DateTime64(3, 'UTC')} AND started_at < {latest:DateTime64(3, 'UTC')}
