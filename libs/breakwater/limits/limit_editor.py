@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from secrets import token_hex
 
@@ -86,9 +86,7 @@ class LimitEditor:
             raise invalid(field, problem)
         limit = limit_of(limit_id, settings)
         check_end(settings.until, now)
-        check_rights(caller, limit.parts)
-        if (before := self.find(limit_id)) is not None:
-            check_rights(caller, before.parts)
+        self._check_rights(caller, limit)
         check_place(limit, self.limits())
         if settings.refuses and not stop:
             await self._check_spend(limit, now)
@@ -121,6 +119,7 @@ class LimitEditor:
             return before.record
 
         def decide() -> LimitRecord:
+            self._check_rights(caller, limit)
             check_place(limit, self.limits())
             return set_limit(limit_id, settings, self.log.states.get(limit_id), author)
 
@@ -163,6 +162,7 @@ class LimitEditor:
         """
         parts = raised_scope(limit, scope)
         check_rights(caller, parts)
+        check_rights(caller, limit.parts)
         try:
             amount = amount_of(limit.unit, amount_stated)
         except ValueError as error:
@@ -213,6 +213,15 @@ class LimitEditor:
                 await self._tell_of_budget(limit, limit_raise, parts, period, spent[0], present, ends=ends)
 
         return await self._change(limit.id, limit.scope, decide, tell_of_budget)
+
+    def _check_rights(self, caller: Caller, limit: Limit) -> None:
+        """Raises LimitRefusedError: the caller may not set a limit, or not the one that it would count instead of."""
+        check_rights(caller, limit.parts)
+        if (before := self.find(limit.id)) is not None:
+            check_rights(caller, before.parts)
+        for pattern in patterns_of(limit.parts):
+            if (general := self.limits().limit_like(replace(limit, parts=pattern))) is not None:
+                check_rights(caller, general.parts)
 
     def _check_changeable(self, limit_id: str) -> None:
         if any(limit.id == limit_id for limit in self.limits().limits):

@@ -248,6 +248,7 @@ async def test_a_caller_who_is_bound_to_a_team_limits_parts_of_it_alone(governed
         name: (await governed.act("keys", name=name, **fields)).json["key"]
         for name, fields in {
             "lead": {"scopes": ["submit", "limits"], "team": "search"},
+            "ann": {"scopes": ["submit", "limits", "approve"], "user": "ann"},
             "reader": {"scopes": ["read"]},
             "approver": {"scopes": ["approve"]},
         }.items()
@@ -270,7 +271,13 @@ async def test_a_caller_who_is_bound_to_a_team_limits_parts_of_it_alone(governed
     assert (await ask("lead", "DELETE", "/of-the-team"))[0] == 403
     assert (await ask("lead", "POST", "/of-the-team/raise", amount=9, reason="x"))[0] == 403
     assert await ask("lead", "PUT", "/own", scope="user:* within team:search", usd=1, per="day", stop=True) == (200, "")
-    assert await ask("lead", "DELETE", "/own") == (200, "")
+    # Her own cap: neither a more particular limit nor a raise may loosen it.
+    hers = "user:ann within team:search"
+    status, words = await ask("ann", "PUT", "/hers", scope=hers, usd=99, per="day", stop=True)
+    assert (status, "'ann' is bound to user:ann" in words) == (403, True)
+    assert (await ask("ann", "POST", "/own/raise", scope=hers, amount=99, reason="x"))[0] == 403
+    assert await ask("lead", "PUT", "/hers", scope=hers, usd=99, per="day", stop=True) == (200, "")
+    assert [await ask("lead", "DELETE", path) for path in ("/hers", "/own")] == [(200, "")] * 2
     assert [(await ask("reader", method, "/of-the-team"))[0] for method in ("GET", "DELETE")] == [200, 403]
     assert (await ask("approver", "POST", "/nothing/raise", amount=9, reason="x"))[0] == 404, "who may raise caps"
 
