@@ -229,23 +229,26 @@ class LimitEditor:
             raise LimitRefusedError(409, "limit_from_config", message)
 
     async def _check_spend(self, limit: Limit, now: datetime) -> None:
-        """Raises LimitRefusedError: more is spent in the present period than a limit allows."""
-        dimension = limit.budget_dimension
+        """Raises LimitRefusedError: more is used in the present period than a limit allows."""
+        dimension = limit.calendar_dimension
         if dimension is None:
             return
         period = periods_at(now, self.counters.zone).of(dimension.window)
         source = await self.counters.source()
         if source is not None and (dimension in BASE or dimension in source.dimensions.complete):
-            spends = await self.counters.spends(period, None if not limit.is_named else limit.key)
+            used = await self.counters.used(period, limit.key if limit.is_named else None, limit.unit)
+        elif limit.unit == "usd":
+            used = await self.recorded_spend(period, dimension)
         else:
-            spends = await self.recorded_spend(period, dimension)
+            return  # calls wait until they are counted, and are refused if that is too much
         table = self.limits()
-        over = {key: spent for key, spent in spends.items() if spent > limit.amount and _counts_for(limit, key, table)}
+        over = {key: amount for key, amount in used.items() if amount > limit.amount and _counts_for(limit, key, table)}
         if over:
-            key, spent = max(over.items(), key=lambda item: item[1])
+            key, amount = max(over.items(), key=lambda item: item[1])
+            verb = "spent" if limit.unit == "usd" else "used"
             message = (
-                f"{scope_of(parts_of(key))} has spent {exact_money(spent)} in {period.name} already, more than "
-                f"{exact_money(limit.amount)}: the limit would stop its next call. If that is meant, set `stop`"
+                f"{scope_of(parts_of(key))} has {verb} {_in_words(limit, amount)} in {period.name} already, more than "
+                f"{_in_words(limit, limit.amount)}: the limit would stop its next call. If that is meant, set `stop`"
             )
             raise LimitRefusedError(422, "below_spent", message, limit.unit)
 
@@ -325,12 +328,12 @@ def unknown_limit(limit_id: str) -> LimitRefusedError:
 
 def _counts_for(limit: Limit, key: str, table: LimitTable) -> bool:
     """Returns True if a limit that is to be set would count for a scope, and no more particular one does."""
-    dimension = limit.budget_dimension
+    dimension = limit.calendar_dimension
     assert dimension is not None
     for pattern in patterns_of(parts_of(key)):
         if pattern == limit.parts:
             return True
-        if table.limit_on(dimension, key_of(pattern)) is not None:
+        if table.limit_on(dimension, key_of(pattern), limit.unit) is not None:
             return False
     return False
 

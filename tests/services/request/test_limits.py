@@ -158,11 +158,13 @@ async def test_bad_input_is_refused_in_words_and_changes_nothing(
 ) -> None:
     month = now().month
     counted = (Dimension(("key",), "monthly"), Dimension(("user", "team"), "weekly"))
-    await fill(redis, {(month.name, "key:busy"): AttemptSums(spent=31_200_000_000)}, *counted)
+    await fill(redis, {(month.name, "key:busy"): AttemptSums(spent=31_200_000_000, calls=7, tokens=5_000)}, *counted)
     await put(governed, "taken", scope="user:ann within team:research", usd=1, per="week")
     rows: list[tuple[str, dict[str, Any], int, str, str]] = [
         ("x", {**A_MONTH, "scope": "key:busy"}, 422, "below_spent", "has spent $31.20 in"),
         ("x", {**A_MONTH, "scope": "key:*"}, 422, "below_spent", "key:busy has spent $31.20"),
+        ("x", {"scope": "key:*", "tokens": 4999, "per": "month"}, 422, "below_spent", "key:busy has used 5,000 tokens"),
+        ("x", {"scope": "key:busy", "requests": 6, "per": "month"}, 422, "below_spent", "has used 7 requests in"),
         ("x", {**A_MONTH, "scope": "galaxy"}, 422, "invalid_request", "'galaxy' is no scope"),
         ("x", {**A_MONTH, "scope": "agent:wrter"}, 422, "invalid_request", "did you mean 'writer'"),
         ("x", {**A_MONTH, "scope": "provider:lokal"}, 422, "invalid_request", "no provider 'lokal'"),

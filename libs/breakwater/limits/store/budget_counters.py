@@ -359,13 +359,14 @@ class BudgetCounters:
             uses.append((used, reserved) if dimension_of(key, period.window) in counted else None)
         return uses
 
-    async def spends(self, period: Period, key: str | None) -> dict[str, int]:
-        """The spend in a period: of one scope, or of all that have spent anything."""
+    async def used(self, period: Period, key: str | None, unit: LimitUnit = "usd") -> dict[str, int]:
+        """What was used in a period: by one scope, or by all that have used anything."""
         place = period_key(period.window, period.name)
+        prefix = f"{_FIELDS[unit][0]}:"
         if key is not None:
-            return {key: int(await cast(Any, self._redis.client.hget(place, f"spent:{key}")) or 0)}
+            return {key: int(await cast(Any, self._redis.client.hget(place, f"{prefix}{key}")) or 0)}
         [fields] = await read_hashes(self._redis.client, [place])
-        return {name.removeprefix("spent:"): int(value) for name, value in fields.items() if name.startswith("spent:")}
+        return {name.removeprefix(prefix): int(value) for name, value in fields.items() if name.startswith(prefix)}
 
     async def announcements(self, period: Period, key: str, thresholds: Sequence[str]) -> tuple[int, list[bool]]:
         """The amount a scope's calls hold, and whether each threshold (`<key>@<limit>@<percent>`) was announced."""
