@@ -31,8 +31,13 @@ class LimitLog(StateLog[LimitRecord, PlaneLimit]):
         self.note_change = lambda changed_ids: take(changed_ids, self.states, self.version)
 
     def state_of(self, record: LimitRecord, document: bytes) -> PlaneLimit | None:
-        """Returns a limit; None if it was deleted and has no raises."""
-        return None if record.limit is None and not record.raises else PlaneLimit.of(record, document)
+        """Returns a limit; None if it was deleted and has no raises.
+
+        A process that changes none, and lists none, needs no records.
+        """
+        if record.limit is None and not record.raises:
+            return None
+        return PlaneLimit.of(record, b"" if self._publisher is None else document)
 
     async def read_on(self, known_version: str, in_force: str, counters: BudgetCounters) -> None:
         """Reads on, as Redis has another version than a call was to be admitted under.

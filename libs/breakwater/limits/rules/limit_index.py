@@ -82,7 +82,7 @@ class PlaneLimit:
     Attributes:
         limit: None if it is in the config.
         raises: those that had not ended when the record was made.
-        document: the record.
+        document: the record; empty in a process that neither changes nor lists limits.
     """
 
     limit: Limit | None
