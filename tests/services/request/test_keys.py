@@ -383,3 +383,36 @@ async def test_without_nats_the_known_keys_stay_valid_and_changes_are_refused_wh
 
 def _of_keys(logs: Iterable[Mapping[str, Any]]) -> list[str]:
     return [log["event"] for log in logs if log.get("what") == "api_keys"]
+
+
+async def test_a_key_that_is_limited_makes_no_keys_that_its_limit_does_not_count(governed: HttpApi) -> None:
+    rights = ["submit", "limits"]
+    alone = await create(governed, "alone", scopes=rights)
+    of_team = await create(governed, "of-team", scopes=rights, team="search")
+    await create(governed, "another")
+    for key in (alone, of_team):
+        assert (
+            await governed.ask(
+                "POST", "/api/v1/keys", json={"name": f"{key['name']}-1", "team": "search"}, headers=header(key["key"])
+            )
+        ).status == 200
+    for scope in ("key:*", "team:search"):
+        limit = {"scope": scope, "usd": 20, "per": "month", "stop": True}
+        assert (await governed.ask("PUT", f"/api/v1/limits/{scope}", json=limit)).status == 200
+
+    async def status(key: dict[str, Any], method: str, path: str, **body: Any) -> int:
+        return (await governed.ask(method, f"/api/v1/{path}", json=body, headers=header(key["key"]))).status
+
+    for path, body in (
+        ("keys", {"name": "new"}),
+        ("keys", {"name": "new", "scopes": ["limits"]}),
+        ("keys/another/rotate", {}),
+    ):
+        assert await status(alone, "POST", path, **body) == 403
+    refused = await governed.ask("POST", "/api/v1/keys", json={"name": "new"}, headers=header(alone["key"]))
+    assert "'alone' is limited itself (key:*)" in refused.message
+    assert await status(alone, "PUT", "limits/key:alone", scope="key:alone", usd=999, per="month") == 403
+    assert await status(alone, "DELETE", "limits/key:*") == 403
+    assert await status(alone, "POST", f"keys/{alone['id']}/rotate") == 200
+    assert await status(of_team, "POST", "keys", name="of-team-2", team="search") == 200
+    assert (await governed.act("keys", name="by-operator")).status == 200

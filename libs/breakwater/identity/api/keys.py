@@ -43,7 +43,7 @@ from breakwater.limits.contract import (
 )
 from breakwater.limits.limit_editor import LimitEditor
 from breakwater.limits.rules.limit import amount_text, default_id
-from breakwater.limits.rules.limit_changes import LimitRefusedError
+from breakwater.limits.rules.limit_changes import LimitRefusedError, objection_to_keys
 
 _UNKNOWN = "There is no such key (`unknown_key`)."
 _CONFLICT = (
@@ -150,7 +150,7 @@ class KeyRoutes:
             raise _invalid("scopes", message) from None
         except ValueError as error:
             raise _invalid("name", str(error)) from None
-        _check_grant(request, key, new_key.expires_at)
+        self._check_grant(request, key, new_key.expires_at)
         record = KeyRecord(
             key=key, expires_at=new_key.expires_at, change="created", by=request.by, reason=request.why or None, at=now
         )
@@ -192,7 +192,7 @@ class KeyRoutes:
 
         def decide() -> KeyRecord:
             before = self._plane_key(key_id).record
-            _check_grant(request, before.key, before.expires_at)
+            self._check_grant(request, before.key, before.expires_at)
             text, record = before.rotate(entropy, grace, by=request.by, reason=request.why or None, at=utc_now())
             texts[:] = [text]
             return record
@@ -248,7 +248,7 @@ class KeyRoutes:
             before = self._plane_key(key_id).record
             is_later = before.expires_at is not None and (ends_at is None or ends_at > before.expires_at)
             if is_later:
-                _check_grant(request, before.key, ends_at)
+                self._check_grant(request, before.key, ends_at)
             return before.expire(ends_at, by=request.by, reason=request.why or None, at=utc_now())
 
         with _refusals():
@@ -318,6 +318,15 @@ class KeyRoutes:
             with suppress(LimitRefusedError, BusError, UnavailableError):
                 await self.editor.delete_limit(limit_id, request.caller, "the key was not made", now)
 
+    def _check_grant(self, request: ApiRequest[Any], key: ApiKey, expires_at: datetime | None) -> None:
+        """Raises RequestError: 403, the caller may not give the rights of a key to others, or get its secret."""
+        objection = grant_objection(request.caller, key, expires_at)
+        if objection is None and key.id != request.caller.id and {"submit", "limits"} & set(key.scopes):
+            table = self.editor.limits()
+            objection = objection_to_keys(request.caller, chain(table.limits, table.plane_limits.limits.values()))
+        if objection is not None:
+            raise RequestError(403, "forbidden", objection)
+
     def _check(self, new_key: CreateKeyRequest, now: datetime) -> None:
         """Raises RequestError: 422, the config does not know an agent or a model, or the key would have ended."""
         if new_key.expires_at is not None and new_key.expires_at <= now:
@@ -375,11 +384,6 @@ class KeyRoutes:
             f"change: use `breakwater keys revoke {key.id} --file FILE` where the file is made"
         )
         raise RequestError(409, "key_from_file", message)
-
-
-def _check_grant(request: ApiRequest[Any], key: ApiKey, expires_at: datetime | None) -> None:
-    if (objection := grant_objection(request.caller, key, expires_at)) is not None:
-        raise RequestError(403, "forbidden", objection)
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -14,7 +14,7 @@ from breakwater.limits.contract import LimitEvent, LimitRaise, LimitRecord, Limi
 from breakwater.limits.rules.budget import LimitTable
 from breakwater.limits.rules.limit import Limit, amount_of
 from breakwater.limits.rules.limit_index import PlaneLimit
-from breakwater.limits.rules.scopes import BASE, MAX_DIMENSIONS, ScopePart, parse_scope, patterns_of
+from breakwater.limits.rules.scopes import BASE, EACH, MAX_DIMENSIONS, ScopePart, parse_scope, patterns_of
 
 MAX_PLANE_LIMITS = 30_000
 """The most limits that the plane keeps. Every worker has them in memory."""
@@ -51,16 +51,88 @@ def check_id(limit_id: str) -> None:
 
 
 def check_rights(caller: Caller, parts: Collection[ScopePart]) -> None:
-    """Raises LimitRefusedError: the caller is bound to a team, a user or tags, and the scope is not a part of that."""
-    bound = [("team", caller.team), ("user", caller.user)]
-    bound += [(f"tag:{tag}", value) for tag, value in caller.tags.items()]
-    required = {ScopePart(kind, name) for kind, name in bound if name is not None}
+    """Checks that a caller may set, delete or raise a limit on a scope.
+
+    Raises LimitRefusedError: the caller is bound to a team, a user or tags, and the scope is not a part of that; or the
+    limit holds for its own key, and it may not raise limits.
+    """
+    if _is_held(caller) and any(part in _own_key(caller) for part in parts):
+        message = (
+            f"{caller.name!r} can't change limits that hold for its own key; a caller with the scope approve or "
+            "operate can"
+        )
+        raise LimitRefusedError(403, "forbidden", message)
+    required = {ScopePart(kind, name) for kind, name in _binding(caller).items()}
     if required and not required < set(parts):
         binding = " and ".join(str(part) for part in sorted(required))
         message = (
             f"{caller.name!r} is bound to {binding}, and so may only limit parts of it: `agent:* within {binding}`"
         )
         raise LimitRefusedError(403, "forbidden", message)
+
+
+def objection_to_keys(caller: Caller, limits: Iterable[Limit]) -> str | None:
+    """Returns why a caller may have no secrets of other keys; None if it may.
+
+    What another key spends does not count for a limit on the caller's own. It does for limits on a user, a team or a
+    tag that the caller is bound to, as its keys are bound to the same.
+
+    Args:
+        caller: who makes or rotates a key.
+        limits: all that hold.
+    """
+    if not _is_held(caller):
+        return None
+    limits = [limit for limit in limits if limit.unit == "usd"]
+    own = next(_refusing(limits, {"key": caller.name}), None)
+    if own is None:
+        return None
+    binding = _binding(caller)
+    if any(all(part.kind in binding for part in limit.parts) for limit in _refusing(limits, binding)):
+        return None
+    return (
+        f"{caller.name!r} is limited itself ({own.id}), which the calls of its keys would not count for; bind it to a "
+        "user, a team or a tag, and limit that"
+    )
+
+
+def _is_held(caller: Caller) -> bool:
+    """Returns True if limits on its key hold a caller: it may not raise them."""
+    return caller.kind == "key" and not caller.may(("operate", "approve"))
+
+
+def _own_key(caller: Caller) -> tuple[ScopePart, ScopePart]:
+    return ScopePart("key", caller.name), ScopePart("key", EACH)
+
+
+def _binding(caller: Caller) -> dict[str, str]:
+    """Returns the names that a caller, and so all keys that it makes, are bound to, by their kinds."""
+    binding = {"team": caller.team, "user": caller.user}
+    binding |= {f"tag:{tag}": value for tag, value in caller.tags.items()}
+    return {kind: name for kind, name in binding.items() if name is not None}
+
+
+def _refusing(limits: Iterable[Limit], names: Mapping[str, str]) -> Iterator[Limit]:
+    """Yields the limits that refuse calls with these names, whatever their other names are."""
+    of_names = [
+        limit
+        for limit in limits
+        if any(part.kind in names for part in limit.parts)
+        and all(part.name in (EACH, names.get(part.kind, part.name)) for part in limit.parts)
+    ]
+    # One on each name by itself does not count for a name that has a limit of its own.
+    particular = {_combination(limit) for limit in of_names if _is_particular(limit, names)}
+    for limit in of_names:
+        if limit.enforcement == "hard" and (_is_particular(limit, names) or _combination(limit) not in particular):
+            yield limit
+
+
+def _is_particular(limit: Limit, names: Mapping[str, str]) -> bool:
+    return all(part.name != EACH for part in limit.parts if part.kind in names)
+
+
+def _combination(limit: Limit) -> tuple[object, ...]:
+    return *(part.kind for part in limit.parts), limit.window
 
 
 def check_end(until: datetime | None, now: datetime) -> None:
