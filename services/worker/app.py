@@ -87,6 +87,7 @@ def build(settings: Settings, config: Config) -> ServiceApp:
 
     @app.on_shutdown
     async def drain() -> None:
+        await worker.turns.close()
         await app.end_subscribers(drain_s=config_versions.newest.worker.config.limits.drain_s)
 
     @app.after_shutdown

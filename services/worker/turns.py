@@ -52,6 +52,7 @@ class Turns:
         self._agents: set[str] = set()
         """The agents with waiting jobs."""
         self._bytes = 0
+        self._is_closed = False
         self._held_up: set[str] = set()
         """The agents whose queue has jobs that no worker has taken."""
         self._looking: set[str] = set()
@@ -72,7 +73,9 @@ class Turns:
 
     async def add(self, agent: str, execution_id: str, delivery: Delivery, put_back: PutBack) -> None:
         """Lets a job wait for its turn."""
-        await delivery.retry_in(KEPT_S)
+        await delivery.retry_in(TICK_S if self._is_closed else KEPT_S)
+        if self._is_closed:
+            return
         size = len(delivery.data)
         if self._bytes + size > MAX_BYTES:
             return
@@ -111,6 +114,14 @@ class Turns:
         if self._slots[agent].arrived(execution_id) and agent not in self._looking:
             self._looking.add(agent)
             self._begin(self._look(agent))
+
+    async def close(self) -> None:
+        """Gives all waiting jobs to other workers, as this one stops."""
+        self._is_closed = True
+        for agent in tuple(self._agents):
+            while (job := self._slots[agent].waiting.take(lambda _: True)) is not None:
+                await self._publisher.give_back(job.delivery.ack_subject)
+        self._agents.clear()
 
     async def run(self) -> None:
         """Looks regularly whether there is a turn: slots become free in other workers, too."""

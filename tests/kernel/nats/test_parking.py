@@ -8,6 +8,7 @@ import json
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from unittest.mock import AsyncMock
 
 import pytest
 import pytest_asyncio
@@ -15,13 +16,14 @@ from nats.aio.client import Client
 from structlog.testing import capture_logs
 
 from breakwater.jobs.contract.job import Job
-from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats import delivery, subjects
 from breakwater.kernel.nats.broker import Batches, Each, ServiceApp, connection_of, make_broker
 from breakwater.kernel.nats.delivery import (
     DELAYED_BATCH,
     DELAYED_LINGER_S,
     DelayedQueue,
     Delivery,
+    PutBack,
     name_in,
     park,
     queued_at,
@@ -395,7 +397,7 @@ async def test_a_full_queue_keeps_the_job_parked_until_there_is_room_and_says_so
 async def test_a_job_whose_agent_is_gone_is_dead_lettered_with_its_bytes(client: Client, publisher: Publisher) -> None:
     jetstream = client.jetstream()
     job = await submitted(client, b"\xffkept")
-    await park(publisher, job, agent=SLOW, execution_id=EXECUTION, job_id="j", due=now())
+    await park(publisher, job, agent=SLOW, execution_id=EXECUTION, job_id="j", due=now(), turn="normal 1 bot ")
     await job.ack_sync()
     config = (await jetstream.stream_info("JOBS")).config
     await jetstream.update_stream(config.evolve(subjects=[subjects.job(OTHER)]))
@@ -405,6 +407,24 @@ async def test_a_job_whose_agent_is_gone_is_dead_lettered_with_its_bytes(client:
     assert base64.b64decode(dead_letter["payload_base64"]) == b"\xffkept"
     assert (dead_letter["agent"], dead_letter["execution_id"]) == (SLOW, EXECUTION)
     assert await count(client, Stream.PARKED) == 0
+
+
+async def test_a_job_whose_turn_it_is_while_its_queue_refuses_it_comes_again(
+    client: Client, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery, "RETRY_S", 0.1)
+    job = await submitted(client)
+    await park(publisher, job, agent=SLOW, execution_id="e", job_id="j", due=now(), turn="normal 1 bot ")
+    await job.ack_sync()
+
+    async def let_wait(_agent: str, _execution_id: str, waiting: Delivery, put_back: PutBack) -> None:
+        await waiting.retry_in(60)
+        with monkeypatch.context() as refusing:
+            refusing.setattr(publisher, "job", AsyncMock(side_effect=PublishRefusedError("full")))
+            await put_back(waiting)
+
+    await DelayedQueue(publisher, PLAN.agents, let_wait).handle(await parked(client))
+    assert (await parked(client)).deliveries == 2
 
 
 async def test_a_job_whose_agent_is_configured_waits_for_its_queue_to_be_there_again(

@@ -14,6 +14,8 @@ from breakwater.jobs.rules.turns import CallerTurn
 from breakwater.jobs.store.executions import KEPT_SINCE
 from breakwater.jobs.store.plans import Plans
 from breakwater.kernel.nats.delivery import wake_early
+from breakwater.kernel.nats.subjects import Stream
+from breakwater.kernel.nats.topology import PARKED_CONSUMER
 from breakwater.services.worker.slots import Slots
 from tests.flow.kit import model
 from tests.helpers import until
@@ -162,6 +164,28 @@ async def test_what_waits_for_a_slot_stands_in_nobodys_way_and_comes_back_in_ord
         ended = [(await plane.result(f"flooding-low-{number}"))["completed_at"] for number in range(12)]
         assert max(ended[:4]) < min(ended[-4:]), "the oldest first"
         await until(lambda: slots.held == 0, "all slots to be free")
+
+
+async def test_a_worker_that_stops_leaves_the_jobs_that_wait_to_others_at_once(start_worker: StartWorker) -> None:
+    agents = {"writer": {"model": "sim/slow", "concurrency": 2}}
+    async with start_worker({"sim/slow": model({"hang_s": 30})}, agents) as plane:
+        slots = plane.worker.slots["writer"]
+        slots.expect(HONEST, plane.worker.slots.clock())
+        for number in range(4):
+            await plane.publish({"agent": "writer", "job_id": f"j{number}", "prompt": "x"})
+        await until(lambda: len(slots.waiting) == 3, "three jobs to wait")
+        await plane.end()
+
+        async def fetches_no_more() -> bool:
+            return (await plane.jetstream.consumer_info(Stream.PARKED.value, PARKED_CONSUMER)).num_waiting == 0
+
+        await until(fetches_no_more, "the worker's last fetch to end")
+        waiting = len(slots.waiting)
+        await plane.worker.turns.close()
+        assert len(slots.waiting) == 0
+        of_another = await plane.jetstream.pull_subscribe_bind(PARKED_CONSUMER, Stream.PARKED.value)
+        assert waiting >= 2
+        assert len({(await of_another.fetch(1, timeout=5))[0].subject for _ in range(waiting)}) == waiting
 
 
 async def test_a_job_that_waits_for_its_turn_is_cancelled_at_once(start_worker: StartWorker) -> None:

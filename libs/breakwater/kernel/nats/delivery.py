@@ -458,8 +458,9 @@ class DelayedQueue:
         if due > now:
             await delivery.retry_in(max((due - now).total_seconds(), _SHORTEST_S))
             return
-        if delivery.turn is not None:
-            await self._await_turn(*subjects.parts_of_parked(delivery.subject), delivery, self._put_back)
+        agent, execution_id = subjects.parts_of_parked(delivery.subject)
+        if delivery.turn is not None and agent in self._agents:
+            await self._await_turn(agent, execution_id, delivery, self._put_back)
         else:
             await self._put_back(delivery)
 
@@ -470,11 +471,14 @@ class DelayedQueue:
             await self._wake(delivery, agent, execution_id, due_at(delivery.headers) or self._now())
         except (BusUnavailableError, PublishRefusedError) as error:
             outage.note_failure(error)
-            await delivery.retry_in(RETRY_S)
+            if delivery.turn is None:
+                await delivery.retry_in(RETRY_S)
+            else:
+                await self._publisher.give_back(delivery.ack_subject, RETRY_S)
             return
         outage.note_success()
         if delivery.turn is not None:
-            # It was returned to PARKED when it began to wait, after which nats-py acknowledges nothing.
+            # It was returned to PARKED when it began to wait, after which nats-py neither acknowledges nor returns it.
             await self._publisher.acknowledge(delivery.ack_subject)
             return
         # Without confirmation, it is redelivered and returned again: a second message of the same execution.

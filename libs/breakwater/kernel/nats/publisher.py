@@ -220,6 +220,15 @@ class Publisher:
             return False
         return True
 
+    async def give_back(self, ack_subject: str, delay_s: float = 0.0) -> None:
+        """Has the delivery with that subject delivered again after `delay_s`, even if it waits for that already.
+
+        Ignores a lost connection: NATS delivers it again, later.
+        """
+        nak = b"-NAK" if not delay_s else b"-NAK " + orjson.dumps({"delay": int(delay_s * 10**9)})
+        with suppress(BusUnavailableError):
+            await self.send(ack_subject, nak)
+
     async def _why(self, client: Client) -> str:
         """The errors of servers that do not respond because they can't write. Callers share one request for them."""
         if self._asking is None or self._asking.done():
