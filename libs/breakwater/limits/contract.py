@@ -212,7 +212,10 @@ class ListedLimit(Event):
         description="In the present period. Null if it is not known here, or if the limit is on each name by itself "
         "(`*`): ask for one limit with `scope`.",
     )
-    reserved: LimitAmount | None = Field(default=None, description="Reserved by calls in flight; null as `used` is.")
+    reserved: LimitAmount | None = Field(
+        default=None,
+        description="Reserved by calls in flight; null as `used` is, and of a limit on a rate, which has it in `used`.",
+    )
     remaining: LimitAmount | None = Field(default=None, description="Left for further calls; null as `used` is.")
     resets_at: Timestamp | None = Field(default=None, description="End of the present period of a calendar.")
     raised: LimitRaise | None = Field(default=None, description="The raise that is in effect.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 from zoneinfo import ZoneInfo
@@ -16,12 +17,14 @@ from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.redis.connection import Redis, StateUnavailableError
 from breakwater.kernel.types import NANO_PER_USD, format_time
-from breakwater.limits.contract import LimitRecord
+from breakwater.limits.contract import LimitRecord, LimitSettings
 from breakwater.limits.rules.budget import Periods, periods_at
 from breakwater.limits.rules.ledger import AttemptSums, Ledger
-from breakwater.limits.rules.scopes import Dimension, Dimensions
+from breakwater.limits.rules.limit import limit_of
+from breakwater.limits.rules.rate_limit import rate_limits_of
+from breakwater.limits.rules.scopes import CallNames, Dimension, Dimensions
 from breakwater.limits.store.budget_counters import BudgetCounters
-from breakwater.limits.store.budgets import FILLED
+from breakwater.limits.store.budgets import FILLED, Budgets
 from breakwater.records.reconciliation import RecordedSpend, StoredSpend
 from tests.services.request.conftest import GOVERNED, Answer, HttpApi, running, settings_for
 
@@ -124,6 +127,8 @@ async def test_a_limit_of_the_config_can_only_be_raised(governed: HttpApi, redis
     listed = (await governed.ask("GET", "/api/v1/budgets?agent=writer")).json["budgets"]
     [daily] = [budget for budget in listed if budget["budget"] == "agent:writer/daily"]
     assert (daily["limit"], daily["raised"]["by"]) == ("25.000000000", "tests")
+    of_tasks = await governed.act("limits/agents.writer.guard.max_cost_usd/raise", amount="25", reason="launch")
+    assert (of_tasks.status, of_tasks.code, "in the config" in of_tasks.message) == (409, "not_raisable", True)
     again = await governed.act(f"limits/{WRITER}/raise", amount="25", reason="launch")
     assert again.json == raised.json
     assert [event["kind"] for event in await governed.events("bw.limits.>")] == ["raised"]
@@ -242,6 +247,27 @@ async def test_limits_are_listed_in_pages_with_their_use_and_by_scope_and_kind(g
     assert (await governed.act("limits/of-each/raise", **raised)).code == "not_filled"
     missing = await governed.act("limits/of-each/raise", amount=3, reason="x")
     assert (missing.status, "whose limit" in missing.message) == (422, True)
+
+
+async def test_limits_on_rates_are_shown_with_what_counts_now(governed: HttpApi, redis: Redis) -> None:
+    rates: dict[str, dict[str, Any]] = {
+        "by-minute": {"requests": 5, "per": "minute"},
+        "by-hour": {"tokens": 1000, "per": "hour", "action": "wait"},
+        "at-once": {"concurrent": 3},
+    }
+    for limit_id, rate in rates.items():
+        await put(governed, limit_id, scope="key:acme-bot", **rate)
+    names, limits = CallNames("writer", key="acme-bot"), []
+    for limit_id, rate in rates.items():
+        limits.append(limit_of(limit_id, LimitSettings(scope="key:acme-bot", **rate)))
+    budgets, of_call = Budgets(redis, UTC_ZONE), rate_limits_of("key:acme-bot", limits)
+    reserve = partial(budgets.reserve_command, now=datetime.now(UTC), lease_ms=60_000, tokens=300, rates=of_call)
+    await redis.run([reserve(f"call-{number}", names, 0, ()) for number in (1, 2)])
+    for limit_id, used, remaining in (("by-minute", "2", "3"), ("by-hour", "600", "400"), ("at-once", "2", "1")):
+        shown = await show(governed, limit_id)
+        assert (shown["used"], shown["reserved"], shown["remaining"]) == (used, None, remaining)
+    page = (await governed.ask("GET", "/api/v1/limits?scope=key:acme-bot")).json["limits"]
+    assert {limit["id"]: limit["used"] for limit in page} == {"at-once": "2", "by-hour": "600", "by-minute": "2"}
 
 
 async def test_a_caller_who_is_bound_to_a_team_limits_parts_of_it_alone(governed: HttpApi) -> None:

@@ -148,8 +148,8 @@ class LimitRoutes:
         errors={
             403: _BOUND,
             404: _NO_LIMIT,
-            409: f"A more particular limit counts for the scope (`limit_not_effective`), {_MEANWHILE}, or the limit is "
-            "raised for 1,000 names (`too_many_raises`).",
+            409: "The limit is on tasks or jobs (`not_raisable`), a more particular limit counts for the scope "
+            f"(`limit_not_effective`), {_MEANWHILE}, or the limit is raised for 1,000 names (`too_many_raises`).",
             422: f"{_WRONG}, or the amount is below the limit itself (`below_limit`).",
             503: f"{_UNSURE} Or the counters are being rebuilt (`not_filled`).",
         },
@@ -202,10 +202,16 @@ class LimitRoutes:
         table = self.editor.limits()
         periods = periods_at(utc_now(), self.editor.counters.zone)
         counted: dict[int, tuple[Period, str, LimitUnit]] = {}
+        rates: dict[int, tuple[Limit, str]] = {}
         for number, (limit, key) in enumerate(limits):
             if key is not None and (dimension := limit.calendar_dimension) is not None:
                 counted[number] = periods.of(dimension.window), key, limit.unit
-        uses = dict(zip(counted, await self.editor.counters.use(list(counted.values())), strict=True))
+            elif key is not None and limit.is_rate:
+                rates[number] = limit, key
+        counters = self.editor.counters
+        uses = dict(zip(counted, await counters.use(list(counted.values())), strict=True))
+        used_of_rates = await counters.use_of_rates(list(rates.values()))
+        uses |= {number: (used, None) for number, used in zip(rates, used_of_rates, strict=True)}
         listed: list[ListedLimit] = []
         for number, (limit, key) in enumerate(limits):
             limit_raise = None if key is None else table.plane_limits.raise_of(limit, key)
@@ -215,13 +221,15 @@ class LimitRoutes:
         return tuple(listed)
 
     def _with_use(
-        self, limit: Limit, use: tuple[int, int] | None, limit_raise: LimitRaise | None, period: Period | None
+        self, limit: Limit, use: tuple[int, int | None] | None, limit_raise: LimitRaise | None, period: Period | None
     ) -> ListedLimit:
         table = self.editor.limits()
         amount = limit.amount if limit_raise is None else amount_of(limit.unit, limit_raise.amount)
         state = self.editor.log.states.get(limit.id)
         record = None if state is None or state.limit is None else state.record
         same = None if record is None else table.limit_like(limit)
+
+        used, reserved = use or (None, None)
 
         def text(figure: int) -> str:
             return amount_text(limit.unit, figure)
@@ -237,9 +245,9 @@ class LimitRoutes:
             action=limit.action,
             thresholds=limit.thresholds,
             until=None if limit.until_ms is None else time_from_ms(limit.until_ms),
-            used=None if use is None else text(use[0]),
-            reserved=None if use is None else text(use[1]),
-            remaining=None if use is None else text(max(0, amount - sum(use))),
+            used=None if used is None else text(used),
+            reserved=None if reserved is None else text(reserved),
+            remaining=None if used is None else text(max(0, amount - used - (reserved or 0))),
             resets_at=None if period is None else time_from_ms(period.end_ms),
             raised=limit_raise,
             shadowed_by=None if same is None or same.id == limit.id else same.id,

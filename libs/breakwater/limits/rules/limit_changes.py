@@ -236,6 +236,9 @@ def raise_limit(
 
 def raised_scope(limit: Limit, scope: str | None) -> tuple[ScopePart, ...]:
     """Returns the scope that a limit is to be raised for. Raises LimitRefusedError: the limit is not on it."""
+    if {"task", "job"}.intersection(limit.kinds):
+        message = f"limits of tasks and jobs can't be raised; change {limit.id} in the config"
+        raise LimitRefusedError(409, "not_raisable", message)
     if scope is None:
         if not limit.is_named:
             raise invalid("scope", f"is missing: {limit.scope!r} is each by itself; say whose limit is raised")

@@ -19,6 +19,14 @@ from breakwater.kernel.redis.connection import Argument, Redis, ScriptCommand, S
 from breakwater.limits.contract import CapRaise, LimitUnit
 from breakwater.limits.rules.budget import WINDOWS, Counter, Period, effective_limit, periods_since
 from breakwater.limits.rules.ledger import FIGURES, AttemptSums, BudgetPlace, Ledger
+from breakwater.limits.rules.limit import Limit
+from breakwater.limits.rules.rate_limit import (
+    MINUTES,
+    NO_RATE_LIMITS,
+    WINDOW_MS,
+    WINDOW_UNITS,
+    rate_limits_of,
+)
 from breakwater.limits.rules.scopes import BASE, ONLY_BASE, Dimension, Dimensions, dimension_of
 from breakwater.limits.store.budgets import (
     BLOCK,
@@ -27,8 +35,10 @@ from breakwater.limits.store.budgets import (
     KEEP_MS,
     LUA,
     RESERVATIONS,
+    SLICES,
     Reservation,
     block_key,
+    keys_of_rate_limits,
     period_key,
     raised_cap,
     reservation,
@@ -358,6 +368,18 @@ class BudgetCounters:
             used, reserved = (amounts[period, f"{name}:{key}"] for name in _FIELDS[unit])
             uses.append((used, reserved) if dimension_of(key, period.window) in counted else None)
         return uses
+
+    async def use_of_rates(self, scopes: Sequence[tuple[Limit, str]]) -> list[int]:
+        """The use of limits on rates, each by a scope: the worst case of calls under way, and what others used."""
+        if not scopes:
+            return []
+        rates = sum((rate_limits_of(key, [limit]) for limit, key in scopes), NO_RATE_LIMITS)
+        slice_ms = [MINUTES[window.window] * WINDOW_MS // SLICES for window in rates.windows]
+        [answer] = await self._redis.run([ScriptCommand(LUA["use_of_rates"], keys_of_rate_limits(rates), slice_ms)])
+        figures = iter(map(int, answer))
+        of_windows = iter([dict(zip(WINDOW_UNITS, figures, strict=False)) for _ in rates.windows])
+        of_slots = figures  # those that are left
+        return [next(of_slots) if limit.unit == "concurrent" else next(of_windows)[limit.unit] for limit, _ in scopes]
 
     async def used(self, period: Period, key: str | None, unit: LimitUnit = "usd") -> dict[str, int]:
         """What was used in a period: by one scope, or by all that have used anything."""

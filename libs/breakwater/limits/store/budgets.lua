@@ -224,6 +224,62 @@ local function charged_text(held, state)
   return header_of(held, state) .. lines
 end
 
+-- What counts in a window at a moment: its sums, and the slice that further calls count in. It forgets slices that are over.
+local function sums_of(window, now)
+  local key, slice = window.key, math.floor(now / window.slice_ms)
+  local function fields_of(part)
+    local fields = {}
+    for i, unit in ipairs(UNITS) do
+      fields[i] = unit .. part
+    end
+    return fields
+  end
+  local sums = {first = slice, last = slice, is_fresh = true, fields = fields_of(slice), of_slice = {}}
+  local count, fields = #UNITS, {'first', 'last'}
+  for i, unit in ipairs(UNITS) do
+    fields[2 + i], fields[2 + count + i] = unit, sums.fields[i]
+  end
+  local known = redis.call('HMGET', key, unpack(fields))
+  local over = slice - SLICES - 1
+  local last = tonumber(known[2] or over)
+  if last <= over or last > slice + SLICES then -- ahead by a window: the clock was set back, and the sums mean nothing
+    if known[2] then
+      redis.call('DEL', key)
+    end
+    for i, unit in ipairs(UNITS) do
+      sums[unit], sums.of_slice[i] = 0, 0
+    end
+    return sums
+  end
+  for i, unit in ipairs(UNITS) do
+    sums[unit], sums.of_slice[i] = tonumber(known[2 + i] or 0), known[2 + count + i] or 0
+  end
+  sums.first, sums.last, sums.is_fresh = tonumber(known[1]), math.max(last, slice), last < slice
+  if last > slice then -- another server's clock, which was a little ahead
+    sums.fields = fields_of(last)
+    for i, amount in ipairs(redis.call('HMGET', key, unpack(sums.fields))) do
+      sums.of_slice[i] = amount or 0
+    end
+  end
+  if sums.first <= over then
+    local changes = {'first', over + 1}
+    for _, unit in ipairs(UNITS) do
+      local past = {}
+      for old = sums.first, over do
+        past[#past + 1] = unit .. old
+      end
+      for _, amount in ipairs(redis.call('HMGET', key, unpack(past))) do
+        sums[unit] = sums[unit] - (amount or 0)
+      end
+      redis.call('HDEL', key, unpack(past))
+      changes[#changes + 1], changes[#changes + 2] = unit, sums[unit]
+    end
+    sums.first = over + 1
+    redis.call('HSET', key, unpack(changes))
+  end
+  return sums
+end
+
 --- reserve
 -- Reserves the worst case of a call in all places where it counts, or in none. Asking again reserves it once, and renews the
 -- lease. While others hold some of a hard cap or wait for it, a caller, and so a tenant, holds at most half of the unspent
@@ -600,60 +656,6 @@ local NOTHING = {calls = 0, r = 0, t = 0, u = 0}
 local waits_for -- the number of the first rate that has no room for the call
 
 -- Windows
-local function sums_of(window)
-  local key, slice = window.key, math.floor(now / window.slice_ms)
-  local function fields_of(part)
-    local fields = {}
-    for i, unit in ipairs(UNITS) do
-      fields[i] = unit .. part
-    end
-    return fields
-  end
-  local sums = {first = slice, last = slice, is_fresh = true, fields = fields_of(slice), of_slice = {}}
-  local count, fields = #UNITS, {'first', 'last'}
-  for i, unit in ipairs(UNITS) do
-    fields[2 + i], fields[2 + count + i] = unit, sums.fields[i]
-  end
-  local known = redis.call('HMGET', key, unpack(fields))
-  local over = slice - SLICES - 1
-  local last = tonumber(known[2] or over)
-  if last <= over or last > slice + SLICES then -- ahead by a window: the clock was set back, and the sums mean nothing
-    if known[2] then
-      redis.call('DEL', key)
-    end
-    for i, unit in ipairs(UNITS) do
-      sums[unit], sums.of_slice[i] = 0, 0
-    end
-    return sums
-  end
-  for i, unit in ipairs(UNITS) do
-    sums[unit], sums.of_slice[i] = tonumber(known[2 + i] or 0), known[2 + count + i] or 0
-  end
-  sums.first, sums.last, sums.is_fresh = tonumber(known[1]), math.max(last, slice), last < slice
-  if last > slice then -- another server's clock, which was a little ahead
-    sums.fields = fields_of(last)
-    for i, amount in ipairs(redis.call('HMGET', key, unpack(sums.fields))) do
-      sums.of_slice[i] = amount or 0
-    end
-  end
-  if sums.first <= over then
-    local changes = {'first', over + 1}
-    for _, unit in ipairs(UNITS) do
-      local past = {}
-      for old = sums.first, over do
-        past[#past + 1] = unit .. old
-      end
-      for _, amount in ipairs(redis.call('HMGET', key, unpack(past))) do
-        sums[unit] = sums[unit] - (amount or 0)
-      end
-      redis.call('HDEL', key, unpack(past))
-      changes[#changes + 1], changes[#changes + 2] = unit, sums[unit]
-    end
-    sums.first = over + 1
-    redis.call('HSET', key, unpack(changes))
-  end
-  return sums
-end
 -- The ms until the oldest slices that make up the excess are over. Mostly a few do, so they are read a few at a time. What
 -- exceeds all that counts now has to wait until what stands before it is over, too, one window after the other.
 local function wait_ms_of(window, unit, excess)
@@ -682,7 +684,7 @@ local function ask_again_ms(wait_ms, ahead, may_end_soon)
   return may_end_soon and math.min(wait_ms, 50 * (1 + ahead)) or wait_ms
 end
 for number, window in ipairs(windows) do
-  window.sums = sums_of(window)
+  window.sums = sums_of(window, now)
   local held_window = window_of[window.key]
   local slice = held_window and tonumber(held_window.slice)
   -- What is over has left the sums already.
@@ -814,7 +816,7 @@ share(held_key, call, worst.u)
 -- Units without a limit are counted, too: one that is set later holds immediately.
 local lines = {header_of(call, 'r'), counter_lines}
 for _, window in ipairs(windows) do
-  local sums = before and sums_of(window) or window.sums
+  local sums = before and sums_of(window, now) or window.sums
   local changes, added = {'first', sums.first, 'last', sums.last}, {r = 1, t = worst.t, u = worst.u, c = 1}
   for i, unit in ipairs(UNITS) do
     sums[unit] = sums[unit] + added[unit]
@@ -837,6 +839,23 @@ end
 redis.call('HSET', reservations, attempt_id, table.concat(lines))
 redis.call('ZADD', leases, now + lease_ms, attempt_id)
 return with_figures({1, call.ms})
+
+--- use_of_rates
+-- Reads what counts in windows, and the calls that have slots.
+-- KEYS: windows..., slots...   ARGV: for each window: ms of a slice
+-- Returns for each window its requests, tokens and nano-dollars, then for each slots its calls.
+local now, answer = now_ms(), {}
+for i, key in ipairs(KEYS) do
+  if ARGV[i] then
+    local sums = sums_of({key = key, slice_ms = tonumber(ARGV[i])}, now)
+    for _, unit in ipairs({'r', 't', 'u'}) do
+      answer[#answer + 1] = integer(sums[unit])
+    end
+  else
+    answer[#answer + 1] = redis.call('ZCOUNT', key, '(' .. integer(now), '+inf')
+  end
+end
+return answer
 
 --- release
 -- Ends a reservation: releases it where its call was never made, or charges what the call used in its place until the
