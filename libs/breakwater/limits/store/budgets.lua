@@ -286,7 +286,7 @@ end
 -- rest.
 -- A call that waits for a rate has its place in the queue of the first one that has no room for it, in the order of the keys:
 -- so no two calls wait for each other. There is room for it beside what counts and what stands before it in the queue.
--- KEYS: reservations, leases, filled, held, periods..., windows..., slots..., then for each of both: its queue, what waits there
+-- KEYS: reservations, leases, filled, held, periods..., windows..., slots..., the queues of both..., what waits in each...
 -- ARGV from the 18th, for each period: first ms, first ms after it, keep until (ms); then for each counter: number of its
 -- period, scope, flags, hard limit ('' = none); then for each window: ms of a slice, flags, the units whose limits refuse
 -- calls and have none wait, the most requests, tokens and nano-dollars ('' = none); then for each slots: the most calls
@@ -348,11 +348,11 @@ for k = first_slots, first_queue - 1 do
 end
 local my_key, my_tenant, my_share = ARGV[argument], ARGV[argument + 1], tonumber(ARGV[argument + 2])
 local can_wait_ms = tonumber(ARGV[argument + 3] or '')
-local rates, queues = {}, {}
-for i = 1, #windows + #slots do
-  local rate = windows[i] or slots[i - #windows]
-  rate.queue, rate.waiters = KEYS[first_queue + 2 * i - 2], KEYS[first_queue + 2 * i - 1]
-  rates[i], queues[i] = rate, rate.queue
+local rates, number_of_rates = {}, first_queue - first_slots + number_of_windows
+for i = 1, number_of_rates do
+  local rate = windows[i] or slots[i - number_of_windows]
+  rate.queue, rate.waiters = KEYS[first_queue + i - 1], KEYS[first_queue + number_of_rates + i - 1]
+  rates[i] = rate
 end
 local function keep(key, ms)
   if redis.call('PTTL', key) < ms then
@@ -582,7 +582,8 @@ end
 -- Queues
 local FIRST = 30 -- so many calls are read from the head of a queue: what the others wait with is estimated
 local PATIENCE_MS = 2000 -- a call that asks so much later than it should has lost its place
-local has_queue = #queues > 0 and not asked_at and redis.call('EXISTS', unpack(queues)) > 0
+local has_queue = number_of_rates > 0 and not asked_at
+  and redis.call('EXISTS', unpack(KEYS, first_queue, first_queue + number_of_rates - 1)) > 0
 local function caller_of(key, waiting_tenant)
   return key .. '\n' .. waiting_tenant
 end
@@ -711,13 +712,12 @@ end
 -- Slots: asked last, as a concurrent call may end at any moment.
 for number, slot in ipairs(kept_out and {} or slots) do
   local ahead = slot.most and has_queue and not waits_for and slot.refuses ~= 'c' and before_in(slot).calls or 0
-  local function calls()
-    return redis.call('ZCARD', slot.key) + ahead
-  end
-  if slot.most and calls() >= slot.most and not (before and redis.call('ZSCORE', slot.key, attempt_id)) then
+  local calls = slot.most and redis.call('ZCARD', slot.key)
+  if slot.most and calls + ahead >= slot.most and not (before and redis.call('ZSCORE', slot.key, attempt_id)) then
     redis.call('ZREMRANGEBYSCORE', slot.key, '-inf', now)
-    if calls() >= slot.most then
-      local at = math.max(0, math.min(calls() - slot.most, redis.call('ZCARD', slot.key) - 1))
+    calls = redis.call('ZCARD', slot.key)
+    if calls + ahead >= slot.most then
+      local at = math.max(0, math.min(calls + ahead - slot.most, calls - 1))
       local ends = redis.call('ZRANGE', slot.key, at, at, 'WITHSCORES')
       local wait_ms = ends[2] and tonumber(ends[2]) - now or PATIENCE_MS
       local is_refused = slot.refuses == 'c'

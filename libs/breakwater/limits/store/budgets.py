@@ -322,7 +322,7 @@ class Budgets:
             *(len(parts.keys), len(counters), len(rates.windows), version),
         ]
         of_calls = keys_of_rate_limits(rates)
-        queues = [f"{key}:{part}" for key in of_calls for part in ("queue", "waiters")]
+        queues = [f"{key}:{part}" for part in ("queue", "waiters") for key in of_calls]
         keys = [RESERVATIONS, LEASES, FILLED, HELD, *parts.keys, *of_calls, *queues]
         return ScriptCommand(LUA["reserve"], keys, [*arguments, *parts.arguments, *of_rates])
 
