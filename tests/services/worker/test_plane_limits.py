@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
@@ -14,8 +15,9 @@ from breakwater.kernel.nats.publisher import Publisher
 from breakwater.limits.contract import LimitSettings
 from breakwater.limits.limit_editor import LimitEditor
 from breakwater.limits.limit_log import LimitLog
+from breakwater.limits.rules.scopes import CallNames, Dimension, Dimensions
 from breakwater.limits.store.budget_counters import BudgetCounters
-from breakwater.limits.store.budgets import FILLED
+from breakwater.limits.store.budgets import FILLED, Budgets, LimitsChanged, OverBudget, Reserved
 from tests.flow.kit import model
 from tests.services.worker.conftest import StartWorker
 from tests.services.worker.harness import WorkerPlane
@@ -108,3 +110,66 @@ async def test_a_worker_without_nats_waits_instead_of_admitting_under_older_limi
         assert await version() == in_force
         await counters.note_limits(first)
         assert await version() == in_force, "an older one never replaces it"
+
+
+async def test_no_call_is_admitted_under_older_limits_while_many_change_at_once(start_worker: StartWorker) -> None:
+    keys = ("a", "b", "c")
+    async with start_worker(models={"sim/m": model()}, agents={"writer": {"model": "sim/m"}}, begin=False) as plane:
+        redis, config, editor = plane.worker.redis, plane.worker.config, editor_of(plane)
+        zone = config.budgets.zone
+        counters, dimensions = BudgetCounters(redis, zone), Dimensions(frozenset({Dimension(("key",), "daily")}))
+        periods = counters.periods(datetime.now(UTC), dimensions)
+        await counters.fill(await counters.source(), "log", 0, periods, {}, {}, dimensions=dimensions)
+        stopped: dict[str, int] = dict.fromkeys(keys, 0)
+        """By key, odd while its limit is zero and the change was answered: no call may be admitted then."""
+        ends = asyncio.Event()
+        admitted = refused = behind = 0
+
+        async def call() -> None:
+            nonlocal admitted, refused, behind
+            live, log, budgets = LiveConfig(config), LimitLog(lambda: plane.client), Budgets(redis, zone)
+            log.feed(live.change_limits)
+            budgets.dimensions = dimensions
+            await log.catch_up()
+            number = 0
+            while not ends.is_set():
+                key = keys[(number := number + 1) % len(keys)]
+                names, table, before = CallNames("writer", key=key), live.limits(), stopped[key]
+                found = table.counters(names, dimensions)
+                command = budgets.reserve_command(
+                    *(f"{id(log)}-{number}:1", names, 1, found),
+                    now=datetime.now(UTC),
+                    lease_ms=60_000,
+                    version=table.version,
+                )
+                [raw] = await redis.run([command])
+                match budgets.read_reservation(raw, found, 1, now=datetime.now(UTC)):
+                    case Reserved():
+                        admitted += 1
+                        assert not (before % 2 and stopped[key] == before), "admitted though its limit was zero"
+                    case OverBudget():
+                        refused += 1
+                    case LimitsChanged(in_force):
+                        behind += 1
+                        await log.read_on(table.version, in_force, counters)
+                    case answer:
+                        raise AssertionError(answer)
+                await asyncio.sleep(0)
+
+        async def change(key: str) -> None:
+            scope = f"key:{key}"
+            for number in range(40):
+                usd = "0" if number % 2 == 0 else "1"
+                limit = LimitSettings.model_validate({"scope": scope, "usd": usd, "per": "day"})
+                if number % 2:
+                    stopped[key] += 1
+                await editor.set_limit(scope, limit, ADMIN, None, datetime.now(UTC), stop=True)
+                if number % 2 == 0:
+                    stopped[key] += 1
+                    await asyncio.sleep(0.001)
+
+        calls = [asyncio.create_task(call()) for _ in range(3)]
+        await asyncio.gather(*map(change, keys))
+        ends.set()
+        await asyncio.gather(*calls)
+        assert min(admitted, refused, behind) > 10

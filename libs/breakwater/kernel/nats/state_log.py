@@ -179,7 +179,20 @@ class StateLog(ABC, Generic[RecordT, StateT]):
         if not reads_all and facts.last == self._sequence:
             return
         sequence = 0 if reads_all else self._sequence
+        identity = facts.identity
         changes: dict[str, StateT | None] = dict.fromkeys(self.states) if reads_all else {}
+        while sequence < facts.last:
+            sequence = max(await self._scan(sequence, changes), facts.last)
+            # A state that was replaced while this was read has a later message, and would be lacking without it.
+            facts = await self._lookup.facts(self.stream)
+        self._stream = identity
+        self._sequence = sequence
+        if reads_all:
+            self._reread_at = now + REREAD_S
+        self._take(changes)
+
+    async def _scan(self, sequence: int, changes: dict[str, StateT | None]) -> int:
+        """Reads the messages behind a sequence into changes, and returns the last one's. Raises BusError."""
         left_s = REPLICA_LAG_S
         while True:
             scan = self._lookup.scan(self.stream, self.subjects, start=sequence + 1, complete=True)
@@ -189,18 +202,14 @@ class StateLog(ABC, Generic[RecordT, StateT]):
                         sequence = message.sequence
                         state_id = subjects.decode_token(message.subject.rpartition(".")[2])
                         changes[state_id] = self._read_state(message.data, message.subject, sequence)
-                break
             except BusUnavailableError:
                 # The replica that was asked may lag.
                 if left_s <= 0 or not self._connection().is_connected:
                     raise
                 left_s -= REPLICA_PAUSE_S
                 await asyncio.sleep(REPLICA_PAUSE_S)
-        self._stream = facts.identity
-        self._sequence = max(sequence, facts.last)
-        if reads_all:
-            self._reread_at = now + REREAD_S
-        self._take(changes)
+            else:
+                return sequence
 
     def _read_state(self, document: bytes, subject: str, sequence: int) -> StateT | None:
         """Returns a state; None if its record is not readable, such as that of a later version."""

@@ -59,6 +59,7 @@ class LimitRoutes:
     )
     async def list_limits(self, request: ApiRequest[LimitQuery]) -> LimitList:
         """Lists the limits of the config, then those that the plane keeps."""
+        self._check_read()
         query = request.input
         page: list[Limit] = []
         for limit in self._limits_after(query.after):
