@@ -382,7 +382,7 @@ class BudgetCounters:
         return [next(of_slots) if limit.unit == "concurrent" else next(of_windows)[limit.unit] for limit, _ in scopes]
 
     async def used(self, period: Period, key: str | None, unit: LimitUnit = "usd") -> dict[str, int]:
-        """What was used in a period: by one scope, or by all that have used anything."""
+        """The use in a period: of one scope, or of all that have used anything."""
         place = period_key(period.window, period.name)
         prefix = f"{_FIELDS[unit][0]}:"
         if key is not None:
