@@ -74,8 +74,8 @@ class Caller:
         await self._redis.run([command])
 
     async def queue_keys(self) -> list[str]:
-        return sorted(await self._redis.client.keys("bw:limits:*:queue")) + sorted(
-            await self._redis.client.keys("bw:limits:*:waiters")
+        return sorted(await self._redis.client.keys("bw:limits:queue:*")) + sorted(
+            await self._redis.client.keys("bw:limits:waiters:*")
         )
 
 
@@ -198,6 +198,16 @@ async def test_calls_without_the_time_to_wait_take_no_place_and_leave_room_for_o
     assert await caller.ask("patient", CallerTurn("a"), can_wait_ms=10 * WINDOW_MS) is not None
     assert await caller.ask("patient", CallerTurn("a"), can_wait_ms=1) is not None
     assert await caller.queue_keys() == [], "its time is over"
+
+
+async def test_the_queue_of_a_scope_is_no_other_scope_whatever_its_name(redis: Redis) -> None:
+    for part in ("queue", "waiters"):
+        for rates in (per_minute, at_once):
+            await redis.client.flushall()
+            assert await Caller(redis, rates(1, scope=f"user:ann:{part}")).ask("j", CallerTurn("a")) is None
+            caller = Caller(redis, rates(1, scope="user:ann"))
+            assert await caller.ask("k", CallerTurn("b")) is None
+            assert await caller.ask("l", CallerTurn("b")) is not None
 
 
 async def test_a_dry_run_takes_no_place_and_is_told_how_many_wait(redis: Redis) -> None:

@@ -73,6 +73,8 @@ _WINDOWS = "bw:limits:window:"
 _LETTERS: Mapping[LimitUnit, str] = {"requests": "r", "tokens": "t", "usd": "u"}
 _UNITS: Mapping[str, WindowUnit] = {"r": "requests", "t": "tokens", "u": "usd"}
 _SLOTS = "bw:limits:slots:"
+_QUEUE = "bw:limits:queue:"
+_WAITERS = "bw:limits:waiters:"
 
 LUA = scripts_of(__file__)
 
@@ -322,7 +324,8 @@ class Budgets:
             *(len(parts.keys), len(counters), len(rates.windows), version),
         ]
         of_calls = keys_of_rate_limits(rates)
-        queues = [f"{key}:{part}" for part in ("queue", "waiters") for key in of_calls]
+        # Before the scope, as callers may make its name up: the user `ann:queue` is not the queue of `ann`.
+        queues = [f"{part}{key}" for part in (_QUEUE, _WAITERS) for key in of_calls]
         keys = [RESERVATIONS, LEASES, FILLED, HELD, *parts.keys, *of_calls, *queues]
         return ScriptCommand(LUA["reserve"], keys, [*arguments, *parts.arguments, *of_rates])
 
