@@ -107,10 +107,15 @@ class AgentSlots:
 
     def may_take(self, slots: int, turn: CallerTurn, now: float) -> bool:
         """Returns True if a job may take one of `slots`."""
-        if not (
-            self._keys.may_take(slots, turn.key, turn.weight, now)
-            and self._tenants.may_take(slots, turn.tenant, turn.weight, now)
-        ):
+        return self.key_may_take(slots, turn, now) and self.tenant_may_take(slots, turn, now)
+
+    def tenant_may_take(self, slots: int, turn: CallerTurn, now: float) -> bool:
+        """Returns True if it may as far as its tenant is concerned."""
+        return self._tenants.may_take(slots, turn.tenant, turn.weight, now)
+
+    def key_may_take(self, slots: int, turn: CallerTurn, now: float) -> bool:
+        """Returns True if it may as far as its key and its priority are concerned."""
+        if not self._keys.may_take(slots, turn.key, turn.weight, now):
             return False
         needed_by_higher = sum(self._priorities.peak(higher, now) for higher in PRIORITIES[: rank(turn.priority)])
         held_slots = sum(self._priorities.running(lower) for lower in PRIORITIES[rank(turn.priority) :])

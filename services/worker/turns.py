@@ -33,6 +33,12 @@ KEPT_S = 60.0
 MAX_BYTES = 64 * 1024**2
 """The most bytes of waiting jobs in memory. Others are delivered again."""
 
+ENTRY_BYTES = 3_000
+"""About what a waiting job takes in memory beside its data."""
+
+PRUNE_EVERY_S = 2.0
+"""Less than what is between the end of a job's wait here and its next delivery."""
+
 TRANSIT_S = 0.25
 """A job should be back from its queue after so long. It may be with another worker."""
 
@@ -53,6 +59,7 @@ class Turns:
         """The agents with waiting jobs."""
         self._bytes = 0
         self._is_closed = False
+        self._pruned_at = 0.0
         self._held_up: set[str] = set()
         """The agents whose queue has jobs that no worker has taken."""
         self._looking: set[str] = set()
@@ -63,8 +70,7 @@ class Turns:
     async def announce(self, agent: str, *turns: CallerTurn) -> None:
         """Says that jobs of some callers wait, unless that was said a moment ago."""
         now = self._slots.clock()
-        self._announced = {caller: until for caller, until in self._announced.items() if until > now}
-        callers = [(agent, turn) for turn in turns if (agent, turn) not in self._announced]
+        callers = [(agent, turn) for turn in turns if self._announced.get((agent, turn), 0.0) <= now]
         if callers:
             self._announced |= dict.fromkeys(callers, now + TICK_S)
             with suppress(BusError):  # it is said again
@@ -76,7 +82,7 @@ class Turns:
         await delivery.retry_in(TICK_S if self._is_closed else KEPT_S)
         if self._is_closed:
             return
-        size = len(delivery.data)
+        size = _size_of(delivery)
         if self._bytes + size > MAX_BYTES:
             return
         self._bytes += size
@@ -95,10 +101,13 @@ class Turns:
         total = self._slots.share(self.concurrency(agent))
         while slots.held < total:
             now = self._slots.clock()
-            job = slots.waiting.take(lambda turn: slots.may_take(total, turn, now))  # noqa: B023  called at once
+            job = slots.waiting.take(
+                lambda turn: slots.key_may_take(total, turn, now),  # noqa: B023  called at once
+                lambda turn: slots.tenant_may_take(total, turn, now),  # noqa: B023  the same
+            )
             if job is None:
                 break
-            self._bytes -= len(job.delivery.data)
+            self._bytes -= _size_of(job.delivery)
             if job.until <= now:
                 continue  # another worker may have it
             slots.keep_for(job, now)
@@ -127,11 +136,22 @@ class Turns:
         """Looks regularly whether there is a turn: slots become free in other workers, too."""
         while True:
             await asyncio.sleep(background.aligned_delay(TICK_S))
+            now = self._slots.clock()
+            self._announced = {caller: until for caller, until in self._announced.items() if until > now}
+            if now >= self._pruned_at + PRUNE_EVERY_S:
+                self._prune(now)
             for agent in tuple(self._agents):
                 if agent in self._held_up:
                     await self._look(agent)
                 self.advance(agent)
                 await self.announce(agent, *self._slots[agent].waiting.turns())
+
+    def _prune(self, now: float) -> None:
+        """Forgets the jobs that NATS is about to deliver again, which their callers have had no turn for."""
+        self._pruned_at = now
+        for agent in self._agents:
+            over = self._slots[agent].waiting.prune(lambda job: job.until <= now)
+            self._bytes -= sum(_size_of(job.delivery) for job in over)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -152,6 +172,10 @@ class Turns:
         else:
             self._held_up.discard(agent)
             self.advance(agent)
+
+
+def _size_of(delivery: Delivery) -> int:
+    return len(delivery.data) + ENTRY_BYTES
 
 
 async def receive_new_callers(connection: ClientGetter, slots: Slots) -> None:

@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from breakwater.identity.contract import PRIORITIES, Priority
-from breakwater.jobs.rules.turns import WEIGHT_OF, CallerTurn, FairQueue, allowed_priority, priority_problem
+from breakwater.jobs.rules.turns import (
+    MAX_TENANTS,
+    WEIGHT_OF,
+    CallerTurn,
+    FairQueue,
+    allowed_priority,
+    priority_problem,
+)
 from tests.tables import each_row
 
 KEYS = st.builds(
@@ -134,3 +141,51 @@ def test_sixteen_of_high_and_four_of_normal_priority_are_served_for_one_of_low()
         for number in range(40):
             queue.add(CallerTurn("a", "", priority), number, priority)
     assert Counter(order_of(queue)[:42]) == {priority: 2 * WEIGHT_OF[priority] for priority in PRIORITIES}
+
+
+def test_the_time_of_a_turn_does_not_grow_with_the_tenants_that_a_key_makes_up() -> None:
+    queue = FairQueue[int]()
+    for number in range(2_000):
+        queue.add(CallerTurn("a", f"made-up-{number}"), number, number)
+    asked = Counter[str]()
+
+    def may_key(turn: CallerTurn) -> bool:
+        asked["key"] += 1
+        return asked["key"] > 1
+
+    def may_tenant(turn: CallerTurn) -> bool:
+        asked["tenant"] += 1
+        return True
+
+    assert queue.take(may_key, may_tenant) is None
+    assert asked == {"key": 1}
+    assert [queue.take(may_key, may_tenant) for _ in range(2_000)] == list(range(2_000))
+    assert asked["tenant"] == 2_000
+    assert len(queue) == 0
+
+
+def test_a_key_with_many_tenants_that_wait_is_named_as_a_whole() -> None:
+    queue = FairQueue[int]()
+    for number in range(MAX_TENANTS):
+        queue.add(CallerTurn("a", f"t{number}", "low"), number, number)
+    assert queue.turns() == {CallerTurn("a", f"t{number}", "low") for number in range(MAX_TENANTS)}
+    queue.add(CallerTurn("a", "one more", "low"), 0, 0)
+    queue.add(CallerTurn("b"), 0, 0)
+    assert queue.turns() == {CallerTurn("a", "any", "low").of_key, CallerTurn("b")}
+
+
+@given(st.lists(st.tuples(KEYS, st.booleans()), max_size=30))
+def test_what_waits_no_more_takes_no_turn_of_its_caller(waiting: list[tuple[CallerTurn, bool]]) -> None:
+    queue = FairQueue[tuple[int, bool]]()
+    expected = FairQueue[tuple[int, bool]]()
+    for number, (turn, is_over) in enumerate(waiting):
+        unweighted = turn._replace(weight=1)
+        queue.add(unweighted, number, (number, is_over))
+        if not is_over:
+            expected.add(unweighted, number, (number, is_over))
+    removed = queue.prune(lambda item: item[1])
+    assert sorted(removed) == [(number, True) for number, (_, is_over) in enumerate(waiting) if is_over]
+    assert len(queue) == len(expected)
+    assert queue.turns() == expected.turns()
+    left = [queue.take(anybody) for _ in range(len(queue))]
+    assert Counter(left) == Counter(expected.take(anybody) for _ in range(len(expected)))

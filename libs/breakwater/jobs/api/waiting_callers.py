@@ -41,7 +41,10 @@ class WaitingCallers:
 
     def has(self, agent: str, turn: CallerTurn) -> bool:
         """Returns True if jobs of a caller wait for a slot of an agent."""
-        return self._until.get((agent, turn.text), 0.0) > monotonic()
+        if not self._until:
+            return False
+        now = monotonic()
+        return any(self._until.get((agent, caller.text), 0.0) > now for caller in (turn, turn.of_key))
 
     async def announce(self, agent: str, turn: CallerTurn) -> None:
         """Says that a caller calls an agent, unless that was said a moment ago."""

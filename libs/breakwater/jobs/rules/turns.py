@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Generic, NamedTuple, Self, TypeVar
 
 from breakwater.identity.contract import PRIORITIES, Priority
@@ -18,8 +18,13 @@ from breakwater.kernel.nats.subjects import decode_token, encode_token
 
 WEIGHT_OF: dict[Priority, int] = {"high": 16, "normal": 4, "low": 1}
 
+MAX_TENANTS = 100
+"""The most tenants of a key that are told apart where callers that wait are named."""
+
+ANY_TENANT = "*"
+"""In place of a tenant: each one of the key."""
+
 ItemT = TypeVar("ItemT")
-NameT = TypeVar("NameT")
 
 
 def rank(priority: Priority) -> int:
@@ -53,6 +58,11 @@ class CallerTurn(NamedTuple):
     priority: Priority = "normal"
     weight: int = 1
     """The weight of the key."""
+
+    @property
+    def of_key(self) -> CallerTurn:
+        """The turn of all tenants of the key."""
+        return self._replace(tenant=ANY_TENANT)
 
     @property
     def share(self) -> int:
@@ -90,29 +100,66 @@ def finish_of(virtual_time: float, last_finish: float, amount: float, share: flo
 
 
 @dataclass(slots=True)
-class _Line(Generic[ItemT]):
-    """The items of one key, or of one of its tenants."""
+class _TenantLine(Generic[ItemT]):
+    """The items of one tenant of a key."""
 
     start: float
     """The virtual time at which the next item begins. It outlasts the items, until the virtual time is later."""
-    share: int = 1
-    count: int = 0
     items: list[tuple[float, int, ItemT]] = field(default_factory=list[tuple[float, int, ItemT]])
-    """A heap with the oldest first; of a tenant."""
-    tenants: dict[str, _Line[ItemT]] = field(default_factory=dict[str, "_Line[ItemT]"])
+    """A heap with the oldest first."""
+
+
+@dataclass(slots=True)
+class _KeyLine(Generic[ItemT]):
+    """The tenants of one key with a priority."""
+
+    start: float
+    """As of a tenant."""
+    share: int = 1
     virtual_time: float = 0.0
     """The virtual time among the tenants."""
+    tenants: dict[str, _TenantLine[ItemT]] = field(default_factory=dict[str, "_TenantLine[ItemT]"])
+    order: list[tuple[float, int, str]] = field(default_factory=list[tuple[float, int, str]])
+    """A heap of the tenants with items, by their start: a key may name any number of tenants."""
+    tidied_at: int = 16
+    """The number of tenants at which those that begin anew anyway are forgotten."""
 
     def finish(self) -> float:
         """Returns when the next item would be through."""
         return finish_of(self.start, 0.0, 1, self.share)
+
+    def line_up(self, tenant: str, number: int) -> None:
+        """Puts a tenant with items into the order."""
+        heappush(self.order, (self.tenants[tenant].start, number, tenant))
+
+    def first(self, may: Callable[[str], bool]) -> str | None:
+        """Removes the first tenant that may have a turn now from the order."""
+        passed_over: list[tuple[float, int, str]] = []
+        first = None
+        while self.order and first is None:
+            place = heappop(self.order)
+            if may(place[2]):
+                first = place[2]
+            else:
+                passed_over.append(place)
+        for place in passed_over:
+            heappush(self.order, place)
+        return first
+
+    def tidy(self) -> None:
+        """Forgets the tenants that begin anew whenever they get an item."""
+        if len(self.tenants) >= self.tidied_at:
+            self.tenants = {
+                name: line for name, line in self.tenants.items() if line.items or line.start > self.virtual_time
+            }
+            self.tidied_at = max(16, 2 * len(self.tenants))
 
 
 class FairQueue(Generic[ItemT]):
     """Items that wait, in the order of weighted fair queueing by key, then by tenant, then by age."""
 
     def __init__(self) -> None:
-        self._keys: dict[tuple[str, Priority], _Line[ItemT]] = {}
+        self._keys: dict[tuple[str, Priority], _KeyLine[ItemT]] = {}
         self._virtual_time = 0.0
         self._added = 0
         self._count = 0
@@ -124,54 +171,82 @@ class FairQueue(Generic[ItemT]):
         """Returns True if an item of the same caller waits."""
         of_key = self._keys.get((turn.key, turn.priority))
         of_tenant = None if of_key is None else of_key.tenants.get(turn.tenant)
-        return of_tenant is not None and of_tenant.count > 0
+        return of_tenant is not None and bool(of_tenant.items)
 
     def turns(self) -> set[CallerTurn]:
-        """Returns the callers whose items wait."""
+        """Returns the callers whose items wait. A key with many such tenants is there as a whole, for any tenant."""
         return {
             CallerTurn(key, tenant, priority, of_key.share // WEIGHT_OF[priority])
             for (key, priority), of_key in self._keys.items()
-            for tenant, of_tenant in of_key.tenants.items()
-            if of_tenant.count
+            for tenant in (
+                (ANY_TENANT,) if len(of_key.order) > MAX_TENANTS else (tenant for _, _, tenant in of_key.order)
+            )
         }
 
     def add(self, turn: CallerTurn, age: float, item: ItemT) -> None:
         """Adds an item. Of one caller, the one with the smallest `age` is first, such as the time of its arrival."""
-        of_key = self._keys.setdefault((turn.key, turn.priority), _Line(self._virtual_time))
-        of_tenant = of_key.tenants.setdefault(turn.tenant, _Line(of_key.virtual_time))
+        of_key = self._keys.setdefault((turn.key, turn.priority), _KeyLine(self._virtual_time))
+        of_tenant = of_key.tenants.setdefault(turn.tenant, _TenantLine(of_key.virtual_time))
         of_key.share = turn.share
-        if not of_key.count:
-            of_key.start = max(of_key.start, self._virtual_time)
-        if not of_tenant.count:
-            of_tenant.start = max(of_tenant.start, of_key.virtual_time)
         self._added += 1
+        if not of_key.order:
+            of_key.start = max(of_key.start, self._virtual_time)
+        if not of_tenant.items:
+            of_tenant.start = max(of_tenant.start, of_key.virtual_time)
+            of_key.line_up(turn.tenant, self._added)
         heappush(of_tenant.items, (age, self._added, item))
-        of_tenant.count += 1
-        of_key.count += 1
         self._count += 1
 
-    def take(self, may: Callable[[CallerTurn], bool]) -> ItemT | None:
-        """Removes the next item of those whose callers may have a turn now. Returns None if there is none."""
+    def take(
+        self, may_key: Callable[[CallerTurn], bool], may_tenant: Callable[[CallerTurn], bool] = lambda _: True
+    ) -> ItemT | None:
+        """Removes the next item of those whose callers may have a turn now. Returns None if there is none.
+
+        Args:
+            may_key: decides for a key and its priority, without a tenant.
+            may_tenant: decides for a tenant of it.
+        """
         for (key, priority), of_key in sorted(self._keys.items(), key=lambda entry: entry[1].finish()):
-            weight = of_key.share // WEIGHT_OF[priority]
-            for tenant, of_tenant in sorted(of_key.tenants.items(), key=lambda entry: entry[1].start):
-                if of_tenant.count and may(CallerTurn(key, tenant, priority, weight)):
-                    return self._remove(of_key, of_tenant)
+            turn = CallerTurn(key, "", priority, of_key.share // WEIGHT_OF[priority])
+            if of_key.order and may_key(turn):
+                tenant = of_key.first(lambda tenant, turn=turn: may_tenant(turn._replace(tenant=tenant)))
+                if tenant is not None:
+                    return self._remove(of_key, tenant)
         return None
 
-    def _remove(self, of_key: _Line[ItemT], of_tenant: _Line[ItemT]) -> ItemT:
+    def prune(self, is_over: Callable[[ItemT], bool]) -> list[ItemT]:
+        """Removes and returns the items that wait no more, without a turn for their callers."""
+        removed: list[ItemT] = []
+        for of_key in self._keys.values():
+            for of_tenant in of_key.tenants.values():
+                over = [entry for entry in of_tenant.items if is_over(entry[2])]
+                if over:
+                    of_tenant.items = [entry for entry in of_tenant.items if not is_over(entry[2])]
+                    heapify(of_tenant.items)
+                    removed += (item for _, _, item in over)
+            of_key.order = [place for place in of_key.order if of_key.tenants[place[2]].items]
+            heapify(of_key.order)
+            of_key.tidy()
+        self._count -= len(removed)
+        self._forget_idle_keys()
+        return removed
+
+    def _remove(self, of_key: _KeyLine[ItemT], tenant: str) -> ItemT:
+        of_tenant = of_key.tenants[tenant]
         self._virtual_time = max(self._virtual_time, of_key.start)
         of_key.virtual_time = max(of_key.virtual_time, of_tenant.start)
         of_key.start = of_key.finish()
-        of_tenant.start = of_tenant.finish()
-        of_tenant.count -= 1
-        of_key.count -= 1
+        of_tenant.start = finish_of(of_tenant.start, 0.0, 1, 1)
+        _, number, item = heappop(of_tenant.items)
+        if of_tenant.items:
+            of_key.line_up(tenant, number)
         self._count -= 1
-        of_key.tenants = _without_idle(of_key.tenants, of_key.virtual_time)
-        self._keys = _without_idle(self._keys, self._virtual_time)
-        return heappop(of_tenant.items)[2]
+        of_key.tidy()
+        self._forget_idle_keys()
+        return item
 
-
-def _without_idle(lines: dict[NameT, _Line[ItemT]], virtual_time: float) -> dict[NameT, _Line[ItemT]]:
-    """Returns the lines without those that begin anew whenever they get an item."""
-    return {name: line for name, line in lines.items() if line.count or line.start > virtual_time}
+    def _forget_idle_keys(self) -> None:
+        """Forgets the keys that begin anew whenever they get an item."""
+        self._keys = {
+            name: of_key for name, of_key in self._keys.items() if of_key.order or of_key.start > self._virtual_time
+        }
