@@ -114,8 +114,7 @@ class LimitEditor:
         await self.log.catch_up()
         before = self.log.states.get(limit_id)
         if before is not None and before.limit == limit and limit_id in self.limits().plane_limits.limits:
-            await self._tell(before.record, limit.scope)
-            await self._put_into_force()
+            await self._repeat(limit_id)
             return before.record
 
         def decide() -> LimitRecord:
@@ -138,8 +137,7 @@ class LimitEditor:
             return delete_limit(before, author)
 
         if (limit := self.find(limit_id)) is None:
-            # An earlier request may have deleted it and not reached Redis.
-            await self._put_into_force()
+            await self._repeat(limit_id)
             raise unknown_limit(limit_id)
         return await self._change(limit_id, limit.scope, decide)
 
@@ -185,8 +183,19 @@ class LimitEditor:
             until = time_from_ms(period.end_ms)
         check_end(until, now)
         text = amount_text(limit.unit, amount)
+        spent = None if period is None else (await self.counters.use([(period, key, limit.unit)]))[0]
+        if period is not None and spent is None:
+            raise NotFilledError
+
+        async def tell_of_budget(limit_raise: LimitRaise) -> None:
+            if period is not None and spent is not None and limit.unit == "usd":
+                await self._tell_of_budget(limit, limit_raise, parts, period, spent[0], present, ends=ends)
+
         if (present is None and ends) or (present is not None and (present.amount, present.until) == (text, until)):
-            await self._put_into_force()
+            last_change = await self._repeat(limit.id)
+            last_raise = None if last_change is None else last_change.raised
+            if last_raise is not None and last_raise.amount == text:
+                await tell_of_budget(last_raise)
             return None
         limit_raise = LimitRaise(
             amount=text,
@@ -197,9 +206,6 @@ class LimitEditor:
             reason=reason,
             at=now,
         )
-        spent = None if period is None else (await self.counters.use([(period, key, limit.unit)]))[0]
-        if period is not None and spent is None:
-            raise NotFilledError
         author = Author(token_hex(8), caller.name, reason, now)
 
         def decide() -> LimitRecord:
@@ -208,11 +214,7 @@ class LimitEditor:
                 raise LimitRefusedError(409, "limit_changed", message)
             return raise_limit(limit.id, limit_raise, self.log.states.get(limit.id), author, ends=ends)
 
-        async def tell_of_budget() -> None:
-            if period is not None and spent is not None and limit.unit == "usd":
-                await self._tell_of_budget(limit, limit_raise, parts, period, spent[0], present, ends=ends)
-
-        return await self._change(limit.id, limit.scope, decide, tell_of_budget)
+        return await self._change(limit.id, limit.scope, decide, lambda: tell_of_budget(limit_raise))
 
     def _check_rights(self, caller: Caller, limit: Limit) -> None:
         """Raises LimitRefusedError: the caller may not set a limit, or not the one that it would count instead of."""
@@ -278,6 +280,19 @@ class LimitEditor:
     async def _tell(self, record: LimitRecord, scope: str) -> None:
         event = event_of(record, scope)
         await self.publisher.event(subjects.limit(event.kind), event, id=event.event_id, at=event.at)
+
+    async def _repeat(self, limit_id: str) -> LimitRecord | None:
+        """Tells again of a limit's last change, and puts it into force: its caller may not have been told that it is.
+
+        Returns the change. EVENTS takes it once a day.
+        """
+        record = await self.log.last_record(limit_id)
+        if record is not None:
+            limit = self.find(limit_id)
+            scope = limit.scope if limit is not None else "" if record.before is None else record.before.scope
+            await self._tell(record, scope)
+        await self._put_into_force()
+        return record
 
     async def _put_into_force(self) -> None:
         """Lets no call be admitted by a worker that lacks the last change. May be repeated."""

@@ -13,11 +13,13 @@ import pytest
 
 from breakwater.config import parse_config
 from breakwater.identity.api_keys import create_key
+from breakwater.kernel.nats.errors import BusUnavailableError
 from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.redis.connection import Redis, StateUnavailableError
 from breakwater.kernel.types import NANO_PER_USD, format_time
 from breakwater.limits.contract import LimitRecord, LimitSettings
+from breakwater.limits.limit_editor import LimitEditor
 from breakwater.limits.rules.budget import Periods, periods_at
 from breakwater.limits.rules.ledger import AttemptSums, Ledger
 from breakwater.limits.rules.limit import limit_of
@@ -339,31 +341,38 @@ async def test_a_change_is_in_every_process_and_survives_an_empty_redis_and_a_re
         ]
 
 
-async def test_a_change_that_did_not_reach_redis_is_in_force_and_told_of_once_it_is_repeated(
-    governed: HttpApi, redis: Redis, monkeypatch: pytest.MonkeyPatch
+async def test_a_change_whose_end_was_not_told_is_in_force_and_recorded_once_it_is_repeated(
+    governed: HttpApi, redis: Redis
 ) -> None:
     await fill(redis, None, Dimension(("key",), "monthly"))
     await put(governed, "first", **A_MONTH | {"scope": "key:first"})
-    note_limits = BudgetCounters.note_limits
 
-    async def break_once(counters: BudgetCounters, version: str, contradicted: str = "") -> None:
-        monkeypatch.setattr(BudgetCounters, "note_limits", note_limits)
-        raise StateUnavailableError("Redis does not answer")
+    def break_once(owner: type, name: str, error: Exception) -> None:
+        async def fail(*_: object, **__: object) -> None:
+            undo.undo()
+            raise error
+
+        undo = pytest.MonkeyPatch()
+        undo.setattr(owner, name, fail)
 
     async def sequence_in_force() -> int:
         return int(str(await cast(Any, redis.client.hget(FILLED, "limits"))).rpartition("/")[2])
 
-    for method, path, body, repeated in (
-        ("PUT", BOT, A_MONTH, 200),
-        ("POST", f"{BOT}/raise", {"amount": "30", "reason": "launch"}, 200),
-        ("POST", f"{BOT}/raise", {"amount": "20", "reason": "over"}, 200),
-        ("DELETE", BOT, {}, 404),
-    ):
-        before = await sequence_in_force()
-        monkeypatch.setattr(BudgetCounters, "note_limits", break_once)
-        answers = [await governed.ask(method, f"/api/v1/limits/{path}", json=body) for _ in range(2)]
-        assert [answer.status for answer in answers] == [503, repeated]
-        assert await sequence_in_force() == before + 1
-    events = await governed.events("bw.limits.>")
-    assert [event["kind"] for event in events] == ["created", "created", "raised", "raise_ended", "deleted"]
-    assert [event["kind"] for event in await governed.events("bw.budgets.>")] == ["raised", "raise_ended"]
+    away = (BudgetCounters, "note_limits", StateUnavailableError("Redis does not answer"))
+    cut_off = (LimitEditor, "_tell", BusUnavailableError("NATS does not answer"))
+    for failure in (away, cut_off):
+        for method, path, body, repeated in (
+            ("PUT", BOT, A_MONTH, 200),
+            ("POST", f"{BOT}/raise", {"amount": "30", "reason": "launch"}, 200),
+            ("POST", f"{BOT}/raise", {"amount": "20", "reason": "over"}, 200),
+            ("DELETE", BOT, {}, 404),
+        ):
+            before = await sequence_in_force()
+            break_once(*failure)
+            answers = [await governed.ask(method, f"/api/v1/limits/{path}", json=body) for _ in range(2)]
+            assert [answer.status for answer in answers] == [503, repeated]
+            assert await sequence_in_force() == before + 1
+    kinds = ["created", "raised", "raise_ended", "deleted"]
+    assert [event["kind"] for event in await governed.events("bw.limits.>")] == ["created", *kinds, *kinds]
+    budgets = await governed.events("bw.budgets.>")
+    assert [event["kind"] for event in budgets] == 2 * ["raised", "raise_ended"]

@@ -124,6 +124,17 @@ class StateLog(ABC, Generic[RecordT, StateT]):
             if since is None or since == self.version:
                 await self._read()
 
+    async def last_record(self, state_id: str) -> RecordT | None:
+        """Returns the record of the last change of a thing, also if it is gone since; None if there is none to read.
+
+        Raises BusError.
+        """
+        message = await self._lookup.last(self.stream, self._subject(state_id))
+        try:
+            return None if message is None else self.read_record(message.data)
+        except ValidationError:
+            return None
+
     async def change(self, decide: Callable[[], RecordT], changed_id: str | None = None) -> RecordT:
         """Publishes a change, and decides again if other things were changed meanwhile.
 
@@ -144,7 +155,7 @@ class StateLog(ABC, Generic[RecordT, StateT]):
                 record = decide()
                 try:
                     stored = await self._publisher.event(
-                        f"{self.subjects[:-1]}{subjects.encode_token(record.state_id)}",
+                        self._subject(record.state_id),
                         record,
                         id=f"{record.state_id}/{self._sequence}",
                         at=record.at,
@@ -165,6 +176,9 @@ class StateLog(ABC, Generic[RecordT, StateT]):
             # The change is made; the other processes will see it when they look.
             structlog.get_logger().info("notice_not_sent", stream=self.stream, id=record.state_id)
         return record
+
+    def _subject(self, state_id: str) -> str:
+        return f"{self.subjects[:-1]}{subjects.encode_token(state_id)}"
 
     def _hear(self, data: bytes) -> None:
         if not data.isdigit() or int(data) > self._sequence:
