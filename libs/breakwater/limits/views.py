@@ -17,7 +17,7 @@ from breakwater.limits.contract import (
     StoppedTask,
 )
 from breakwater.limits.rules.limit import Limit, default_id
-from breakwater.limits.rules.scopes import EACH, key_from_text, parse_scope, scope_in_words
+from breakwater.limits.rules.scopes import EACH, WITHIN, key_from_text, scope_in_words
 
 WARN_PERCENT = 80
 """A budget that has used a larger share of its cap is a warning."""
@@ -149,7 +149,7 @@ LIMITS: tuple[Column[Limit], ...] = (
 
 def is_of_each(limit: ListedLimit) -> bool:
     """Returns True if a limit is on each name by itself, so that it has no use of its own."""
-    return EACH in (part.name for part in parse_scope(limit.scope))
+    return any(part.endswith((f":{EACH}", f"={EACH}")) for part in limit.scope.split(WITHIN))
 
 
 def used_share_of(limit: ListedLimit) -> float | None:

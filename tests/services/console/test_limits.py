@@ -19,6 +19,10 @@ OF_CONFIG = documents.limit(
     "agent:wri/ter", "day", "12", id="agents.wri/ter.budget.daily_usd", source="config", by=None, at=None, reason=None,
     amount="10.000000000", remaining="0",
 )  # fmt: skip
+OF_TASKS = documents.limit(
+    "task:* within agent:wri/ter", "total", None, id="agents.wri/ter.guard.max_iterations", source="config",
+    unit="requests", amount="10", requests=10, resets_at=None, by=None, at=None, reason=None,
+)  # fmt: skip
 RAISED = {"amount": "30", "configured": "20.000000000", "until": documents.AT, "by": "zoë", "reason": EVIL}
 RAISE = RAISED | {"scope": None, "at": documents.AT}
 HERE = f"/limits/{segment(BOT['id'])}"
@@ -40,11 +44,20 @@ def sent(console: Console) -> "list[tuple[str, Any]]":
 
 
 async def test_limits_of_config_and_api_stand_in_one_table_with_their_use(console: Console) -> None:
-    answer(console, OF_CONFIG, BOT | {"raised": RAISE, "amount": "30"}, EACH_KEY, after=EACH_KEY["id"])
+    answer(console, OF_CONFIG, OF_TASKS, BOT | {"raised": RAISE, "amount": "30"}, EACH_KEY, after=EACH_KEY["id"])
     page = await console.get("/limits")
     assert page.status == 200
-    for words in ("$10.00/day", "$30.00/month", "20 %", "130 %", "raised by zoë", "each by itself", "pilot customer"):
-        assert words in page.words, words
+    shown = (
+        "$10.00/day",
+        "$30.00/month",
+        "20 %",
+        "130 %",
+        "raised by zoë",
+        "each by itself",
+        "pilot customer",
+        "10 jobs in total",
+    )
+    assert [words for words in shown if words not in page.words] == []
     assert f'href="/limits/{segment(OF_CONFIG["id"])}"' in page.text
     assert 'href="/limits?after=key%3A%2A.usd.month#all"' in page.text
     await console.get("/limits?kind=key&scope=team:research&after=x")
@@ -62,10 +75,15 @@ async def test_a_limit_is_set_in_the_words_of_the_command(console: Console) -> N
     answer(console, BOT)
     console.interface.answers["PUT limits/key:acme-bot.usd.month"] = 200, BOT
     form = {"scope": " key:acme-bot ", "unit": "usd", "amount": " $20.50", "per": "month", "action": "refuse"}
-    page = await console.submit("/limits", "/limits", **form, until="2027-01-01T00:00", reason="pilot")
+    page = await console.get("/limits")
+    assert 'value="50, 80, 100"' in page.text
+    more = {"until": "2027-01-01T00:00", "reason": "pilot", "thresholds": "60 %, 90"}
+    page = await console.submit("/limits", "/limits", **form, **more)
     body = {"scope": "key:acme-bot", "usd": "20.50", "per": "month", "action": "refuse"}
     until = "2027-01-01T00:00:00.000Z"
-    assert sent(console) == [("PUT limits/key:acme-bot.usd.month", body | {"until": until, "reason": "pilot"})]
+    assert sent(console) == [
+        ("PUT limits/key:acme-bot.usd.month", body | {"thresholds": [60, 90], "until": until, "reason": "pilot"})
+    ]
     assert "The limit key:acme-bot.usd.month is in effect." in page.words
     assert page.url.endswith(f"/limits/{BOT['id']}")
     console.interface.answers["PUT limits/key:a.concurrent"] = 200, BOT
@@ -80,6 +98,7 @@ async def test_a_limit_is_set_in_the_words_of_the_command(console: Console) -> N
         ("usd", "a lot", "is not an amount in USD"),
         ("tokens", "400,000", "is no whole number"),
         ("requests", "1.5", "is no whole number"),
+        ("concurrent", "many", "is no whole number"),
     ],
 )
 async def test_an_amount_that_might_be_meant_otherwise_sets_nothing(
@@ -126,10 +145,12 @@ async def test_a_limit_is_raised_and_more_than_ten_times_is_asked_for_twice(cons
 
 
 async def test_a_limit_of_the_config_is_only_raised_and_one_that_is_gone_is_not_found(console: Console) -> None:
-    answer(console, OF_CONFIG, BOT)
+    answer(console, OF_CONFIG, OF_TASKS, BOT)
     page = await console.get(f"/limits/{segment(OF_CONFIG['id'])}")
-    assert "the config, which changes it; here it can be raised" in page.words
+    assert "the config, where it is changed; here it can be raised" in page.words
     assert "Raise the limit" in page.words
+    of_tasks = (await console.get(f"/limits/{segment(OF_TASKS['id'])}")).words
+    assert "Raise the limit" not in of_tasks
     assert "Delete the limit" not in page.words
     assert "Change the limit" not in page.words
     assert 'href="/budgets/agent%3Awri%2Fter%2Fdaily"' in page.text, "its spend and forecast"

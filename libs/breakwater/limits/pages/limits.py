@@ -75,6 +75,11 @@ class LimitRow:
         return is_of_each(self.limit)
 
     @property
+    def is_raisable(self) -> bool:
+        """Returns True if it can be raised: those of tasks and jobs are changed in the config."""
+        return not self.limit.scope.startswith(("task:", "job:"))
+
+    @property
     def bar(self) -> Markup | None:
         """A bar of what is used and reserved; None if it is not known."""
         limit = self.limit
@@ -107,6 +112,7 @@ class LimitRow:
             "per": limit.per,
             "amount": amount.rstrip("0").rstrip(".") if "." in amount else amount,
             "action": limit.action,
+            "thresholds": ", ".join(map(str, limit.thresholds)),
             "until": None if limit.until is None else local(limit.until),
         }
 
@@ -320,6 +326,7 @@ def _limit_body(fields: Fields) -> dict[str, object]:
         unit: _amount(unit, fields.get("amount")),
         "per": fields.get("per") or None,
         "action": fields.get("action") or None,
+        "thresholds": _thresholds(fields.get("thresholds")),
         "until": _until(fields),
         "stop": True if fields.get("confirmed") == "stop" else None,
         "reason": reason_of(fields),
@@ -334,6 +341,14 @@ def _raise_body(fields: Fields) -> dict[str, object]:
         "scope": fields.get("scope").strip() or None,
         "reason": reason_of(fields),
     }
+
+
+def _thresholds(text: str) -> list[int] | None:
+    """Returns the percentages of a form; None for the usual ones. Raises ValueError: one is no whole number."""
+    try:
+        return [int(percentage) for percentage in re.findall(r"[^\s,%]+", text)] or None
+    except ValueError:
+        raise ValueError(f"{text!r} are no percentages: write them as 50, 80, 100") from None
 
 
 def _delete_body(fields: Fields) -> dict[str, object]:
