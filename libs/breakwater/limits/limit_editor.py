@@ -20,6 +20,7 @@ from breakwater.limits.rules.limit import Limit, amount_of, amount_text, limit_o
 from breakwater.limits.rules.limit_changes import (
     Author,
     LimitRefusedError,
+    check_binding,
     check_end,
     check_id,
     check_place,
@@ -217,13 +218,14 @@ class LimitEditor:
         return await self._change(limit.id, limit.scope, decide, lambda: tell_of_budget(limit_raise))
 
     def _check_rights(self, caller: Caller, limit: Limit) -> None:
-        """Raises LimitRefusedError: the caller may not set a limit, or not the one that it would count instead of."""
+        """Raises LimitRefusedError: the caller may not set a limit, or it would loosen one that he may not change."""
         check_rights(caller, limit.parts)
         if (before := self.find(limit.id)) is not None:
             check_rights(caller, before.parts)
         for pattern in patterns_of(limit.parts):
-            if (general := self.limits().limit_like(replace(limit, parts=pattern))) is not None:
-                check_rights(caller, general.parts)
+            general = self.limits().limit_like(replace(limit, parts=pattern))
+            if general is not None and (limit.amount > general.amount or limit.action in ("count", "alert")):
+                check_binding(caller, general.parts)
 
     def _check_changeable(self, limit_id: str) -> None:
         if any(limit.id == limit_id for limit in self.limits().limits):

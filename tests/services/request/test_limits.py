@@ -305,6 +305,8 @@ async def test_a_caller_who_is_bound_to_a_team_limits_parts_of_it_alone(governed
     hers = "user:ann within team:search"
     status, words = await ask("ann", "PUT", "/hers", scope=hers, usd=99, per="day", stop=True)
     assert (status, "'ann' is bound to user:ann" in words) == (403, True)
+    assert await ask("ann", "PUT", "/hers", scope=hers, usd="0.5", per="day", stop=True) == (200, "")
+    assert await ask("ann", "DELETE", "/hers") == (200, "")
     assert (await ask("ann", "POST", "/own/raise", scope=hers, amount=99, reason="x"))[0] == 403
     assert await ask("lead", "PUT", "/hers", scope=hers, usd=99, per="day", stop=True) == (200, "")
     assert [await ask("lead", "DELETE", path) for path in ("/hers", "/own")] == [(200, "")] * 2

@@ -62,6 +62,11 @@ def check_rights(caller: Caller, parts: Collection[ScopePart]) -> None:
             "operate can"
         )
         raise LimitRefusedError(403, "forbidden", message)
+    check_binding(caller, parts)
+
+
+def check_binding(caller: Caller, parts: Collection[ScopePart]) -> None:
+    """Raises LimitRefusedError: the caller is bound to a team, a user or tags, and the scope is not a part of that."""
     required = {ScopePart(kind, name) for kind, name in _binding(caller).items()}
     if required and not required < set(parts):
         binding = " and ".join(str(part) for part in sorted(required))
