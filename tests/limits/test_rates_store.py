@@ -389,6 +389,21 @@ async def test_input_from_a_cache_counts_only_towards_limits_that_count_it(redis
     assert await used(redis, AGENT, MODEL) == [(1, 10, 0, 0), (1, 80, 0, 0)]
 
 
+async def test_a_providers_refusal_lowers_what_is_believed_of_it_until_the_window_is_over(redis: Redis) -> None:
+    window_ms = 200
+    limits = (tpm(30, MODEL), tpm(30, "user:ann"))
+    assert await admit(redis, "refused", *limits, tokens=10, window_ms=window_ms) is None
+    ended = Budgets(redis, ZONE, window_ms).release_command(
+        "refused", now(), 0, tokens=UsedTokens(0, 0, refused=True), rates=together(limits)
+    )
+    await redis.run([ended])
+    assert await used(redis, MODEL, "user:ann") == [(1, 10, 0, 0), (1, 0, 0, 0)]
+    assert measure(await admit(redis, "more", *limits, tokens=25, window_ms=window_ms)) == (MODEL, "tokens", "minute")
+    async with asyncio.timeout(60):
+        while await admit(redis, "later", *limits, tokens=25, window_ms=window_ms) is not None:
+            await asyncio.sleep(ASKS_EVERY_S)
+
+
 async def test_a_changed_limit_holds_from_the_next_question_on_also_on_another_unit(redis: Redis) -> None:
     for number in range(6):
         assert await admit(redis, f"j{number}", rpm(6), tokens=10) is None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, cast, get_args
 
 from breakwater.limits.contract import LimitWindow
 from breakwater.limits.rules.limit import Limit
+from breakwater.limits.rules.scopes import parts_of
 
 if TYPE_CHECKING:
     from breakwater.limits.rules.caller_limits import WindowState
@@ -36,6 +37,7 @@ class RateWindow:
         limits: at most one for each unit.
         maxima: the amounts of `limits`, in the order of `WINDOW_UNITS`.
         counts_cached: True if input that a provider read from its cache counts.
+        is_of_provider: True if its scope is a model or a provider, whose own limit it may be.
     """
 
     key: str
@@ -43,12 +45,15 @@ class RateWindow:
     limits: Mapping[WindowUnit, Limit]
     maxima: tuple[int | None, ...] = field(init=False)
     counts_cached: bool = field(init=False)
+    is_of_provider: bool = field(init=False)
 
     def __post_init__(self) -> None:
         by_unit = [self.limits.get(unit) for unit in WINDOW_UNITS]
         object.__setattr__(self, "maxima", tuple(None if limit is None else limit.amount for limit in by_unit))
         on_tokens = self.limits.get("tokens")
         object.__setattr__(self, "counts_cached", on_tokens is None or on_tokens.counts_cached)
+        kinds = {part.kind for part in parts_of(self.key)}
+        object.__setattr__(self, "is_of_provider", bool(kinds & {"model", "provider"}))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,9 @@
 -- Its state is 'r': reserved; 's': its worker charged what the call used; 'e': its lease ended and it was charged as
 -- reserved. Charged, it has no windows and slots any more. The first flag of a counter is its unit: 'u' for nano-dollars, 't'
 -- for tokens, 'r' for requests; an 'h' after it says that it counts for the shares in its scope. The flags of a window are
--- 'n' where it does not count input that was read from the provider's cache.
+-- 'n' where it does not count input that was read from the provider's cache, and 'p' where its scope is a model or a
+-- provider. There, the tokens of a call that the provider refused by its own rate limit stay as reserved until they slide out
+-- of the window: the provider has less room than was believed.
 -- A window counts in slices of a hundredth of its length, in one hash: requests, tokens, nano-dollars and calls under way in
 -- 'r<slice>', 't<slice>', 'u<slice>' and 'c<slice>', with the sums of all slices from 'first' to 'last' in 'r', 't', 'u' and
 -- 'c'. A slice counts until a window after its end: a call never less than a window, and at most a slice more.
@@ -94,7 +96,7 @@ local function parse(text)
       held.periods[#held.periods + 1] = {key = key, counters = counters}
     elseif kind == 'w' then
       local slice, flags = string.match(fields, '^\t(%d+)\t(%a*)$')
-      held.windows[#held.windows + 1] = {key = key, slice = slice, counts_cached = flags ~= 'n'}
+      held.windows[#held.windows + 1] = {key = key, slice = slice, flags = flags}
     else
       held.slots[#held.slots + 1] = key
     end
@@ -166,7 +168,9 @@ local function leave(held, told, attempt_id, used)
     if told[window.key] and redis.call('HEXISTS', window.key, 'r' .. window.slice) == 1 then
       local changes = {r = -1, t = -held.tokens, u = -held.amount, c = -1}
       if used then
-        local tokens = used.tokens and (window.counts_cached and used.tokens or used.uncached) or held.tokens
+        local is_unknown = not used.tokens or used.is_refused and string.find(window.flags, 'p', 1, true)
+        local counts_cached = not string.find(window.flags, 'n', 1, true)
+        local tokens = is_unknown and held.tokens or counts_cached and used.tokens or used.uncached
         changes = {r = 0, t = tokens - held.tokens, u = used.amount - held.amount, c = -1}
       end
       local fields, amounts = {}, {}
@@ -861,10 +865,12 @@ return answer
 -- Ends a reservation: releases it where its call was never made, or charges what the call used in its place until the
 -- attempt's event settles it.
 -- KEYS: reservations, leases, held, then those of the reservation's places
--- ARGV: attempt; nano-dollars, '' where the call was never made; tokens, all and without input from a cache ('' = unknown)
+-- ARGV: attempt; nano-dollars, '' where the call was never made; tokens, all and without input from a cache ('' = unknown); '1'
+-- where the provider's rate limit refused it
 -- Returns 1, or 0 where nothing is reserved, in these places.
 local attempt_id = ARGV[1]
-local used = ARGV[2] ~= '' and {amount = tonumber(ARGV[2]), tokens = tonumber(ARGV[3]), uncached = tonumber(ARGV[4])} or nil
+local used = ARGV[2] ~= ''
+  and {amount = tonumber(ARGV[2]), tokens = tonumber(ARGV[3]), uncached = tonumber(ARGV[4]), is_refused = ARGV[5] == '1'} or nil
 local reservations, leases, held_key, told = KEYS[1], KEYS[2], KEYS[3], set_of_keys()
 local held = parse(redis.call('HGET', reservations, attempt_id))
 if not held or held.state ~= 'r' or further_keys(held, told) then
@@ -885,8 +891,8 @@ return 1
 -- are added to once for all settlements of a batch.
 -- KEYS: reservations, leases, filled, held, applied blocks..., periods..., windows and slots...
 -- ARGV from the 9th, for each period: keep until (ms); for each place: number of its period, scope; then for each settlement:
--- attempt, sequence, index of the block's key, bit, tokens, all and without input from a cache ('' = unknown), number of
--- figures, their names and values, number of places, their numbers.
+-- attempt, sequence, index of the block's key, bit, tokens, all and without input from a cache ('' = unknown), '1' where the
+-- provider's rate limit refused it, number of figures, their names and values, number of places, their numbers.
 -- Returns {for each settlement 1 (counted), 0 (counted before) or the further keys of its reservation, with which it is
 -- repeated; for each place its spend and its raised cap ('' = none)}; {3} where the counters are not those of this log,
 -- {5, dimensions} where others are counted.
@@ -922,7 +928,8 @@ local batch, attempts = {}, {}
 for i = 1, settlements do
   local settlement = {
     attempt = take(), sequence = tonumber(take()), block = KEYS[tonumber(take())], bit = take(),
-    used = {amount = 0, tokens = tonumber(take()), uncached = tonumber(take())}, figures = {}, places = {},
+    used = {amount = 0, tokens = tonumber(take()), uncached = tonumber(take()), is_refused = take() == '1'},
+    figures = {}, places = {},
   }
   for f = 1, tonumber(take()) do
     local figure = {name = take(), value = tonumber(take())}

@@ -225,17 +225,21 @@ class UsedTokens:
     all: int | None
     uncached: int | None
     """Without input that the provider read from its cache."""
+    refused: bool = False
+    """True if the provider's own rate limit refused the call."""
 
     @classmethod
     def of(cls, attempt: Attempt) -> UsedTokens:
         """The tokens of a recorded call."""
         tokens = tokens_used(attempt)
-        return cls(tokens, None if tokens is None else max(0, tokens - (attempt.cached_tokens or 0)))
+        uncached = None if tokens is None else max(0, tokens - (attempt.cached_tokens or 0))
+        return cls(tokens, uncached, refused=attempt.error is not None and attempt.error.kind == "rate_limit")
 
     @property
-    def arguments(self) -> tuple[Argument, Argument]:
+    def arguments(self) -> tuple[Argument, Argument, Argument]:
         """The arguments of a script."""
-        return "" if self.all is None else self.all, "" if self.uncached is None else self.uncached
+        known = ("" if tokens is None else tokens for tokens in (self.all, self.uncached))
+        return *known, int(self.refused)  # pyright: ignore[reportReturnType]  # two and one
 
 
 UNKNOWN_TOKENS = UsedTokens(None, None)
@@ -543,7 +547,7 @@ def _counter_parts(counters: tuple[Counter, ...], day_ms: int, zone: ZoneInfo, *
 
 def _flags_of(window: RateWindow) -> str:
     """Returns the flags of a window in the scripts."""
-    return "" if window.counts_cached else "n"
+    return ("" if window.counts_cached else "n") + ("p" if window.is_of_provider else "")
 
 
 def _refusing_units(window: RateWindow) -> str:
