@@ -52,6 +52,15 @@ TEAM = limit("team:search")
         (caller(team="search"), [OWN, limit("user:* within team:search")], OWN),
         (caller(team="search", user="ada"), [OWN, limit("user:* within team:search")], None),
         (caller(tags={"pool": "a"}), [OWN, limit("tag:pool=a")], None),
+        (caller(), [limit("key:*", unit="tokens")], limit("key:*", unit="tokens")),
+        (
+            caller(),
+            [limit("key:lead", unit="requests", window="day")],
+            limit("key:lead", unit="requests", window="day"),
+        ),
+        (caller(), [limit("key:*", unit="tokens"), limit("key:lead", action="count")], limit("key:*", unit="tokens")),
+        (caller(team="search"), [OWN, limit("team:search", unit="tokens")], OWN),
+        (caller(team="search"), [limit("key:*", unit="tokens"), limit("team:search", unit="tokens")], None),
     ],
 )
 def test_the_keys_of_a_limited_key_count_for_a_limit_that_it_is_bound_to_or_it_makes_none(

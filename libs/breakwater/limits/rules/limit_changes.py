@@ -79,8 +79,8 @@ def check_binding(caller: Caller, parts: Collection[ScopePart]) -> None:
 def objection_to_keys(caller: Caller, limits: Iterable[Limit]) -> str | None:
     """Returns why a caller may have no secrets of other keys; None if it may.
 
-    What another key spends does not count for a limit on the caller's own. It does for limits on a user, a team or a
-    tag that the caller is bound to, as its keys are bound to the same.
+    What another key uses does not count for a limit on the caller's own. It does for limits on a user, a team or a tag
+    that the caller is bound to, as its keys are bound to the same: one of the same unit holds them. Rates hold nobody.
 
     Args:
         caller: who makes or rotates a key.
@@ -88,12 +88,13 @@ def objection_to_keys(caller: Caller, limits: Iterable[Limit]) -> str | None:
     """
     if not _is_held(caller):
         return None
-    limits = [limit for limit in limits if limit.unit == "usd"]
-    own = next(_refusing(limits, {"key": caller.name}), None)
-    if own is None:
-        return None
+    limits = [limit for limit in limits if limit.unit == "usd" or not limit.is_rate]
     binding = _binding(caller)
-    if any(all(part.kind in binding for part in limit.parts) for limit in _refusing(limits, binding)):
+    bound_units = {
+        limit.unit for limit in _refusing(limits, binding) if all(part.kind in binding for part in limit.parts)
+    }
+    own = next((limit for limit in _refusing(limits, {"key": caller.name}) if limit.unit not in bound_units), None)
+    if own is None:
         return None
     return (
         f"{caller.name!r} is limited itself ({own.id}), which the calls of its keys would not count for; bind it to a "
@@ -137,7 +138,7 @@ def _is_particular(limit: Limit, names: Mapping[str, str]) -> bool:
 
 
 def _combination(limit: Limit) -> tuple[object, ...]:
-    return *(part.kind for part in limit.parts), limit.window
+    return *(part.kind for part in limit.parts), limit.unit, limit.window
 
 
 def check_end(until: datetime | None, now: datetime) -> None:
