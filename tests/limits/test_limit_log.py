@@ -98,6 +98,16 @@ async def test_once_a_limit_is_set_no_worker_admits_a_call_under_an_older_one(cl
     assert isinstance(await first.ask("j4"), OverRate)
 
 
+async def test_a_limit_of_a_later_version_does_not_keep_others_from_being_read(client: Client, redis: Redis) -> None:
+    api, worker, _ = await workers(client, redis)
+    await api.set("bot", 1)
+    later = LimitSettings(scope="region:eu", requests=1, per="minute")
+    record = set_limit("later", later, None, Author("later", "tests", None, datetime.now(UTC)))
+    await client.jetstream().publish("bw.limit-settings.later", record.json_bytes())
+    await worker.log.catch_up()
+    assert set(worker.log.states) == {"bot"}
+
+
 async def test_a_redis_that_was_emptied_learns_the_version_from_the_stream(client: Client, redis: Redis) -> None:
     api, first, second = await workers(client, redis)
     await api.set("bot", 1)

@@ -81,7 +81,10 @@ class StateLog(ABC, Generic[RecordT, StateT]):
 
     @abstractmethod
     def state_of(self, record: RecordT, document: bytes) -> StateT | None:
-        """Returns the state that a record, and the same as JSON, gives a thing; None if it is gone."""
+        """Returns the state that a record, and the same as JSON, gives a thing; None if it is gone.
+
+        Raises ValueError: it means nothing here.
+        """
 
     @abstractmethod
     def read_record(self, document: bytes) -> RecordT:
@@ -229,7 +232,7 @@ class StateLog(ABC, Generic[RecordT, StateT]):
         """Returns a state; None if its record is not readable, such as that of a later version."""
         try:
             return self.state_of(self.read_record(document), document)
-        except ValidationError:
+        except ValueError:  # of the record, or of what it means here
             structlog.get_logger().error("state_unreadable", subject=subject, sequence=sequence)
             return None
 
