@@ -391,13 +391,14 @@ async def test_input_from_a_cache_counts_only_towards_limits_that_count_it(redis
 
 async def test_a_providers_refusal_lowers_what_is_believed_of_it_until_the_window_is_over(redis: Redis) -> None:
     window_ms = 200
-    limits = (tpm(30, MODEL), tpm(30, "user:ann"))
+    of_ann = "user:ann", f"user:ann\v{MODEL}"  # her calls are not those that the provider has no room for
+    limits = (tpm(30, MODEL), *(tpm(30, key) for key in of_ann))
     assert await admit(redis, "refused", *limits, tokens=10, window_ms=window_ms) is None
     ended = Budgets(redis, ZONE, window_ms).release_command(
         "refused", now(), 0, tokens=UsedTokens(0, 0, refused=True), rates=together(limits)
     )
     await redis.run([ended])
-    assert await used(redis, MODEL, "user:ann") == [(1, 10, 0, 0), (1, 0, 0, 0)]
+    assert await used(redis, MODEL, *of_ann) == [(1, 10, 0, 0), (1, 0, 0, 0), (1, 0, 0, 0)]
     assert measure(await admit(redis, "more", *limits, tokens=25, window_ms=window_ms)) == (MODEL, "tokens", "minute")
     async with asyncio.timeout(60):
         while await admit(redis, "later", *limits, tokens=25, window_ms=window_ms) is not None:
