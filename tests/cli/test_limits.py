@@ -195,3 +195,9 @@ async def test_one_limit_is_shown_with_whose_use_is_asked_for(run: Run, stub: St
     assert stub.queries[-1] == {"scope": "key:acme-bot"}
     assert ran.out.splitlines()[0] == "key:*.usd.month"
     assert "$20.00/month" in ran.out
+    calls = [{"key": "bot", "tenant": None, "since": format_time(datetime.now(UTC))}]
+    waited_for = BOT | {"waiting": 3, "waiting_calls": calls}
+    stub.answers["GET limits/key:acme-bot.usd.month"] = (200, waited_for)
+    ran = await in_thread(run, "limits", "show", BOT["id"])
+    assert "3 calls waiting; the first, which are admitted as room becomes free:" in ran.out
+    assert ran.out.splitlines()[-1].startswith("bot ")

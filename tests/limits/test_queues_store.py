@@ -17,6 +17,7 @@ from breakwater.kernel.redis.connection import Redis
 from breakwater.limits.rules.limit import Limit
 from breakwater.limits.rules.rate_limit import OverRate, RateLimits, rate_limits_of
 from breakwater.limits.rules.scopes import CallNames
+from breakwater.limits.store.budget_counters import BudgetCounters
 from breakwater.limits.store.budgets import Budgets, Reserved, UsedTokens
 from tests.limits.queue_model import QueueModel, shares_of
 
@@ -285,3 +286,20 @@ async def test_a_queue_that_never_empties_forgets_callers_that_left_it(redis: Re
         assert await caller.ask(f"j{number}", turn, can_wait_ms=0) is not None
     [_, waiters] = await caller.queue_keys()
     assert len(await redis.client.hkeys(waiters)) <= 5
+
+
+async def test_who_waits_for_a_limit_is_told_in_the_order_of_the_queue(redis: Redis) -> None:
+    await redis.client.flushall()
+    limit, counters = Limit("slots", (), "concurrent", None, 1, "wait"), BudgetCounters(redis, ZONE)
+    caller = Caller(redis, rate_limits_of("agent:x", [limit]))
+    before_ms = int(datetime.now(UTC).timestamp() * 1000) - 1_000
+    assert await caller.ask("running", CallerTurn("a", "t", "normal", 1)) is None
+    assert await counters.queues_of_rates([(limit, "agent:x")]) == [0]
+    for attempt, turn in (("first", CallerTurn("a", "t", "normal", 1)), ("second", CallerTurn("b", "", "normal", 1))):
+        assert await caller.ask(attempt, turn, can_wait_ms=60_000) is not None
+    assert await counters.queues_of_rates([(limit, "agent:x"), (limit, "agent:y")]) == [2, 0]
+    queue = await counters.queue_of_rate(limit, "agent:x", 10)
+    assert [(call.key, call.tenant) for call in queue] == [("a", "t"), ("b", None)]
+    assert all(call.since_ms > before_ms for call in queue)
+    assert [call.key for call in await counters.queue_of_rate(limit, "agent:x", 1)] == ["a"]
+    assert await counters.queue_of_rate(limit, "agent:y", 10) == ()

@@ -34,7 +34,7 @@ from breakwater.limits.contract import (
 )
 from breakwater.limits.rules.limit import default_id
 from breakwater.limits.rules.scopes import parse_scope, patterns_of, scope_of
-from breakwater.limits.views import COLUMNS, LISTED_LIMITS, RECONCILIATION, allowance, amount_in_words, differs
+from breakwater.limits.views import COLUMNS, LISTED_LIMITS, RECONCILIATION, WAITING, allowance, amount_in_words, differs
 
 NOT_FILLED = "the counters are being rebuilt: the figures are meaningless, and hard caps refuse calls until then"
 
@@ -314,6 +314,9 @@ def _note(limit: ListedLimit) -> None:
 def _show_limit(limit: ListedLimit) -> None:
     columns = [column for column in LISTED_LIMITS if column.key not in ("id", "unit", "per")]
     output.facts([(limit.id, "bold")], columns, limit)
+    if limit.waiting:
+        output.write(f"{quantity(limit.waiting, 'call')} waiting; the first, which are admitted as room becomes free:")
+        output.table(WAITING, limit.waiting_calls)
     _note(limit)
 
 

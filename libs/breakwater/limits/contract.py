@@ -191,6 +191,14 @@ class LimitRaise(Event):
     at: Timestamp
 
 
+class WaitingCall(Event):
+    """A call that waits for a rate."""
+
+    key: str | None = Field(description="Name of the API key that submitted its job.")
+    tenant: str | None
+    since: Timestamp = Field(description="When it began to wait.")
+
+
 class ListedLimit(Event):
     """A limit, and what of it is used now."""
 
@@ -217,6 +225,12 @@ class ListedLimit(Event):
         description="Reserved by calls in flight; null as `used` is, and of a limit on a rate, which has it in `used`.",
     )
     remaining: LimitAmount | None = Field(default=None, description="Left for further calls; null as `used` is.")
+    waiting: Count | None = Field(
+        default=None, description="Number of calls that wait for it; null for a limit that is no rate."
+    )
+    waiting_calls: tuple[WaitingCall, ...] = Field(
+        default=(), description="The first of them, in their order. Only of a limit that is shown alone."
+    )
     resets_at: Timestamp | None = Field(default=None, description="End of the present period of a calendar.")
     raised: LimitRaise | None = Field(default=None, description="The raise that is in effect.")
     shadowed_by: str | None = Field(

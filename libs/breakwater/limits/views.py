@@ -15,6 +15,7 @@ from breakwater.limits.contract import (
     LimitWindow,
     ListedLimit,
     StoppedTask,
+    WaitingCall,
 )
 from breakwater.limits.rules.limit import Limit, default_id
 from breakwater.limits.rules.scopes import EACH, WITHIN, key_from_text, scope_in_words
@@ -201,6 +202,14 @@ def _own_id(limit: ListedLimit) -> str:
     return "" if limit.id in (set_by(limit), default_id(limit.scope, limit.unit, limit.per)) else limit.id
 
 
+WAITING: tuple[Column[WaitingCall], ...] = (
+    Column("key", lambda call: call.key),
+    Column("tenant", lambda call: call.tenant),
+    Column("since", lambda call: call.since, "ago"),
+)
+"""Calls that wait for a limit."""
+
+
 LISTED_LIMITS: tuple[Column[ListedLimit], ...] = (
     Column("scope", lambda limit: limit.scope),
     Column(
@@ -223,6 +232,7 @@ LISTED_LIMITS: tuple[Column[ListedLimit], ...] = (
         drop=3,
     ),
     Column("action", lambda limit: limit.action),
+    Column("waiting", lambda limit: limit.waiting or None, "count", name="waiting", drop=5, page=False),
     Column("ends", lambda limit: limit.until, "time", name="until", drop=4, page=False),
     Column("unit", lambda limit: limit.unit, terminal=False, page=False),
     Column("per", lambda limit: limit.per, terminal=False, page=False),

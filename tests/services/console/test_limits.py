@@ -179,6 +179,16 @@ async def test_who_changed_a_limit_and_why_stands_on_its_page(console: Console) 
     assert EVIL not in page.text
 
 
+async def test_who_waits_for_a_limit_stands_on_its_page(console: Console) -> None:
+    waiting = {"waiting": 3, "waiting_calls": [{"key": EVIL, "tenant": "acme", "since": documents.AT}]}
+    answer(console, BOT | waiting)
+    page = await console.get(HERE)
+    assert "Waiting (3)" in page.words
+    assert f"{EVIL} acme" in page.words
+    assert EVIL not in page.text
+    assert "3 wait" in (await console.get("/limits")).words
+
+
 async def test_who_lacks_the_scope_sees_limits_and_sets_none(console: Console) -> None:
     answer(console, BOT)
     csrf = (await console.get("/limits")).csrf

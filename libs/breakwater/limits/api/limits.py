@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 from breakwater.identity.operations import NATS_UNAVAILABLE, REDIS_UNAVAILABLE, ApiRequest, operation, utc_now
 from breakwater.kernel.clickhouse.errors import AnalyticsUnavailableError, QueryError
@@ -24,6 +25,7 @@ from breakwater.limits.contract import (
     ListedLimit,
     RaiseLimitRequest,
     SetLimitRequest,
+    WaitingCall,
 )
 from breakwater.limits.limit_editor import LimitEditor, unknown_limit
 from breakwater.limits.rules.budget import Period, periods_at
@@ -39,6 +41,10 @@ _BOUND = "The caller lacks the scope, or is bound to a team or a user and this i
 _OF_CONFIG = "The limit is in the config (`limit_from_config`)"
 _MEANWHILE = "another caller changed the limit at this moment (`limit_changed`)"
 _UNSURE = f"{NATS_UNAVAILABLE} {REDIS_UNAVAILABLE} It may have been done; repeating the request is safe."
+
+
+MAX_WAITING = 20
+"""Number of waiting calls that are shown of a limit."""
 
 
 @dataclass(slots=True)
@@ -84,7 +90,12 @@ class LimitRoutes:
             limit = self._find(request.path["limit_id"])
             is_of_one = limit.is_named or request.input.scope is not None
             key = key_of(raised_scope(limit, request.input.scope)) if is_of_one else None
-        return (await self._listed([(limit, key)]))[0]
+        [listed] = await self._listed([(limit, key)])
+        if not listed.waiting or key is None:
+            return listed
+        queue = await self.editor.counters.queue_of_rate(limit, key, MAX_WAITING)
+        calls = (WaitingCall(key=call.key, tenant=call.tenant, since=time_from_ms(call.since_ms)) for call in queue)
+        return listed.model_copy(update={"waiting_calls": tuple(calls)})
 
     @operation(
         "PUT",
@@ -213,12 +224,14 @@ class LimitRoutes:
         uses = dict(zip(counted, await counters.use(list(counted.values())), strict=True))
         used_of_rates = await counters.use_of_rates(list(rates.values()))
         uses |= {number: (used, None) for number, used in zip(rates, used_of_rates, strict=True)}
+        waiting = dict(zip(rates, await counters.queues_of_rates(list(rates.values())), strict=True))
         listed: list[ListedLimit] = []
         for number, (limit, key) in enumerate(limits):
             limit_raise = None if key is None else table.plane_limits.raise_of(limit, key)
             dimension = limit.calendar_dimension
             period = None if dimension is None else periods.of(dimension.window)
-            listed.append(self._with_use(limit, uses.get(number), limit_raise, period))
+            listed_limit = self._with_use(limit, uses.get(number), limit_raise, period)
+            listed.append(listed_limit.model_copy(update={"waiting": waiting.get(number)}))
         return tuple(listed)
 
     def _with_use(
@@ -241,7 +254,7 @@ class LimitRoutes:
             scope=limit.scope,
             unit=limit.unit,
             amount=text(amount),
-            **{limit.unit: limit.amount},
+            **cast(dict[str, Any], {limit.unit: limit.amount}),
             per=limit.window,
             action=limit.action,
             thresholds=limit.thresholds,

@@ -37,7 +37,15 @@ from breakwater.limits.contract import (
 from breakwater.limits.pages.budgets import nano_of
 from breakwater.limits.rules.limit import CALENDAR, default_id
 from breakwater.limits.rules.scopes import key_of, parse_scope, scope_text
-from breakwater.limits.views import LISTED_LIMITS, allowance, amount_in_words, is_of_each, tone_of_limit, used_share_of
+from breakwater.limits.views import (
+    LISTED_LIMITS,
+    WAITING,
+    allowance,
+    amount_in_words,
+    is_of_each,
+    tone_of_limit,
+    used_share_of,
+)
 from breakwater.records.events import audit_events_of
 
 PER_PAGE = 200
@@ -258,6 +266,7 @@ def view_limit(
         "choices": CHOICES,
         "changes": history.value or (),
         "history_columns": HISTORY,
+        "waiting_columns": WAITING,
     }
 
 

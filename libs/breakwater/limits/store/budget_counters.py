@@ -34,8 +34,10 @@ from breakwater.limits.store.budgets import (
     HELD,
     KEEP_MS,
     LUA,
+    QUEUE,
     RESERVATIONS,
     SLICES,
+    WAITERS,
     Reservation,
     block_key,
     keys_of_rate_limits,
@@ -169,6 +171,25 @@ class Repair:
     field: str
     """Such as `spent:global`."""
     add: int
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedCall:
+    """A call that waits for a rate: since when, of which key, for which tenant."""
+
+    since_ms: int
+    key: str | None
+    tenant: str | None
+
+    @classmethod
+    def parse(cls, text: str) -> QueuedCall:
+        """Parses the text of a waiting call, as the scripts describe it."""
+        times, key, tenant = text.split("\n")
+        return cls(int(times.split("|")[1]), key or None, tenant or None)
+
+
+def _rate_key(limit: Limit, key: str) -> str:
+    return keys_of_rate_limits(rate_limits_of(key, [limit]))[0]
 
 
 class BudgetCounters:
@@ -380,6 +401,24 @@ class BudgetCounters:
         of_windows = iter([dict(zip(WINDOW_UNITS, figures, strict=False)) for _ in rates.windows])
         of_slots = figures  # those that are left
         return [next(of_slots) if limit.unit == "concurrent" else next(of_windows)[limit.unit] for limit, _ in scopes]
+
+    async def queues_of_rates(self, scopes: Sequence[tuple[Limit, str]]) -> list[int]:
+        """The numbers of calls that wait for limits on rates, each by a scope."""
+        async with self._redis.client.pipeline(transaction=False) as pipe:
+            for limit, key in scopes:
+                pipe.zcard(QUEUE + _rate_key(limit, key))
+            return await pipe.execute()
+
+    async def queue_of_rate(self, limit: Limit, key: str, most: int) -> tuple[QueuedCall, ...]:
+        """The first calls that wait for a limit on a rate, by a scope."""
+        client: Any = self._redis.client
+        name = _rate_key(limit, key)
+        attempts: list[str] = await client.zrange(QUEUE + name, 0, most - 1)
+        texts: list[str | None] = (
+            await client.hmget(WAITERS + name, [f"a{attempt}" for attempt in attempts]) if attempts else []
+        )
+        # One that has left meanwhile has no text.
+        return tuple(QueuedCall.parse(text) for text in texts if text)
 
     async def used(self, period: Period, key: str | None, unit: LimitUnit = "usd") -> dict[str, int]:
         """The use in a period: of one scope, or of all that have used anything."""

@@ -73,8 +73,8 @@ _WINDOWS = "bw:limits:window:"
 _LETTERS: Mapping[LimitUnit, str] = {"requests": "r", "tokens": "t", "usd": "u"}
 _UNITS: Mapping[str, WindowUnit] = {"r": "requests", "t": "tokens", "u": "usd"}
 _SLOTS = "bw:limits:slots:"
-_QUEUE = "bw:limits:queue:"
-_WAITERS = "bw:limits:waiters:"
+QUEUE = "bw:limits:queue:"
+WAITERS = "bw:limits:waiters:"
 
 LUA = scripts_of(__file__)
 
@@ -329,7 +329,7 @@ class Budgets:
         ]
         of_calls = keys_of_rate_limits(rates)
         # Before the scope, as callers may make its name up: the user `ann:queue` is not the queue of `ann`.
-        queues = [f"{part}{key}" for part in (_QUEUE, _WAITERS) for key in of_calls]
+        queues = [f"{part}{key}" for part in (QUEUE, WAITERS) for key in of_calls]
         keys = [RESERVATIONS, LEASES, FILLED, HELD, *parts.keys, *of_calls, *queues]
         return ScriptCommand(LUA["reserve"], keys, [*arguments, *parts.arguments, *of_rates])
 
