@@ -33,6 +33,12 @@ KEPT_S = 60.0
 MAX_BYTES = 64 * 1024**2
 """The most bytes of waiting jobs in memory. Others are delivered again."""
 
+MANY = 1_000
+"""With so many jobs in memory, the slots have enough to do until those that found no room are delivered again."""
+
+FULL_S = 5.0
+"""The wait of a job that found no room beside fewer: they are large, and soon gone."""
+
 ENTRY_BYTES = 3_000
 """About what a waiting job takes in memory beside its data."""
 
@@ -79,13 +85,17 @@ class Turns:
 
     async def add(self, agent: str, execution_id: str, delivery: Delivery, put_back: PutBack) -> None:
         """Lets a job wait for its turn."""
-        await delivery.retry_in(TICK_S if self._is_closed else KEPT_S)
-        if self._is_closed:
-            return
         size = _size_of(delivery)
-        if self._bytes + size > MAX_BYTES:
+        if self._is_closed or self._bytes + size > MAX_BYTES:
+            has_many = sum(len(self._slots[name].waiting) for name in self._agents) >= MANY
+            await delivery.retry_in(TICK_S if self._is_closed else KEPT_S if has_many else FULL_S)
             return
         self._bytes += size
+        try:
+            await delivery.retry_in(KEPT_S)
+        except BaseException:
+            self._bytes -= size
+            raise
         turn = CallerTurn.parse(delivery.turn or "")
         until = self._slots.clock() + KEPT_S * 0.9
         job = WaitingJob(execution_id, turn, delivery, until, put_back)

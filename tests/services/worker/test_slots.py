@@ -16,6 +16,7 @@ from breakwater.jobs.store.plans import Plans
 from breakwater.kernel.nats.delivery import wake_early
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.nats.topology import PARKED_CONSUMER
+from breakwater.services.worker import turns
 from breakwater.services.worker.slots import Slots
 from tests.flow.kit import model
 from tests.helpers import until
@@ -164,6 +165,23 @@ async def test_what_waits_for_a_slot_stands_in_nobodys_way_and_comes_back_in_ord
         ended = [(await plane.result(f"flooding-low-{number}"))["completed_at"] for number in range(12)]
         assert max(ended[:4]) < min(ended[-4:]), "the oldest first"
         await until(lambda: slots.held == 0, "all slots to be free")
+
+
+async def test_large_jobs_that_find_no_room_in_memory_come_again_before_the_slots_have_nothing_to_do(
+    start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turns, "MAX_BYTES", 2 * turns.ENTRY_BYTES + 2_000)
+    monkeypatch.setattr(turns, "FULL_S", 0.2)
+    agents = {"writer": {"model": "sim/m", "concurrency": 2}}
+    async with start_worker({"sim/m": model(latency_ms=20)}, agents) as plane:
+        slots = plane.worker.slots["writer"]
+        slots.expect(HONEST, plane.worker.slots.clock())
+        for number in range(12):
+            await plane.publish({"agent": "writer", "job_id": f"j{number}", "prompt": "x" * 500})
+        async with asyncio.timeout(20):
+            for number in range(12):
+                assert (await plane.result(f"j{number}"))["status"] == "succeeded"
+        assert len(plane.sim.ledger.calls) == 12
 
 
 async def test_a_worker_that_stops_leaves_the_jobs_that_wait_to_others_at_once(start_worker: StartWorker) -> None:
