@@ -201,7 +201,7 @@ def enforcement_problem(settings: LimitSettings) -> str | None:
     if settings.action == "wait":
         return f"a limit of {settings.unit} can't wait for its next {settings.per}; use refuse"
     if settings.action == "alert" and settings.unit != "usd":
-        return "people are told of limits of usd alone; use refuse, count or cheaper_model"
+        return "only limits of usd can alert; use refuse, count or cheaper_model"
     return None
 
 
