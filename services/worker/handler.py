@@ -318,9 +318,17 @@ class JobHandler:
 
     async def _wait_for_turn(self, job: Assignment) -> None:
         """Parks a job without a claim, whose caller has its share of the slots, until its turn."""
-        await self._worker.turns.announce(self._agent_name, job.turn)
-        if await self._store_parked(job, self._worker.now(), turn=job.turn.text):
-            await self._worker.publisher.acknowledge(job.delivery.ack_subject)
+        worker = self._worker
+        await worker.turns.announce(self._agent_name, job.turn)
+        if not await self._store_parked(job, worker.now(), turn=job.turn.text):
+            return
+        with suppress(StateUnavailableError):  # else it is cancelled when its turn comes
+            # Whoever cancels it from now on finds it on PARKED.
+            job.lease.cancel.receive(await worker.executions.cancels_of(job.execution_id))
+        if job.lease.cancel.cancellation is None:
+            await worker.publisher.acknowledge(job.delivery.ack_subject)
+        else:
+            await job.delivery.retry_in(0)
 
     async def _park(self, job: Assignment, deferred: Deferred) -> None:
         if not await self._release(job, deferred.wait) or not await self._store_parked(job, deferred.due):

@@ -21,6 +21,7 @@ from breakwater.services.worker.slots import Slots
 from tests.flow.kit import model
 from tests.helpers import until
 from tests.services.worker.conftest import StartWorker
+from tests.services.worker.harness import WorkerPlane
 
 HOSTILE, HONEST = CallerTurn("a"), CallerTurn("b")
 
@@ -206,6 +207,24 @@ async def test_a_worker_that_stops_leaves_the_jobs_that_wait_to_others_at_once(s
         assert len({(await of_another.fetch(1, timeout=5))[0].subject for _ in range(waiting)}) == waiting
 
 
+async def cancel(plane: WorkerPlane, job_id: str) -> None:
+    by = Cancellation(by="program", name="client", at=datetime.now(UTC))
+    await plane.worker.executions.cancel(PendingCancel(execution_id=job_id, cancellation=by, agents=()))
+    await wake_early(plane.worker.publisher, plane.worker.lookup, job_id)
+
+
+async def test_a_job_that_was_cancelled_before_it_waits_for_its_turn_ends_at_once(start_worker: StartWorker) -> None:
+    agents = {"writer": {"model": "sim/slow", "concurrency": 2}}
+    async with start_worker({"sim/slow": model({"hang_s": 30})}, agents, begin=False) as plane:
+        await plane.worker.redis.client.set(KEPT_SINCE, 0)
+        plane.worker.slots["writer"].expect(HONEST, plane.worker.slots.clock())
+        for number in range(3):
+            await plane.publish({"agent": "writer", "job_id": f"j{number}", "prompt": "x"})
+        await cancel(plane, "j2")
+        plane.begin()
+        assert (await plane.result("j2", timeout_s=10))["status"] == "cancelled"
+
+
 async def test_a_job_that_waits_for_its_turn_is_cancelled_at_once(start_worker: StartWorker) -> None:
     agents = {"writer": {"model": "sim/slow", "concurrency": 2}}
     async with start_worker({"sim/slow": model({"hang_s": 30})}, agents) as plane:
@@ -215,7 +234,5 @@ async def test_a_job_that_waits_for_its_turn_is_cancelled_at_once(start_worker: 
         for number in range(3):
             await plane.publish({"agent": "writer", "job_id": f"j{number}", "prompt": "x"})
         await until(lambda: len(slots.waiting) == 2, "two jobs to wait")
-        by = Cancellation(by="program", name="client", at=datetime.now(UTC))
-        await plane.worker.executions.cancel(PendingCancel(execution_id="j2", cancellation=by, agents=()))
-        await wake_early(plane.worker.publisher, plane.worker.lookup, "j2")
+        await cancel(plane, "j2")
         assert (await plane.result("j2", timeout_s=10))["status"] == "cancelled"

@@ -421,6 +421,10 @@ class Executions:
         )
         return PendingCancel.model_validate_json(counts)
 
+    async def cancels_of(self, execution_id: str) -> tuple[PendingCancel, ...]:
+        """Returns the requests to cancel a job, under any claim or none. Raises StateUnavailableError."""
+        return _cancels(await cast(Any, self._redis.client.hvals(Claim(execution_id, "").keys[1])))
+
     async def count_unseen(self, user: str, execution_id: str) -> bool:
         """Counts a cancel request of a NATS user for an unknown job; False where there are too many of them.
 
