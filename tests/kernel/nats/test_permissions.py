@@ -29,7 +29,9 @@ from breakwater.kernel.nats.state_log import LOOK_S
 from breakwater.kernel.nats.subjects import CHANNEL_TESTS, Stream, channel_test, sent_message
 from breakwater.kernel.nats.topology import Plan, alert_consumer, consumers, worker_consumer
 from breakwater.kernel.process import background
-from breakwater.limits.contract import BudgetEvent
+from breakwater.limits.contract import BudgetEvent, LimitSettings
+from breakwater.limits.limit_log import LimitLog
+from breakwater.limits.rules.limit_changes import Author, set_limit
 from breakwater.local.ports import free_port
 from breakwater.records.channels import BUDGETS, JOBS
 from breakwater.services.__main__ import NAMES
@@ -59,6 +61,9 @@ MAY_PUBLISH = {
     "bw.audit.raise_cap": {"request"},
     "bw.keys.3f9c01d2a77b": {"request"},
     "bw.key-changes": {"request"},
+    "bw.limit-settings.x": {"request"},
+    "bw.limit-changes": {"request"},
+    "bw.limits.created": {"request"},
     "bw.new-callers": {"request"},
     "bw.waiting-callers": {"worker"},
     "bw.alerts.breaker_open": {"request", "worker", "alerter", "sink", "setup"},
@@ -135,6 +140,7 @@ MAY_PUBLISH = {
     "$JS.API.DIRECT.GET.KEYS": {"request"},
     "$JS.API.DIRECT.GET.KEYS.bw.keys.3f9c01d2a77b": {"request"},
     "$JS.API.STREAM.MSG.GET.KEYS": {"request"},
+    "$JS.API.DIRECT.GET.LIMITS": {"request", "worker", "budget", "setup"},
     "$JS.API.STREAM.INFO.ALERTS": {"worker", "request", "alerter", "sink", "setup", "client"},
     "$JS.API.STREAM.INFO.DLQ": {"worker", "request", "setup"},
     "$JS.API.STREAM.INFO.JOBS": {"worker", "request", "setup"},
@@ -307,6 +313,30 @@ async def test_each_process_of_request_learns_at_once_of_a_key_that_another_has_
         finally:
             await background.stop(*following)
     assert [*refusals, *refused] == []
+
+
+async def test_workers_and_the_budget_service_learn_at_once_of_a_limit_that_is_set(url_of: UrlOf) -> None:
+    async with (
+        connected(url_of, "request") as (request, refusals),
+        connected(url_of, "worker") as (worker, refusals_of_worker),
+        connected(url_of, "budget") as (budget, refusals_of_budget),
+    ):
+        written = LimitLog(lambda: request, Publisher(lambda: request, "tests"))
+        logs = [LimitLog(lambda: worker), LimitLog(lambda: budget)]
+        following = [asyncio.create_task(log.run()) for log in logs]
+        try:
+            for log in logs:
+                await log.filled.wait()
+            limit = LimitSettings(scope="plane", requests=1, per="minute")
+            record = set_limit("x", limit, None, Author("c", "ops", None, datetime.now(UTC)))
+            began = time.monotonic()
+            await written.change(lambda: record)
+            await until(lambda: all("x" in log.states for log in logs), "the limit")
+            assert time.monotonic() - began < LOOK_S / 2, "it was heard of, and not only looked for"
+            assert {log.version for log in logs} == {written.version}
+        finally:
+            await background.stop(*following)
+    assert [*refusals, *refusals_of_worker, *refusals_of_budget] == []
 
 
 def _key_log(client: Client) -> KeyLog:

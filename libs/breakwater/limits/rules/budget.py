@@ -230,8 +230,11 @@ class Counter:
 
     @property
     def setting(self) -> str | None:
-        """The path of its cap in the config: `agents.writer.budget.daily_usd`; None if it has none."""
-        return None if self.cap is None else self.cap.id
+        """The path of its cap in the config: `agents.writer.budget.daily_usd`; None if it has none.
+
+        Of a limit that the plane keeps, the limit in words.
+        """
+        return None if self.cap is None else self.cap.in_words
 
     @property
     def limit(self) -> int | None:

@@ -68,6 +68,11 @@ class Limit:
         return tuple(part.kind for part in self.parts)
 
     @property
+    def in_words(self) -> str:
+        """The limit as a part of a sentence: its setting, or `the limit 'acme'` if it is not in the config."""
+        return self.id if self.id.startswith(OF_SETTINGS) else f"the limit {self.id!r}"
+
+    @property
     def is_named(self) -> bool:
         """Returns True if it is of one scope."""
         return all(part.name != EACH for part in self.parts)
@@ -93,6 +98,9 @@ class Limit:
         """The enforcement of a budget: `hard` if it refuses calls."""
         return "none" if self.action == "count" else "soft" if self.action == "alert" else "hard"
 
+
+OF_SETTINGS = ("agents.", "budgets.", "models.")
+"""The beginnings of ids of limits in the config."""
 
 SOFT_PERCENT = 80
 """Share of a cap at which people are notified, once for each task."""

@@ -12,7 +12,7 @@ from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.types import is_identifier
 from breakwater.limits.contract import LimitEvent, LimitRaise, LimitRecord, LimitSettings
 from breakwater.limits.rules.budget import LimitTable
-from breakwater.limits.rules.limit import Limit, amount_of
+from breakwater.limits.rules.limit import OF_SETTINGS, Limit, amount_of
 from breakwater.limits.rules.limit_index import PlaneLimit
 from breakwater.limits.rules.scopes import BASE, EACH, MAX_DIMENSIONS, ScopePart, parse_scope, patterns_of
 
@@ -21,9 +21,6 @@ MAX_PLANE_LIMITS = 30_000
 
 MAX_RAISES = 1_000
 """The most raises of one limit at the same time, each for another name."""
-
-OF_SETTINGS = ("agents.", "budgets.", "models.")
-"""The beginnings of ids of limits in the config."""
 
 
 class LimitRefusedError(BreakwaterError):

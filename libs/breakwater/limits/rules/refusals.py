@@ -290,7 +290,7 @@ def over_rate_limit(over: OverRate, owner: str) -> ErrorInfo:
         "RateLimitExceededError",
         f"the limit of {owner} on {measure} has no room for this call{later}",
         figures=f"it is {amount} {measure}",
-        to_do=f"{'lower `max_tokens`' if wait_s is None else 'wait'}, or raise {limit.id}",
+        to_do=f"{'lower `max_tokens`' if wait_s is None else 'wait'}, or raise {limit.in_words}",
         retry_after_s=wait_s,
         user_message=_TOO_MANY,
     )
