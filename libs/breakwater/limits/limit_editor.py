@@ -210,7 +210,7 @@ class LimitEditor:
         author = Author(token_hex(8), caller.name, reason, now)
 
         def decide() -> LimitRecord:
-            if (found := self.find(limit.id)) is None or found != limit:
+            if self.find(limit.id) != limit:
                 message = f"the limit {limit.id!r} was changed at this moment; look at it first"
                 raise LimitRefusedError(409, "limit_changed", message)
             return raise_limit(limit.id, limit_raise, self.log.states.get(limit.id), author, ends=ends)

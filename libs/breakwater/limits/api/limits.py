@@ -199,14 +199,14 @@ class LimitRoutes:
             yield from table.limits[ids_of_config.index(after) + 1 :]
         elif after is None:
             yield from table.limits
-        kept = table.plane_limits.limits
-        if self._ids[0] != table.version or len(self._ids[1]) != len(kept):
-            self._ids = table.version, sorted(kept)
+        plane_limits = table.plane_limits.limits
+        if self._ids[0] != table.version or len(self._ids[1]) != len(plane_limits):
+            self._ids = table.version, sorted(plane_limits)
         ids = self._ids[1]
         if after is not None and after not in ids_of_config:
             begin = bisect_right(ids, after)
         for limit_id in ids[begin:]:
-            if (limit := kept.get(limit_id)) is not None:
+            if (limit := plane_limits.get(limit_id)) is not None:
                 yield limit
 
     async def _listed(self, limits: Sequence[tuple[Limit, str | None]]) -> tuple[ListedLimit, ...]:

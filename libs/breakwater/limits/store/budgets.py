@@ -527,7 +527,8 @@ class _CounterParts:
 def _counter_parts(counters: tuple[Counter, ...], day_ms: int, zone: ZoneInfo, *, has_caps: bool) -> _CounterParts:
     """Returns the parts for the periods of a day, by its first moment."""
     windows = {counter.window for counter in counters}
-    periods = [one for one in periods_at(time_from_ms(day_ms), zone).all if one.window in windows]
+    all_periods = periods_at(time_from_ms(day_ms), zone).all
+    periods = [budget_period for budget_period in all_periods if budget_period.window in windows]
     numbers = {budget_period.window: number for number, budget_period in enumerate(periods, 1)}
     lines = {budget_period.window: f"\nc{key_of(budget_period)}" for budget_period in periods}
     arguments: list[Argument] = []
