@@ -21,7 +21,7 @@ from breakwater.calls.assignment import Checkpoint
 from breakwater.calls.claim_gate import ClaimGate
 from breakwater.calls.gate import Admission, AskAgain, ClaimLostError, Gate, Refused, WaitForCapacity
 from breakwater.config import LiveConfig, parse_config
-from breakwater.jobs.contract.execution import ErrorInfo, Reason
+from breakwater.jobs.contract.execution import Cancellation, ErrorInfo, Reason
 from breakwater.jobs.metrics import WorkerMetrics
 from breakwater.jobs.store.executions import Claim
 from breakwater.jobs.store.task_keys import TaskKey
@@ -50,6 +50,7 @@ agents:
     guard: {max_iterations: 10}
     rate_limit: {requests_per_minute: 1, on_exceeded: fail}
   free: {model: sim/m, breaker: "off", guard: "off"}
+  patient: {model: sim/m, breaker: "off", guard: "off", rate_limit: {concurrent_calls: 1}}
 """
 
 
@@ -180,6 +181,17 @@ async def test_what_all_others_granted_is_given_back_when_one_refuses(redis_serv
         assert after == {name: value for name, value in before.items() if name != "first tries"} | {"probe": None}
         text = await bench.redis.client.hget(Claim.new("j1").key, "checkpoint")
         assert text == request.checkpoint.text()
+
+
+async def test_a_cancelled_job_leaves_the_queue_of_a_rate(redis_server: RunningServer) -> None:
+    async with bench_on(redis_server.url) as bench:
+        assert await bench.admit(await bench.admission("first", agent_name="patient")) is None
+        waiting = await bench.admission("waiting", agent_name="patient")
+        assert isinstance(await bench.admit(waiting), WaitForCapacity)
+        assert len(await bench.redis.client.keys("bw:limits:queue:*")) == 1
+        waiting.job.lease.cancel.cancellation = Cancellation(by="api_key", at=datetime.now(UTC))
+        await bench.admit(waiting)
+        assert await bench.redis.client.keys("bw:limits:queue:*") == []
 
 
 async def test_half_open_is_published_only_after_the_probe_was_given_back(redis_server: RunningServer) -> None:

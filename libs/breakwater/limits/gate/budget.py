@@ -262,7 +262,9 @@ class BudgetGate(Gate):
 
 
 def _can_wait_ms(admission: Admission) -> int:
-    """Returns the longest wait that leaves time for the call."""
+    """Returns the longest wait that leaves time for the call. A cancelled job asks for the last time."""
+    if admission.job.lease.cancel.cancellation is not None:
+        return 0
     remaining_s = (admission.checkpoint.deadline - admission.job.now()).total_seconds()
     slack_s = FIRST_POLL_S + (LONG_WAIT_SLACK_S if remaining_s > LONG_WAIT_S else 0.0)
     return round((remaining_s - slack_s) * 1000)
