@@ -238,7 +238,7 @@ LISTED_LIMITS: tuple[Column[ListedLimit], ...] = (
     Column("per", lambda limit: limit.per, terminal=False, page=False),
     Column("id", lambda limit: limit.id, display=_own_id, below=True, page=False),
     Column("set by", lambda limit: limit.by, display=set_by, name="by", below=True),
-    Column("reason", lambda limit: limit.reason, below=True),
+    Column("reason", lambda limit: limit.reason, below=True, page=False),
 )
 """The limits of config and API, with what is used of them."""
 
