@@ -4,7 +4,8 @@ Whatever happens in whatever order and how often, the counters in the real Redis
 and what is committed (spent and reserved) passes a hard cap by nothing but what calls cost beyond what was held for
 them, what is held again after a loss, or a cap that somebody lowered. No caller and no tenant takes more than half of
 what is left of a hard cap while others hold some of it or wait for it. Who is alone takes all: where nobody holds
-anything or waits, no call that fits is kept out.
+anything or waits, no call that fits is kept out. The agents' windows and the callers' slots have what is held and used
+in them, too, whoever ends a call.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ from hypothesis.stateful import invariant, precondition, rule
 
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.limits.contract import CapRaise, Enforcement, Window
-from breakwater.limits.rules.budget import Counter, fits, periods_at, periods_since
+from breakwater.limits.rules.budget import Counter, LimitTable, fits, periods_at, periods_since
 from breakwater.limits.rules.ledger import AttemptSums, BudgetPlace, figures_of, ledger, places_of
 from breakwater.limits.rules.limit import Limit
-from breakwater.limits.rules.scopes import ONLY_BASE, CallNames, Dimension, Dimensions
+from breakwater.limits.rules.rate_limit import OverRate, RateLimits
+from breakwater.limits.rules.scopes import ONLY_BASE, CallNames, Dimension, Dimensions, ScopePart
 from breakwater.limits.settings import Caps
 from breakwater.limits.store.budget_counters import KEEP, BudgetCounters, Notes, Repair
 from breakwater.limits.store.budgets import (
@@ -39,6 +41,9 @@ from breakwater.limits.store.budgets import (
     OverBudget,
     Reserved,
     Settlement,
+    UsedTokens,
+    slots_key,
+    window_key,
 )
 from tests.limits.limit_tables import limit as budget_limit
 from tests.limits.limit_tables import limit_table
@@ -60,6 +65,12 @@ OWNERS: list[Owner] = [
 ]
 KEYS = ["global", "agent:a", "agent:b", "tenant:t", "tenant:u|:%s"]
 BY_KEY = Dimension(("key",), "weekly")
+RATES = (
+    Limit("requests", (ScopePart("agent", "*"),), "requests", "hour", 12, "cheaper_model"),
+    Limit("tokens", (ScopePart("agent", "*"),), "tokens", "hour", 250, "cheaper_model"),
+    Limit("slots", (ScopePart("key", "*"),), "concurrent", None, 5, "cheaper_model"),
+)
+RATE_TABLE = LimitTable(RATES)
 EXAMPLES, LENGTH = 4, 100
 """Examples of a run, and steps of an example at most."""
 
@@ -98,6 +109,21 @@ class Held:
     places: tuple[BudgetPlace, ...]
     shared: frozenset[str] = frozenset()
     """The scopes in which it counts for the share of its caller and its tenant."""
+    in_window: InWindow | None = None
+
+
+@dataclass(slots=True, eq=False)
+class InWindow:
+    """A call that counts in the window of its agent, until that slides on."""
+
+    agent: str
+    tokens: int
+    under_way: bool = True
+
+
+def used_of(cost: int | None) -> UsedTokens:
+    """The tokens that a call used in this test: as many as nano-dollars."""
+    return UsedTokens(cost, cost)
 
 
 def places_at(call: Call, at: datetime, dimensions: Dimensions) -> tuple[BudgetPlace, ...]:
@@ -136,6 +162,7 @@ class Money(RedisMachine):
         self.figures: dict[BudgetPlace, AttemptSums] = {}
         self.held: dict[str, Held] = {}
         self.raised: dict[BudgetPlace, tuple[int, int]] = {}
+        self.in_windows: list[InWindow] = []
         self.waiting: defaultdict[tuple[BudgetPlace, str], list[tuple[str, int | None]]] = defaultdict(list)
         # What others know when Redis does not.
         self.lost: dict[str, Held] = {}
@@ -178,6 +205,34 @@ class Money(RedisMachine):
     def known_dimensions(self) -> Dimensions:
         """Those that workers count in: while Redis has lost them, those that they knew."""
         return self.dimensions if self.filled else self.budgets.dimensions
+
+    def rates(self, call: Call) -> RateLimits:
+        return RATE_TABLE.rate_limits(call.names)
+
+    def usage(self, agent: str) -> tuple[int, int, int]:
+        """The requests, the tokens and the calls under way that count in the window of an agent."""
+        counted = [one for one in self.in_windows if one.agent == agent]
+        return len(counted), sum(one.tokens for one in counted), sum(one.under_way for one in counted)
+
+    def takers(self, caller: str | None) -> set[str]:
+        """The attempts in the slots of a caller."""
+        return {name for name, one in self.held.items() if not one.charged and caller and one.call.caller == caller}
+
+    def over_rate(self, call: Call, amount: int, known: Held | None) -> str | None:
+        """The scope of the rate that has no room for a call."""
+        mine = None if known is None else known.in_window
+        requests, tokens, _ = self.usage(call.agent)
+        requests, tokens = (requests, tokens) if mine is None else (requests - 1, tokens - mine.tokens)
+        if requests + 1 > RATES[0].amount or tokens + amount > RATES[1].amount:
+            return f"agent:{call.agent}"
+        takers = self.takers(call.caller) - {call.attempt_id}
+        return f"key:{call.caller}" if len(takers) >= RATES[2].amount else None
+
+    def leave_window(self, held: Held | None, used: int | None) -> None:
+        """Notes that a call has ended; None: its use is unknown, and its worst case stays."""
+        if held is not None and not held.charged and held.in_window is not None:
+            held.in_window.under_way = False
+            held.in_window.tokens = held.in_window.tokens if used is None else used
 
     def held_of(self, key: str, of: str, name: str, *, others: bool = False) -> int:
         return sum(
@@ -230,25 +285,37 @@ class Money(RedisMachine):
     def ask(self, call: Call, amount: int, *, waits: bool = True) -> None:
         """Asks for a call; one that does not wait gives up where it is kept out."""
         counters, now, known = self.counters(call), self.now(), self.held.get(call.attempt_id)
-        # Asked again with another amount, the difference is what is asked for.
-        same = known is not None and (known.charged or known.amount == amount)
+        # Asked again with another amount, the difference is what is asked for; or a place in the window, after a loss.
+        is_held = known is not None and known.amount == amount and known.in_window is not None
+        same = known is not None and (known.charged or is_held)
         more = amount - (0 if known is None else known.amount)
         expected = None if same else self.refusal(call, amount, more, waits=waits)
+        over_rate = None if same else self.over_rate(call, amount, known)
+        rates = self.rates(call)
         waits_ms = 3_600_000 if waits else 0
         asked = self.budgets.reserve_command(
             *(call.attempt_id, call.names, amount, counters),
             now=now,
             lease_ms=3_600_000,
+            tokens=amount,
+            rates=rates,
             caller=call.caller,
             waits_ms=waits_ms,
             is_incomplete=self.table.is_incomplete(call.names, self.budgets.dimensions),
         )
         [raw] = self.run(self.redis.run([asked]))
-        answer = self.budgets.read_reservation(raw, counters, amount, now=now)
+        answer = self.budgets.read_reservation(raw, counters, amount, now=now, rates=rates)
         if isinstance(answer, DimensionsChanged):
             self.seen["other dimensions"] += 1
             assert self.budgets.dimensions == self.dimensions
             self.ask(call, amount, waits=waits)
+            return
+        is_held_up = isinstance(expected, OverBudget) and expected.limit - expected.spent >= more
+        # What is spent precedes rates, and these what only waits for calls in flight; slots come last.
+        if over_rate is not None and (expected is None or (is_held_up and over_rate.startswith("agent"))):
+            assert isinstance(answer, OverRate)
+            assert answer.key == over_rate
+            self.seen[f"over the rate of its {over_rate.partition(':')[0]}"] += 1
             return
         if expected is not None:
             assert answer == expected
@@ -267,8 +334,15 @@ class Money(RedisMachine):
             self.seen["asked again" if same else "asked for more" if more > 0 else "asked for less"] += 1
         if not same:
             places = places_at(call, answer.at, self.known_dimensions)
+            if known is not None and known.in_window is not None:
+                self.in_windows.remove(known.in_window)
+            self.in_windows.append(in_window := InWindow(call.agent, amount))
             self.held[call.attempt_id] = held = Held(
-                call, amount, answer.at, charged=False, places=places, shared=shared_in(counters)
+                *(call, amount, answer.at),
+                charged=False,
+                places=places,
+                shared=shared_in(counters),
+                in_window=in_window,
             )
             self.seen["alone with more than half"] += more > 0 and self.has_more_than_half(call, counters)
             self.lost.pop(call.attempt_id, None)
@@ -320,8 +394,10 @@ class Money(RedisMachine):
     def release(self, held: Held, times: int = 1) -> None:
         call = held.call
         for _ in range(times):
-            self.run(self.redis.run([self.budgets.release_command(call.attempt_id, held.at)]))
+            self.run(self.redis.run([self.budgets.release_command(call.attempt_id, held.at, rates=self.rates(call))]))
         if not held.charged:
+            if held.in_window is not None:
+                self.in_windows.remove(held.in_window)
             del self.held[call.attempt_id]
 
     @precondition(lambda self: self.filled)
@@ -352,8 +428,12 @@ class Money(RedisMachine):
         held = list(self.held.values())[-1 - which % len(self.held)]
         call, cost = held.call, held.amount * percent // 100
         for _ in range(times):
-            self.run(self.redis.run([self.budgets.release_command(call.attempt_id, held.at, cost)]))
+            command = self.budgets.release_command(
+                *(call.attempt_id, held.at, cost), tokens=used_of(cost), rates=self.rates(call)
+            )
+            self.run(self.redis.run([command]))
         if not held.charged:
+            self.leave_window(held, cost)
             self.held[call.attempt_id] = replace(held, amount=cost, charged=True)
             self.beyond.update(dict.fromkeys(held.places, max(0, cost - held.amount)))
             self.seen["charged by its worker"] += 1
@@ -389,6 +469,8 @@ class Money(RedisMachine):
                 reserved=reserved,
                 reserved_at=None if reserved is None else at,
                 started_at=at,
+                input_tokens=cost,
+                output_tokens=None if cost is None else 0,
             )
         )
 
@@ -410,6 +492,7 @@ class Money(RedisMachine):
         for sequence in sequences:
             event = self.log[sequence - 1]
             held = self.held.pop(event.attempt_id, None)
+            self.leave_window(held, UsedTokens.of(event).all)
             self.seen["settled again"] += sequence in self.counted
             if sequence not in self.counted:
                 self.counted.add(sequence)
@@ -442,6 +525,7 @@ class Money(RedisMachine):
         assert found is not None
         for _ in range(times):
             self.run(self.budgets.charge_estimate(found))
+        self.leave_window(held, None)
         self.held[name] = replace(held, charged=True)
         self.seen["charged"] += 1
 
@@ -512,6 +596,7 @@ class Money(RedisMachine):
         self.lost = {name: held for name, held in self.held.items() if not held.charged}
         self.filled, self.held, self.figures, self.counted, self.raised = False, {}, {}, set(), {}
         self.waiting.clear()
+        self.in_windows.clear()
         self.seen["lost"] += 1
 
     @precondition(lambda self: self.lost)
@@ -527,12 +612,14 @@ class Money(RedisMachine):
                     lease_ms=3_600_000,
                     at=held.at,
                     caller=call.caller,
+                    tokens=held.amount,
+                    rates=RateLimits(slots=self.rates(call).slots),
                 )
                 [raw] = self.run(self.redis.run([again]))
                 assert self.budgets.read_reservation(raw, counters, held.amount, now=self.now()) == Reserved(held.at)
             del self.lost[call.attempt_id]
             places = places_at(call, held.at, self.known_dimensions)
-            self.held[call.attempt_id] = held = replace(held, shared=shared_in(counters), places=places)
+            self.held[call.attempt_id] = held = replace(held, shared=shared_in(counters), places=places, in_window=None)
             self.beyond.update(dict.fromkeys(held.places, held.amount))
             self.seen["held anew"] += 1
 
@@ -601,10 +688,19 @@ class Money(RedisMachine):
             for one in found.periods
             for key, raised in one.notes.raises.items()
         } == self.raised
+        self.check_rates()
         places = {*found.figures, *found.reserved}
         self.check_caps(
             {place: found.figures.get(place, AttemptSums()).spent + found.reserved.get(place, 0) for place in places}
         )
+
+    def check_rates(self) -> None:
+        for agent, _, caller in OWNERS:
+            rates = self.rates(Call("", agent, None, caller))
+            sums = self.run(cast(Any, self.redis.client.hmget(window_key(rates.windows[0]), ["r", "t", "c"])))
+            assert tuple(int(count or 0) for count in sums) == self.usage(agent)
+            for slots in rates.slots:
+                assert set(self.run(self.redis.client.zrange(slots_key(slots), 0, -1))) == self.takers(caller)
 
     def check_caps(self, committed: Mapping[BudgetPlace, int]) -> None:
         for period in self.periods:
@@ -630,6 +726,8 @@ class Money(RedisMachine):
         """When everything has ended and was reported, the counters are the sums of the log."""
         if not self.filled:
             self.fill(len(self.log) // 2)
+        if self.dimensions.pending:
+            self.its_dimension_is_counted_and_then_has_the_past()
         if self.log:
             self.settle([*range(len(self.log), 0, -1), *range(1, len(self.log) + 1)])
         for name, held in list(self.held.items()):
@@ -662,6 +760,7 @@ EVERYWHERE = {
         "raised",
     ),
     *("other dimensions", "lacks the past", "has the past"),
+    *("over the rate of its agent", "over the rate of its key"),
     *("charged", "charged by its worker", "corrected", "settled again", "not filled", "lost", "held anew"),
 }
 
