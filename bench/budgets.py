@@ -8,16 +8,15 @@ as after a redelivery: without further limits, with three and ten that the call 
 tokens and concurrent calls of its agent and its model. `client` is processor time of this process, `Redis` that
 Redis counts for the scripts. Nothing is asserted.
 
-Measured on two cores that others used too; before and after settlements shared a script, in turn:
+Measured on two cores that others used too, in turn with the code before rates were part of the script, the least of
+four runs; microseconds per job to reserve, charge and settle:
 
-                                   each time                us per job
-                             round trips   scripts    elapsed  client   Redis
-    reserve, 2 scopes, before          1         1       1022     250    77.3
-    settle, 2 scopes, before           1       500        383      62   156.8
-    settle again, before               1       500        161      47    25.0
-    reserve, 2 scopes, after           1         1        799     221    59.1
-    settle, 2 scopes, after            1         5        138      36    43.2
-    settle again, after                1         5        108      33    23.6
+                     Redis            client
+                 before  after    before  after
+    none            245    254       216    220
+    3 limits        328    292       249    232
+    10 limits       460    403       290    282
+    rates           378    370       274    261
 """
 
 from __future__ import annotations
