@@ -385,8 +385,8 @@ class Budgets:
                 _, number, limit, spent, reserved, by_share = answer
                 counter = counters[int(number) - 1]
                 ends = self._current(now).of(counter.window).end_ms
-                asked = amount if counter.unit == "usd" else tokens if counter.unit == "tokens" else 1
-                return OverBudget(counter, ends, int(limit), int(spent), int(reserved), asked, bool(by_share))
+                asked_amount = amount if counter.unit == "usd" else tokens if counter.unit == "tokens" else 1
+                return OverBudget(counter, ends, int(limit), int(spent), int(reserved), asked_amount, bool(by_share))
 
     def release_command(
         self,
