@@ -139,7 +139,7 @@ class Reconciler:
         """
         try:
             comparison = await compare(self._record, self._counters, self._now())
-            if any(difference.spent > 0 for difference in comparison.differences.values()):
+            if comparison.is_more_counted:
                 # Read EVENTS, too, before anything is subtracted: ClickHouse may lack a part of it.
                 comparison = await compare(self._record, self._counters, self._now(), thorough=True)
         except NotFilledError:

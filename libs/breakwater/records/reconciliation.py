@@ -257,8 +257,13 @@ class BudgetComparison:
         return frozenset(
             place
             for place, difference in self.differences.items()
-            if difference.spent > 0 and not self.stored.is_all_logged(periods[place[0]], alone=alone)
+            if _has_more(difference) and not self.stored.is_all_logged(periods[place[0]], alone=alone)
         )
+
+    @property
+    def is_more_counted(self) -> bool:
+        """Returns True if the counters have more than the record of anything that has limits."""
+        return any(map(_has_more, self.differences.values()))
 
     def repairs(self) -> tuple[Repair, ...]:
         """The repairs that make the counters equal to the record, without the doubtful ones."""
@@ -368,6 +373,10 @@ def at_least(first: Ledger, second: Ledger) -> dict[BudgetPlace, AttemptSums]:
     """Takes the larger of each figure of two ledgers."""
     places = {*first, *second}
     return {place: first.get(place, AttemptSums()).largest(second.get(place, AttemptSums())) for place in places}
+
+
+def _has_more(difference: AttemptSums) -> bool:
+    return any(getattr(difference, figure) > 0 for figure in RESERVED.values())
 
 
 def _notes(events: Iterable[BudgetEvent]) -> dict[str, Notes]:

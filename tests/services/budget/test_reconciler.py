@@ -266,6 +266,18 @@ async def test_what_neither_the_log_nor_clickhouse_has_any_more_stays_spent_and_
     assert await plane.published() == []
 
 
+async def test_tokens_and_calls_without_a_cost_stay_counted_where_the_record_has_lost_them(plane: BudgetPlane) -> None:
+    await plane.fill()
+    await plane.spend(0, 0, 0, 0, input_tokens=50, output_tokens=10)
+    await plane.analytics.execute("TRUNCATE TABLE attempts")
+    await plane.trim(2)
+    with capture_logs() as logs:
+        await plane.reconciler().reconcile()
+    assert events_of(logs, "budgets_not_repaired")
+    assert await plane.counters.used(plane.month, "agent:writer", "tokens") == {"agent:writer": 240}
+    assert await plane.counters.used(plane.month, "agent:writer", "requests") == {"agent:writer": 4}
+
+
 async def test_what_clickhouse_has_of_a_log_that_was_trimmed_is_no_difference(plane: BudgetPlane) -> None:
     await plane.fill()
     await plane.spend(*COSTS)
