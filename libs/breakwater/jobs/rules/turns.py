@@ -41,10 +41,10 @@ def allowed_priority(*settings: Priority | None) -> Priority:
     return PRIORITIES[max(ranks)] if ranks else "normal"
 
 
-def priority_problem(asked: Priority | None, of_agent: Priority | None, of_key: Priority | None) -> str | None:
+def priority_problem(wanted: Priority | None, of_agent: Priority | None, of_key: Priority | None) -> str | None:
     """Returns why a job may not have the priority that it asks for; None if it may."""
     allowed = allowed_priority(of_agent, of_key)
-    if asked is None or rank(asked) >= rank(allowed):
+    if wanted is None or rank(wanted) >= rank(allowed):
         return None
     return f"at most {allowed!r} is allowed, by `priority` of the agent and of the key; ask for less, or for none"
 

@@ -238,8 +238,8 @@ class UsedTokens:
     @property
     def arguments(self) -> tuple[Argument, Argument, Argument]:
         """The arguments of a script."""
-        known = ("" if tokens is None else tokens for tokens in (self.all, self.uncached))
-        return *known, int(self.refused)  # pyright: ignore[reportReturnType]  # two and one
+        counts = ("" if tokens is None else tokens for tokens in (self.all, self.uncached))
+        return *counts, int(self.refused)  # pyright: ignore[reportReturnType]  # two and one
 
 
 UNKNOWN_TOKENS = UsedTokens(None, None)
