@@ -43,6 +43,8 @@ from tests.server_sources import embedded_servers
 
 AGENT = "writer"
 DRAIN_S = 300.0
+COMES_S = 20
+"""The workers take about so long to learn of a flood of 10,000."""
 
 
 @dataclass(slots=True)
@@ -162,7 +164,8 @@ async def measure(options: argparse.Namespace) -> None:
             flood = asyncio.create_task(flooding.flood(options.flood))
             if options.case == "late":
                 await flood
-            print(line(f"round {number + 1}, beside the flood", await even.send_evenly(1, options.seconds)), flush=True)
+            print(line(f"round {number + 1}, as it comes", await even.send_evenly(1, COMES_S)), flush=True)
+            print(line(f"round {number + 1}, beside it", await even.send_evenly(1, options.seconds)), flush=True)
             seconds = time.perf_counter() - begun
             cpu = sum(sum(process.cpu_times()[:2]) for process in processes) - before
             await flood
