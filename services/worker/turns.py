@@ -68,7 +68,7 @@ class Turns:
         self._pruned_at = 0.0
         self._held_up: set[str] = set()
         """The agents whose queue has jobs that no worker has taken."""
-        self._looking: set[str] = set()
+        self._looked_at: dict[str, float] = {}
         self._announced: dict[tuple[str, CallerTurn], float] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         slots.on_release = self.advance
@@ -129,9 +129,10 @@ class Turns:
             self._agents.discard(agent)
 
     def _expect(self, agent: str, execution_id: str) -> None:
-        """Looks at the queue if a job has not come back."""
-        if self._slots[agent].arrived(execution_id) and agent not in self._looking:
-            self._looking.add(agent)
+        """Looks at the queue if a job has not come back, and nobody has looked for a while."""
+        now = self._slots.clock()
+        if self._slots[agent].arrived(execution_id) and self._looked_at.get(agent, 0.0) < now - TICK_S:
+            self._looked_at[agent] = now
             self._begin(self._look(agent))
 
     async def close(self) -> None:
@@ -175,8 +176,6 @@ class Turns:
         except BusError as error:
             structlog.get_logger().debug("queue_not_read", agent=agent, error=str(error))
             return
-        finally:
-            self._looking.discard(agent)
         if backlog is not None and backlog.waiting:
             self._held_up.add(agent)
         else:
