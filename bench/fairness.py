@@ -43,6 +43,8 @@ from tests.server_sources import embedded_servers
 
 AGENT = "writer"
 DRAIN_S = 300.0
+TOGETHER, PER_SECOND = 20, 1_000
+"""The jobs of a flood that are published at once, and in a second: as many as one process of `request` accepts."""
 COMES_S = 20
 """The workers take about so long to learn of a flood of 10,000."""
 
@@ -82,14 +84,11 @@ class Sender:
         await self.queue.put(Submission(job, job_id, job_id, True, body, self.key, self.key, turn=turn), None)
 
     async def flood(self, jobs: int) -> None:
-        """Publishes many jobs, as fast as NATS stores them."""
-        slots = asyncio.Semaphore(100)
-
-        async def send() -> None:
-            async with slots:
-                await self.send()
-
-        await asyncio.gather(*(send() for _ in range(jobs)))
+        """Publishes many jobs, in parts, so that this process has time for the results."""
+        begun = time.perf_counter()
+        for first in range(0, jobs, TOGETHER):
+            await asyncio.gather(*(self.send() for _ in range(min(TOGETHER, jobs - first))))
+            await asyncio.sleep(max(0.0, begun + (first + TOGETHER) / PER_SECOND - time.perf_counter()))
 
     async def send_evenly(self, per_second: float, seconds: float) -> list[float]:
         """Sends jobs at an even rate. Returns the sorted times until their results."""
