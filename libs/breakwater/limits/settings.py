@@ -11,8 +11,6 @@ from breakwater.breakers.settings import Preset, take_preset
 from breakwater.kernel.types import Message, Name, Off, UsdAmount, ZoneName
 from breakwater.limits.contract import Enforcement, LimitSettings, Window
 
-LimitPeriod = Literal["minute", "hour", "day"]
-
 
 class RateLimit(Message):
     """Limits across the whole fleet. At least one must be set."""
@@ -50,22 +48,11 @@ class RateLimit(Message):
             raise ValueError("requests and tokens need `per: hour` or `per: day`; for a minute, requests_per_minute")
         if self.per is not None and (self.requests, self.tokens) == (None, None):
             raise ValueError("per needs requests or tokens")
-        if not self.periods:
+        amounts = (self.requests_per_minute, self.tokens_per_minute, self.concurrent_calls, self.per)
+        if amounts == (None, None, None, None):
             text = "set requests_per_minute, tokens_per_minute, concurrent_calls, or requests or tokens with per"
             raise ValueError(f"{text}, or `rate_limit: off`")
         return self
-
-    @property
-    def periods(self) -> tuple[LimitPeriod, ...]:
-        """The periods with a limit; concurrent calls are counted with the minute."""
-        of_minute = (self.requests_per_minute, self.tokens_per_minute, self.concurrent_calls)
-        return (*(() if of_minute == (None, None, None) else ("minute",)), *(() if self.per is None else (self.per,)))
-
-    def most(self, period: LimitPeriod) -> tuple[int | None, int | None, int | None]:
-        """Returns the limits on requests, tokens and concurrent calls in a period."""
-        if period == "minute":
-            return self.requests_per_minute, self.tokens_per_minute, self.concurrent_calls
-        return self.requests, self.tokens, None
 
 
 OTHERS = "*"
