@@ -227,3 +227,16 @@ def test_an_amount_is_read_as_it_is_written(unit: Any, text: str, amount: int) -
 def test_an_amount_that_is_too_fine_or_too_large_is_refused(unit: Any, text: str) -> None:
     with pytest.raises(ValueError, match=r"whole|finer|too large"):
         amount_of(unit, text)
+
+
+def test_a_cap_for_users_within_a_tenant_may_refuse_jobs_of_that_tenant_alone() -> None:
+    names = {"global": [""], "agent": ["a"], "tenant": ["acme"], "model": ["m"], "provider": ["p"]}
+    for scope, expected, without_tenant in (
+        ("user:* within tenant:acme", True, False),
+        ("tenant:* within user:ann", True, False),
+        ("user:* within tenant:other", False, False),
+        ("user:ann within team:red", True, True),
+    ):
+        table = limit_table(further=[limit_of("l", settings(scope))])
+        assert table.may_refuse(names) is expected, scope
+        assert table.may_refuse(names | {"tenant": []}) is without_tenant, scope

@@ -475,11 +475,12 @@ class LimitTable:
                 scopes_of_job = product(*([ScopePart(kind, name) for name in names[kind]] for kind in dimension.kinds))
                 if any(self._is_hard(key_of(parts), dimension.window) for parts in scopes_of_job):
                     return True
-            elif any(
-                all(name in names[kind] or (name == EACH and names[kind]) for kind, name in known_parts)
-                for known_parts in scopes
-            ):
-                return True
+            else:
+                # By the names of the job, as there may be many scopes.
+                kinds = (kind for kind in dimension.kinds if kind in KNOWN_BEFORE_CALLS and names[kind])
+                choices = ([ScopePart(kind, name) for name in (*names[kind], EACH)] for kind in kinds)
+                if any(known_parts in scopes for known_parts in product(*choices)):
+                    return True
         return False
 
     @cached_property
