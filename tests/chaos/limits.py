@@ -189,6 +189,8 @@ class Editor:
         self._http, self._chance, self._run = http, chance, run
         self._present: dict[str, int] = {}
         """The amounts of the limits that this editor has made, by their ids."""
+        self._raised: dict[str, int] = {}
+        """The amounts that it has raised them to."""
 
     async def prepare(self, places: tuple[Place, ...]) -> None:
         """Makes a limit that stays in each place, so that all places are counted from the beginning."""
@@ -230,6 +232,9 @@ class Editor:
     async def _raise(self, place: Place, names: tuple[str, ...], amount: int) -> None:
         """Raises a limit; one that refuses nothing still does not."""
         settings = self._run.evidence.settings[place, names]
+        # The same amount again would be no change.
+        amount += COST * (amount == self._raised.get(_id(place, names)))
+        self._raised[_id(place, names)] = amount
         allows = UNLIMITED if settings[-1].amount == UNLIMITED else amount
         await self._change(place, names, "POST", "/raise", {"amount": _usd(amount)}, allows)
 
