@@ -11,7 +11,7 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -48,6 +48,8 @@ ROTATORS = 2
 RETRY_S = 0.3
 REQUEST_S = 60.0
 ANSWERED_S = 300.0
+RESTORED_S = 3.0
+"""Workers restore what they have reserved within that time after Redis is emptied."""
 
 TOKENS = 40
 PRICE = {"input_usd_per_mtok": "0", "output_usd_per_mtok": "0.60"}
@@ -165,6 +167,8 @@ class Run:
     jobs: set[str] = field(default_factory=set[str])
     """The ids of the executions of accepted jobs."""
     responses: Counter[str] = field(default_factory=Counter[str])
+    emptied: list[float] = field(default_factory=list[float])
+    """When Redis was emptied."""
     secrets: dict[str, tuple[str, Secret]] = field(default_factory=dict[str, tuple[str, Secret]])
     """The secret of each key, as it is sent, by the key's name."""
     changes: int = 0
@@ -435,6 +439,8 @@ async def _kill(chaos: Chaos, chance: random.Random, run: Run) -> tuple[Fault, .
             kind, name = ("flush", "redis") if part == "flush" else ("kill", part)
             fault = Fault(kind, name, chance.choice((0.0, 0.5, 1.0, 3.0)), at_s)  # pyright: ignore[reportArgumentType]
             faults.append(fault)
+            if kind == "flush":
+                run.emptied.append(time.time())
             await chaos.cause(fault)
     return tuple(faults)
 
@@ -445,13 +451,7 @@ async def _gather(chaos: Chaos, http: aiohttp.ClientSession, run: Run) -> None:
     record = await chaos.settled_record()
     attempts = record.attempts
     evidence.calls = [
-        AdmittedCall(
-            one["attempt_id"],
-            _seconds(one["reserved_at"] or _LONG_AGO),
-            _seconds(one["reserved_at"] or one["completed_at"]),
-            _nano(one),
-            _names_of(one),
-        )
+        AdmittedCall(one["attempt_id"], *_admitted_between(one, run.emptied), _nano(one), _names_of(one))
         for one in attempts
         if not one["short_circuited"]
     ]
@@ -485,7 +485,6 @@ async def _gather(chaos: Chaos, http: aiohttp.ClientSession, run: Run) -> None:
     evidence.differences = differences
 
 
-_LONG_AGO = "1970-01-01T00:00:00Z"
 _BY_LIMITS = ("BudgetExceededError", "CallOverCapError")
 
 
@@ -496,6 +495,20 @@ def _names_of(attempt: Mapping[str, Any]) -> dict[str, str]:
     names |= {kind: attempt[kind] for kind in ("agent", "model", "provider")}
     names |= {f"tag:{tag}": value for tag, value in attempt["cost_tags"].items()}
     return {"plane": "plane", **{kind: name for kind, name in names.items() if name is not None}}
+
+
+def _admitted_between(attempt: Mapping[str, Any], emptied: Sequence[float]) -> tuple[float, float]:
+    """Returns when a call was admitted, at the earliest and at the latest.
+
+    A worker that was killed may not have said when. What it had reserved is not restored if Redis is emptied before
+    its jobs are recovered (docs/reliability.md): such a call counts once Redis hears of its record, at an unknown time.
+    """
+    begin_s = _seconds(attempt["reserved_at"] or attempt["started_at"])
+    recorded_s = _seconds(attempt["completed_at"])
+    is_lost = attempt["outcome"] == "worker_lost"
+    if is_lost and any(begin_s - RESTORED_S <= at_s <= recorded_s for at_s in emptied):
+        return 0.0, float("inf")
+    return (begin_s, begin_s) if attempt["reserved_at"] is not None else (0.0, recorded_s)
 
 
 def _refusal(attempt: Mapping[str, Any]) -> RefusedCall:
