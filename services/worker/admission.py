@@ -83,7 +83,10 @@ async def admit(
     asked_gates, verdict = await _ask(worker, admission, gates)
     if asked_gates and verdict is not None and not isinstance(verdict, ClaimLostError):
         # Not after a lost claim: the job's new holder may hold the same grants, for the same attempt.
-        await worker.redis.run([command for gate in asked_gates if (command := gate.release()) is not None])
+        commands = [gate.release() for gate in asked_gates]
+        if isinstance(verdict, Refused):
+            commands += [gate.withdraw() for gate in asked_gates]
+        await worker.redis.run([command for command in commands if command is not None])
     # In reverse, so that the breaker announces before the task. Only the admission that made it half-open announces
     # that; no repetition does.
     for gate in reversed(asked_gates):

@@ -136,6 +136,10 @@ class Gate:
         """Returns the script that releases the grants of a call that is not made; None without grants."""
         return None
 
+    def withdraw(self) -> ScriptCommand | None:
+        """Returns the script that gives up the place of a call that some gate refused; None without a place."""
+        return None
+
     async def announce(self, verdict: GateVerdict | None) -> None:
         """Publishes changes that the admission made, or reads what it lacked; called if `read` has set `announces`.
 

@@ -51,6 +51,7 @@ agents:
     rate_limit: {requests_per_minute: 1, on_exceeded: fail}
   free: {model: sim/m, breaker: "off", guard: "off"}
   patient: {model: sim/m, breaker: "off", guard: "off", rate_limit: {concurrent_calls: 1}}
+  careful: {model: sim/m, guard: "off", rate_limit: {concurrent_calls: 1}}
 """
 
 
@@ -401,3 +402,16 @@ async def test_an_eighth_gate_is_one_file_and_one_line(redis_server: RunningServ
         assert await check(worker, await bench.admission("j4", dry_run=True), gates) == refused
         assert await check(worker, await bench.admission("j5", dry_run=True), gates_of(worker)) is None
         assert await bench.redis.client.get(calls) == str(MAX_CALLS)
+
+
+async def test_a_call_that_another_gate_refuses_keeps_no_place_in_the_queue_of_a_rate(
+    redis_server: RunningServer,
+) -> None:
+    async with bench_on(redis_server.url) as bench:
+        assert await bench.admit(await bench.admission("first", agent_name="careful")) is None
+        bench.key = BreakerKey("careful", "sim/m")
+        await bench.set_breaker(state="isolated")
+        verdict = await bench.admit(await bench.admission("refused", agent_name="careful"))
+        assert isinstance(verdict, Refused)
+        assert verdict.reason == "breaker_open"
+        assert await bench.redis.client.keys("bw:limits:queue:*") == []

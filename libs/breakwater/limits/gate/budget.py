@@ -79,6 +79,7 @@ class BudgetGate(Gate):
     _rates: RateLimits = NO_RATE_LIMITS
     _asked_at: datetime | None = None
     _reserved_at: datetime | None = None
+    _is_in_queue: bool = False
     _known_limits: str = ""
     _limits_in_force: str = ""
 
@@ -170,6 +171,10 @@ class BudgetGate(Gate):
             return None
         return self.budgets.release_command(self.admission.attempt_id, self._reserved_at, rates=self._rates)
 
+    def withdraw(self) -> ScriptCommand | None:
+        """Leaves the queue of a rate: whoever stands behind would wait for a call that nobody makes."""
+        return self.budgets.withdraw_command(self.admission.attempt_id, self._rates) if self._is_in_queue else None
+
     def settle(self, attempt: Attempt) -> ScriptCommand | None:
         """Replaces the reservation by what the call used, until the budget service settles its event.
 
@@ -256,6 +261,7 @@ class BudgetGate(Gate):
         )
         if over.limit.action != "wait" or over.wait_ms is None:
             return refused
+        self._is_in_queue = True
         # Jitter: not all at the same moment.
         delay_s = over.ask_again_ms / 1000 + FIRST_POLL_S * self.jitter()
         return WaitForCapacity(delay_s, refused, over.ahead, refusals.frees_rate(over.limit))

@@ -283,6 +283,28 @@ local function sums_of(window, now)
   end
   return sums
 end
+-- The queues of rates
+local function caller_of(key, waiting_tenant)
+  return key .. '\n' .. waiting_tenant
+end
+local function leave_queue(rate, attempt)
+  local text = redis.call('HGET', rate.waiters, 'a' .. attempt)
+  redis.call('ZREM', rate.queue, attempt)
+  if text then
+    redis.call('HDEL', rate.waiters, 'a' .. attempt)
+    local key, waiting_tenant = string.match(text, '\n(.*)\n(.*)$')
+    local waiting = 'w' .. caller_of(key, waiting_tenant)
+    if redis.call('HINCRBY', rate.waiters, waiting, -1) <= 0 then
+      redis.call('HDEL', rate.waiters, waiting, 'l' .. caller_of(key, waiting_tenant))
+      if redis.call('HINCRBY', rate.waiters, 'k' .. key, -1) <= 0 then
+        redis.call('HDEL', rate.waiters, 'k' .. key)
+      end
+    end
+  end
+  if redis.call('EXISTS', rate.queue) == 0 then
+    redis.call('DEL', rate.waiters)
+  end
+end
 
 --- reserve
 -- Reserves the worst case of a call in all places where it counts, or in none. Asking again reserves it once, and renews the
@@ -588,27 +610,6 @@ local FIRST = 30 -- so many calls are read from the head of a queue: what the ot
 local PATIENCE_MS = 2000 -- a call that asks so much later than it should has lost its place
 local has_queue = number_of_rates > 0 and not asked_at
   and redis.call('EXISTS', unpack(KEYS, first_queue, first_queue + number_of_rates - 1)) > 0
-local function caller_of(key, waiting_tenant)
-  return key .. '\n' .. waiting_tenant
-end
-local function leave_queue(rate, attempt)
-  local text = redis.call('HGET', rate.waiters, 'a' .. attempt)
-  redis.call('ZREM', rate.queue, attempt)
-  if text then
-    redis.call('HDEL', rate.waiters, 'a' .. attempt)
-    local key, waiting_tenant = string.match(text, '\n(.*)\n(.*)$')
-    local waiting = 'w' .. caller_of(key, waiting_tenant)
-    if redis.call('HINCRBY', rate.waiters, waiting, -1) <= 0 then
-      redis.call('HDEL', rate.waiters, waiting, 'l' .. caller_of(key, waiting_tenant))
-      if redis.call('HINCRBY', rate.waiters, 'k' .. key, -1) <= 0 then
-        redis.call('HDEL', rate.waiters, 'k' .. key)
-      end
-    end
-  end
-  if redis.call('EXISTS', rate.queue) == 0 then
-    redis.call('DEL', rate.waiters)
-  end
-end
 -- The virtual time at which the call would be through: the one that it has, or the one that it would get. What it takes is its
 -- part of the amount that it needs the largest part of, in millionths.
 local function finish_of(rate)
@@ -883,6 +884,15 @@ if used then
 else
   redis.call('HDEL', reservations, attempt_id)
   redis.call('ZREM', leases, attempt_id)
+end
+return 1
+
+--- withdraw
+-- Takes a call that is not to be made out of the queues of its rates.
+-- KEYS: the queue of each rate, then what waits in each
+-- ARGV: attempt
+for i = 1, #KEYS / 2 do
+  leave_queue({queue = KEYS[i], waiters = KEYS[#KEYS / 2 + i]}, ARGV[1])
 end
 return 1
 

@@ -327,10 +327,7 @@ class Budgets:
             *(self.dimensions.text, int(is_incomplete and at is None), parts.lines),
             *(len(parts.keys), len(counters), len(rates.windows), version),
         ]
-        of_calls = keys_of_rate_limits(rates)
-        # Before the scope, as callers may make its name up: the user `ann:queue` is not the queue of `ann`.
-        queues = [f"{part}{key}" for part in (QUEUE, WAITERS) for key in of_calls]
-        keys = [RESERVATIONS, LEASES, FILLED, HELD, *parts.keys, *of_calls, *queues]
+        keys = [RESERVATIONS, LEASES, FILLED, HELD, *parts.keys, *keys_of_rate_limits(rates), *_keys_of_queues(rates)]
         return ScriptCommand(LUA["reserve"], keys, [*arguments, *parts.arguments, *of_rates])
 
     def read_reservation(
@@ -411,6 +408,10 @@ class Budgets:
         periods = periods_at(at, self._zone).all
         keys = [RESERVATIONS, LEASES, HELD, *map(key_of, periods), *keys_of_rate_limits(rates)]
         return ScriptCommand(LUA["release"], keys, [attempt_id, "" if cost is None else cost, *tokens.arguments])
+
+    def withdraw_command(self, attempt_id: str, rates: RateLimits) -> ScriptCommand:
+        """Takes a call that is not to be made out of the queues of its rates. The script answers nothing."""
+        return ScriptCommand(LUA["withdraw"], _keys_of_queues(rates), [attempt_id])
 
     async def settle(self, settlements: Sequence[Settlement], log: str) -> list[Totals]:
         """Replaces reservations by the costs of the calls, in one round trip. Each event counts once, ever.
@@ -544,6 +545,11 @@ def _counter_parts(counters: tuple[Counter, ...], day_ms: int, zone: ZoneInfo, *
         cap = counter.hard_limit if has_caps else None
         arguments += [numbers[counter.window], counter.key, kept_flags + counter.flags, "" if cap is None else cap]
     return _CounterParts(tuple(map(key_of, periods)), "".join(lines.values()), tuple(arguments))
+
+
+def _keys_of_queues(rates: RateLimits) -> list[str]:
+    # Before the scope, as callers may make its name up: the user `ann:queue` is not the queue of `ann`.
+    return [f"{part}{key}" for part in (QUEUE, WAITERS) for key in keys_of_rate_limits(rates)]
 
 
 def _flags_of(window: RateWindow) -> str:
