@@ -308,6 +308,10 @@ async def test_a_caller_who_is_bound_to_a_team_limits_parts_of_it_alone(governed
     assert await ask("ann", "PUT", "/hers", scope=hers, usd="0.5", per="day", stop=True) == (200, "")
     assert await ask("ann", "DELETE", "/hers") == (200, "")
     assert (await ask("ann", "POST", "/own/raise", scope=hers, amount=99, reason="x"))[0] == 403
+    cap = {"budget": "agent:writer/daily", "limit_usd": "999", "reason": "x"}
+    of_ann = {"Authorization": f"Bearer {keys['ann']}"}
+    raised = await governed.ask("POST", "/api/v1/budgets/raise", json=cap, headers=of_ann)
+    assert (raised.status, "'ann' is bound to user:ann" in raised.message) == (403, True)
     assert await ask("lead", "PUT", "/hers", scope=hers, usd=99, per="day", stop=True) == (200, "")
     assert [await ask("lead", "DELETE", path) for path in ("/hers", "/own")] == [(200, "")] * 2
     assert [(await ask("reader", method, "/of-the-team"))[0] for method in ("GET", "DELETE")] == [200, 403]

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import get_args
 
 from breakwater.identity.operations import REDIS_UNAVAILABLE, ApiRequest, operation
+from breakwater.identity.rules.callers import Caller
 from breakwater.kernel.clickhouse.errors import QueryError
 from breakwater.kernel.errors import UnavailableError
 from breakwater.kernel.formats import exact_money
@@ -34,6 +35,7 @@ from breakwater.limits.contract import (
 from breakwater.limits.rules.budget import WINDOWS, Counter, LimitTable, Period, periods_at, threshold
 from breakwater.limits.rules.ledger import AttemptSums, is_reached
 from breakwater.limits.rules.limit import amount_of
+from breakwater.limits.rules.limit_changes import LimitRefusedError, check_binding
 from breakwater.limits.rules.scopes import BASE, Dimension, ScopePart, dimension_of, key_from_text, key_of, parts_of
 from breakwater.limits.settings import OTHERS
 from breakwater.limits.store.budget_counters import BudgetCounters, PeriodCounters, Snapshot
@@ -139,6 +141,7 @@ class BudgetRoutes:
         "value, the response is an `UnchangedBudget`.",
         result="The raise, which is now in effect; or, if there was nothing to do, the budget with `unchanged`.",
         errors={
+            403: "The caller lacks the scope, or is bound to a team or a user that this is no part of (`forbidden`).",
             404: "There is no such budget (`unknown_budget`).",
             409: "The budget has no cap (`no_cap`), or its limit is raised over `/api/v1/limits` (`limit_raised`).",
             422: "The body is invalid (`invalid_request`), or the cap is below the config's (`below_cap`).",
@@ -165,6 +168,7 @@ class BudgetRoutes:
         limit = request.input.limit_usd
         snapshot = await self._counters.read(current(limits, self._counters, now))
         counter = _counter(request.input.budget, limits, snapshot)
+        _check_binding(request.caller, counter)
         configured = counter.limit
         if configured is None:
             where = {
@@ -262,6 +266,16 @@ def _counter(budget: str, limits: LimitTable, snapshot: Snapshot) -> Counter:
         known = [limits.counter(known_key, window).name for known_key in keys for window in _windows(limits, known_key)]
         hint = suggestion(budget, known).removeprefix("; ")
     raise unknown("budget", f"there is no budget {budget!r}", "budget", hint)
+
+
+def _check_binding(caller: Caller, counter: Counter) -> None:
+    """Raises RequestError: 403, the caller is bound to a user, a team or tags, and the cap is not on a part of that."""
+    try:
+        check_binding(caller, counter.parts)
+        if counter.cap is not None:
+            check_binding(caller, counter.cap.parts)
+    except LimitRefusedError as refused:
+        raise RequestError(refused.status, refused.code, str(refused)) from None
 
 
 def _not_filled() -> RequestError:
