@@ -66,9 +66,9 @@ OWNERS: list[Owner] = [
 KEYS = ["global", "agent:a", "agent:b", "tenant:t", "tenant:u|:%s"]
 BY_KEY = Dimension(("key",), "weekly")
 RATES = (
-    Limit("requests", (ScopePart("agent", "*"),), "requests", "hour", 12, "cheaper_model"),
-    Limit("tokens", (ScopePart("agent", "*"),), "tokens", "hour", 250, "cheaper_model"),
-    Limit("slots", (ScopePart("key", "*"),), "concurrent", None, 5, "cheaper_model"),
+    Limit("requests", (ScopePart("agent", "*"),), "requests", "hour", 24, "cheaper_model"),
+    Limit("tokens", (ScopePart("agent", "*"),), "tokens", "hour", 1_000, "cheaper_model"),
+    Limit("slots", (ScopePart("key", "*"),), "concurrent", None, 15, "cheaper_model"),
 )
 RATE_TABLE = LimitTable(RATES)
 EXAMPLES, LENGTH = 4, 100
@@ -550,6 +550,15 @@ class Money(RedisMachine):
     )
     def the_config_changes(self, key: str, daily: int | None, monthly: int | None, enforcement: Enforcement) -> None:
         self.caps[key] = Caps.model_construct(daily_usd=daily, monthly_usd=monthly, enforcement=enforcement)
+
+    @rule(owner=st.sampled_from(OWNERS))
+    def one_has_calls_up_to_its_rates_which_are_released(self, owner: Owner) -> None:
+        first = len(self.calls)
+        for _ in range(RATES[0].amount + 1):
+            self.a_call_is_asked_for(owner, 0)
+        for call in self.calls[first:]:
+            if call.attempt_id in self.held:
+                self.release(self.held[call.attempt_id])
 
     @rule(limit=st.integers(0, 250))
     def a_limit_for_each_key_is_made(self, limit: int) -> None:
