@@ -182,6 +182,9 @@ class BackgroundWork:
         await Outage("joining the other workers").run_logged(join_in_time, expected=TimeoutError)
 
     async def _join(self) -> None:
+        # Otherwise, Redis might not know yet which limits are in force, and the first calls would be asked for twice.
+        worker = self._config_versions.newest.worker
+        await worker.read_limits(worker.limits().version, "")
         if (kept_since_ms := await self._dead_workers.join()) is not None:
             await self._config_versions.look_for_held_jobs(kept_since_ms)
 
