@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
-from typing import Any
 
 import structlog
 
@@ -17,13 +16,10 @@ from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.process.outage import Outages
-from breakwater.kernel.types import time_from_ms
-from breakwater.limits.contract import BudgetEvent
 from breakwater.limits.metrics import BudgetMetrics
 from breakwater.limits.rules.budget import (
-    Counter,
     LimitTable,
-    Period,
+    budget_event,
     effective_limit,
     periods_at,
     reached_thresholds,
@@ -156,7 +152,7 @@ class BudgetHandler:
             if is_announced:
                 continue
             hard = percent == 100 and counter.enforcement == "hard"
-            event = event_of(
+            event = budget_event(
                 counter,
                 total.period,
                 f"{percent}/{limit}",
@@ -174,28 +170,3 @@ class BudgetHandler:
             self._metrics.count_threshold(event)
             structlog.get_logger().info("budget_threshold", budget=counter.name, percent=percent)
             await self._counters.announce(total.period, name)
-
-
-def event_of(counter: Counter, period: Period, name: str, agent: str | None = None, **fields: Any) -> BudgetEvent:
-    """An event of a budget in a period.
-
-    Args:
-        counter: the budget's.
-        period: of the event.
-        name: the end of the event's id, unique for the budget and the period.
-        agent: the agent that has caused it; only for a budget of several agents.
-        fields: the event's other fields.
-    """
-    return BudgetEvent(
-        event_id=f"{counter.name}/{period.name}/{name}",
-        scope=counter.scope,
-        agent=counter.agent or agent,
-        tenant=counter.tenant,
-        name=counter.other_name,
-        within=counter.within,
-        window=period.window,
-        period=period.name,
-        enforcement=counter.enforcement,
-        resets_at=time_from_ms(period.end_ms),
-        **fields,
-    )

@@ -20,13 +20,12 @@ from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage, Outages
 from breakwater.limits.contract import Window
 from breakwater.limits.metrics import BudgetMetrics
-from breakwater.limits.rules.budget import LimitTable
+from breakwater.limits.rules.budget import LimitTable, budget_event
 from breakwater.limits.rules.ledger import AttemptSums, BudgetPlace
 from breakwater.limits.rules.scopes import Dimensions, dimension_of
 from breakwater.limits.store.budget_counters import BudgetCounters, CounterSource
 from breakwater.limits.store.budgets import NotFilledError
 from breakwater.records.reconciliation import BudgetComparison, RecordedSpend, add_ledgers, at_least, compare
-from breakwater.services.budget.handlers import event_of
 
 CHECK_EVERY_S = 1.0
 LONG_LOOK_EVERY = 5
@@ -266,7 +265,7 @@ class Reconciler:
         reasons += [
             f"{figure} held were {value:+,} off" for figure, value in leak.items() if value and figure != "spent"
         ]
-        event = event_of(
+        event = budget_event(
             counter,
             counters.period,
             f"repaired/{int(comparison.at.timestamp() * 1000)}",

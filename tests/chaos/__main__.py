@@ -107,12 +107,7 @@ async def run_histories(seconds: float, first_seed: int, times: int, logs: Path 
     print(history.HEADER, flush=True)
     for seed in range(first_seed, first_seed + times):
         outcome = await one_history(seed, seconds, logs)
-        broken = outcome.faults_found()
-        failed += bool(broken)
-        print(outcome.row(), flush=True)
-        sys.stderr.write(f"{outcome.account()}\n")
-        sys.stderr.writelines(f"wrong with --seed {seed}: {violation}\n" for violation in broken)
-        sys.stderr.flush()
+        failed += report(outcome, seed)
     return failed
 
 
@@ -128,13 +123,18 @@ async def run_limits(seconds: float, first_seed: int, times: int) -> int:
         finally:
             servers.stop()
             shutil.rmtree(directory, ignore_errors=True)
-        broken = outcome.faults_found()
-        failed += bool(broken)
-        print(outcome.row(), flush=True)
-        sys.stderr.write(f"{outcome.account()}\n")
-        sys.stderr.writelines(f"wrong with --seed {seed}: {violation}\n" for violation in broken)
-        sys.stderr.flush()
+        failed += report(outcome, seed)
     return failed
+
+
+def report(outcome: history.HistoryOutcome | limits.LimitsOutcome, seed: int) -> bool:
+    """Prints the line of a run, what was done and what was broken. Returns True if it broke a promise."""
+    broken = outcome.faults_found()
+    print(outcome.row(), flush=True)
+    sys.stderr.write(f"{outcome.account()}\n")
+    sys.stderr.writelines(f"wrong with --seed {seed}: {violation}\n" for violation in broken)
+    sys.stderr.flush()
+    return bool(broken)
 
 
 async def one_history(seed: int, seconds: float, logs: Path | None) -> history.HistoryOutcome:

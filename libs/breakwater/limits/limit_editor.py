@@ -13,9 +13,16 @@ from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.state_log import ChangedMeanwhileError
 from breakwater.kernel.types import ms_from_time, time_from_ms
-from breakwater.limits.contract import BudgetEvent, LimitRaise, LimitRecord, LimitSettings
+from breakwater.limits.contract import LimitRaise, LimitRecord, LimitSettings
 from breakwater.limits.limit_log import LimitLog
-from breakwater.limits.rules.budget import KEPT_IN_LIMITS, LimitTable, Period, periods_at, settings_problems
+from breakwater.limits.rules.budget import (
+    KEPT_IN_LIMITS,
+    LimitTable,
+    Period,
+    budget_event,
+    periods_at,
+    settings_problems,
+)
 from breakwater.limits.rules.limit import Limit, amount_of, amount_text, limit_of
 from breakwater.limits.rules.limit_changes import (
     Author,
@@ -313,21 +320,15 @@ class LimitEditor:
     ) -> None:
         """Publishes that a budget was raised, for alerts and costs."""
         counter = self.limits().counter(key_of(parts), period.window)
-        event = BudgetEvent(
-            event_id=f"{counter.name}/{period.name}/raised/{ms_from_time(limit_raise.at)}{KEPT_IN_LIMITS}",
+        event = budget_event(
+            counter,
+            period,
+            f"raised/{ms_from_time(limit_raise.at)}{KEPT_IN_LIMITS}",
             kind="raise_ended" if ends else "raised",
-            scope=counter.scope,
-            agent=counter.agent,
-            tenant=counter.tenant,
-            name=counter.other_name,
-            within=counter.within,
-            window=counter.window,
-            period=period.name,
             limit=amount_of("usd", limit_raise.amount),
             total=spent,
             previous=limit.amount if present is None else amount_of("usd", present.amount),
             configured=limit.amount,
-            enforcement=limit.enforcement,
             by=limit_raise.by,
             reason=limit_raise.reason,
             resets_at=limit_raise.until,

@@ -32,7 +32,7 @@ from breakwater.limits.contract import (
     UnchangedBudget,
     Window,
 )
-from breakwater.limits.rules.budget import WINDOWS, Counter, LimitTable, Period, periods_at, threshold
+from breakwater.limits.rules.budget import WINDOWS, Counter, LimitTable, Period, budget_event, periods_at, threshold
 from breakwater.limits.rules.ledger import AttemptSums, is_reached
 from breakwater.limits.rules.limit import amount_of
 from breakwater.limits.rules.limit_changes import LimitRefusedError, check_binding
@@ -197,24 +197,17 @@ class BudgetRoutes:
             return UnchangedBudget.model_validate(before.model_dump())
         ends = limit == configured
         at = time_from_ms(ms_from_time(now))
-        event = BudgetEvent(
-            event_id=f"{counter.name}/{period_counters.period.name}/raised/{ms_from_time(now)}/{request.caller.id}",
+        event = budget_event(
+            counter,
+            period_counters.period,
+            f"raised/{ms_from_time(now)}/{request.caller.id}",
             kind="raise_ended" if ends else "raised",
-            scope=counter.scope,
-            agent=counter.agent,
-            tenant=counter.tenant,
-            name=counter.other_name,
-            within=counter.within,
-            window=counter.window,
-            period=period_counters.period.name,
             limit=limit,
             total=before.spent,
             previous=before.limit,
             configured=configured,
-            enforcement=counter.enforcement,
             by=request.by,
             reason=request.why,
-            resets_at=before.resets_at,
             at=at,
         )
         subject = subjects.budget(counter.scope, counter.window)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import date, datetime, time, timedelta
 from functools import cached_property, lru_cache
 from itertools import chain, islice, product
-from typing import TYPE_CHECKING, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 from zoneinfo import ZoneInfo
 
 from breakwater.kernel.formats import hint
@@ -577,6 +577,33 @@ Calls in further ones are refused. A name makes one scope for each combination o
 
 NEVER_FITS = frozenset({"CallOverCapError", "UnpricedModelError"})
 """The error classes of refusals that waiting does not end: the cap has no room for the call, whatever was spent."""
+
+
+def budget_event(
+    counter: Counter, counted: Period, id_end: str, agent: str | None = None, **fields: Any
+) -> BudgetEvent:
+    """Returns an event of a budget in a period.
+
+    Args:
+        counter: the budget's.
+        counted: the period.
+        id_end: the end of the event's id, unique for the budget and the period.
+        agent: the agent that has caused it; only for a budget of several agents.
+        fields: the event's other fields.
+    """
+    of_budget: dict[str, Any] = {
+        "event_id": f"{counter.name}/{counted.name}/{id_end}",
+        "scope": counter.scope,
+        "agent": counter.agent or agent,
+        "tenant": counter.tenant,
+        "name": counter.other_name,
+        "within": counter.within,
+        "window": counted.window,
+        "period": counted.name,
+        "enforcement": counter.enforcement,
+        "resets_at": time_from_ms(counted.end_ms),
+    }
+    return BudgetEvent(**of_budget | fields)
 
 
 def scope_key(event: BudgetEvent) -> str:
