@@ -167,7 +167,7 @@ class JobHandler:
             job.digest,
             **for_children,
             accepted_s=delivery.queued_at.timestamp(),
-            redelivered=not delivery.is_first,
+            redelivered=not delivery.is_unstarted,
             delivered_before=delivery.deliveries > 1,
         )
         checked_since_ms = None if delivery.is_only_message else self.earlier_messages.checked_since_ms(job)

@@ -213,6 +213,21 @@ async def cancel(plane: WorkerPlane, job_id: str) -> None:
     await wake_early(plane.worker.publisher, plane.worker.lookup, job_id)
 
 
+async def test_a_job_that_only_waited_for_its_turn_has_no_lost_call_on_a_new_redis(start_worker: StartWorker) -> None:
+    agents = {"writer": {"model": "sim/m", "concurrency": 2}}
+    async with start_worker({"sim/m": model(latency_ms=300)}, agents, begin=False) as plane:
+        plane.worker.slots["writer"].expect(HONEST, plane.worker.slots.clock())
+        for number in range(4):
+            await plane.publish({"agent": "writer", "job_id": f"j{number}", "prompt": "x"})
+        # As after a start or a loss: the data is younger than the jobs.
+        await plane.worker.redis.client.set(KEPT_SINCE, int(datetime.now(UTC).timestamp() * 1000) + 1)
+        plane.begin()
+        for number in range(4):
+            attempts = (await plane.result(f"j{number}"))["attempts"]
+            assert [attempt["outcome"] for attempt in attempts] == ["success"]
+        assert plane.sim.ledger.totals.calls == 4
+
+
 async def test_a_job_that_was_cancelled_before_it_waits_for_its_turn_ends_at_once(start_worker: StartWorker) -> None:
     agents = {"writer": {"model": "sim/slow", "concurrency": 2}}
     async with start_worker({"sim/slow": model({"hang_s": 30})}, agents, begin=False) as plane:
