@@ -47,6 +47,9 @@ from breakwater.services.worker.spans import job_ended
 FULL_DELAY_S = 0.5
 """The wait of a job without a slot in JOBS, if PARKED is full."""
 
+HELD_DELAY_S = 0.25
+"""The time between two looks whether an earlier message of a job that no worker has begun is still held."""
+
 
 class JobHandler:
     """Handles the jobs of one agent."""
@@ -175,9 +178,13 @@ class JobHandler:
             claimed = await retry(partial(request_claim, checked_since_ms=checked_since_ms))
             if not isinstance(claimed, MaybeHeld):
                 return claimed
-            if await retry(partial(self.earlier_messages.has_of, job, claimed.kept_since_ms)):
+            if not await retry(partial(self.earlier_messages.has_of, job, claimed.kept_since_ms)):
+                checked_since_ms = claimed.kept_since_ms
+            elif delivery.is_unstarted:
+                # Not returned to the queue: its next delivery would look like that of a job that a worker has begun.
+                await asyncio.sleep(HELD_DELAY_S)
+            else:
                 return Taken(worker.executions.liveness.grace_ms)
-            checked_since_ms = claimed.kept_since_ms
 
     async def _run_claimed(self, job: Assignment, claimed: Claimed, *, maybe_seen: bool, has_slot: bool) -> None:
         worker = self._worker

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
@@ -41,17 +42,25 @@ class EarlierMessages:
         self._agent = agent
         self._lock = asyncio.Lock()
         self._kept_since_ms = 0
-        self._held_then: dict[str, int] = {}
-        """The sequences of the first messages that were held then, by execution."""
+        self._held_then: dict[str, set[int]] = {}
+        """The sequences of the messages that were held then and are not known to be acknowledged, by execution."""
 
     def checked_since_ms(self, job: Assignment) -> int:
         """Returns the beginning of Redis' data at which no earlier message of a job was held; 0 if that is unknown."""
-        return 0 if self._is_held_then(job) else self._kept_since_ms
+        return 0 if self._earlier_of(job) else self._kept_since_ms
 
     async def has_of(self, job: Assignment, kept_since_ms: int) -> bool:
-        """Returns True if some worker held an earlier message of a job as Redis' data began. Raises as `look`."""
+        """Returns True if some worker has held an earlier message of a job since Redis' data began. Raises as `look`.
+
+        An acknowledged one does not count: its job is decided, or was parked.
+        """
         await self.look(kept_since_ms)
-        return self._is_held_then(job)
+        for sequence in self._earlier_of(job):
+            stored = await self._worker.lookup.as_stored().next(Stream.JOBS, ">", sequence)
+            if stored is not None and stored.sequence == sequence:
+                return True
+            self._held_then[job.execution_id].discard(sequence)
+        return False
 
     async def look(self, kept_since_ms: int) -> None:
         """Notes which messages were held as Redis' data began, unless that is known.
@@ -61,15 +70,15 @@ class EarlierMessages:
         """
         async with self._lock:
             if self._kept_since_ms != kept_since_ms:
-                held: dict[str, int] = {}
+                held: defaultdict[str, set[int]] = defaultdict(set)
                 async for delivery, execution_id in held_jobs(self._worker, self._agent):
                     if delivery.published_at.timestamp() * 1000 <= kept_since_ms:
-                        held[execution_id] = min(delivery.sequence, held.get(execution_id, delivery.sequence))
+                        held[execution_id].add(delivery.sequence)
                 self._held_then = held
                 self._kept_since_ms = kept_since_ms
 
-    def _is_held_then(self, job: Assignment) -> bool:
-        return self._held_then.get(job.execution_id, job.delivery.sequence) < job.delivery.sequence
+    def _earlier_of(self, job: Assignment) -> list[int]:
+        return [sequence for sequence in self._held_then.get(job.execution_id, ()) if sequence < job.delivery.sequence]
 
 
 def _execution_id(worker: WorkerContext, delivery: Delivery) -> str | None:

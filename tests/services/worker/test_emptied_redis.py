@@ -23,6 +23,7 @@ from breakwater.kernel.redis.connection import StateUnavailableError
 from breakwater.kernel.types import nano_from_usd
 from breakwater.services.worker import attempts
 from breakwater.services.worker.dead_workers import DeadWorkers
+from breakwater.services.worker.handler import HELD_DELAY_S
 from breakwater.services.worker.held_jobs import EarlierMessages
 from tests.flow.kit import model
 from tests.helpers import until
@@ -317,7 +318,7 @@ async def test_a_second_message_waits_for_the_worker_whose_claim_redis_has_lost(
     async with lost_claim(start_worker, renew_every_s=600.0) as (plane, held):
         # As a client that does not know whether the job was accepted.
         await plane.publish(JOB)
-        await until(lambda: redelivered(plane), "the second message to be returned")
+        await second_message_waits(plane, of=2)
         held.answer.set()
         result = await plane.result("j1")
         assert (result["attempts_count"], len(held.calls)) == (1, 1)
@@ -337,7 +338,7 @@ async def test_a_worker_that_starts_after_a_loss_knows_at_once_what_others_hold(
             await plane.publish({**JOB, "job_id": "j2"})
             await until(lambda: len(held.calls) == 2, "the call of a job that nobody held")
             await plane.publish(JOB)
-            await until(lambda: redelivered(plane), "the second message to be returned")
+            await second_message_waits(plane, of=3)
         held.answer.set()
         assert (await plane.result("j1"))["attempts_count"] == 1
         assert len(held.calls) == 2
@@ -370,6 +371,13 @@ async def test_a_worker_that_starts_on_old_data_looks_for_nothing(start_worker: 
 
 async def is_empty(plane: WorkerPlane, stream: Stream) -> bool:
     return not (await plane.jetstream.stream_info(stream.value)).state.messages
+
+
+async def second_message_waits(plane: WorkerPlane, *, of: int) -> None:
+    await until(lambda: len(plane.worker.leases.deliveries) == of, "the second message")
+    await asyncio.sleep(2 * HELD_DELAY_S)
+    assert len(plane.worker.leases.deliveries) == of
+    assert not await redelivered(plane), "a redelivery looks like that of a job that was begun"
 
 
 async def redelivered(plane: WorkerPlane) -> bool:

@@ -11,7 +11,7 @@ import pytest
 
 from breakwater.jobs.contract.execution import Cancellation, PendingCancel
 from breakwater.jobs.rules.turns import CallerTurn
-from breakwater.jobs.store.executions import KEPT_SINCE
+from breakwater.jobs.store.executions import KEPT_SINCE, Executions
 from breakwater.jobs.store.plans import Plans
 from breakwater.kernel.nats.delivery import wake_early
 from breakwater.kernel.nats.subjects import Stream
@@ -213,19 +213,31 @@ async def cancel(plane: WorkerPlane, job_id: str) -> None:
     await wake_early(plane.worker.publisher, plane.worker.lookup, job_id)
 
 
-async def test_a_job_that_only_waited_for_its_turn_has_no_lost_call_on_a_new_redis(start_worker: StartWorker) -> None:
-    agents = {"writer": {"model": "sim/m", "concurrency": 2}}
+@pytest.mark.parametrize("delay_s", [0.0, 1.0], ids=["", "whose_first_message_is_acknowledged_late"])
+async def test_a_job_that_only_waited_for_its_turn_has_no_lost_call_on_a_new_redis(
+    start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch, delay_s: float
+) -> None:
+    cancels_of = Executions.cancels_of
+
+    async def slow(*given: Any) -> Any:
+        await asyncio.sleep(delay_s)
+        return await cancels_of(*given)
+
+    monkeypatch.setattr(Executions, "cancels_of", slow)
+    agents = {"writer": {"model": "sim/m", "concurrency": 4}}
     async with start_worker({"sim/m": model(latency_ms=300)}, agents, begin=False) as plane:
         plane.worker.slots["writer"].expect(HONEST, plane.worker.slots.clock())
-        for number in range(4):
-            await plane.publish({"agent": "writer", "job_id": f"j{number}", "prompt": "x"})
+        job_ids = ["j0", "j1", "j2", "j3", "j4"]
+        for job_id in (*job_ids, "j3", "j2", "j4"):
+            await plane.publish({"agent": "writer", "job_id": job_id, "prompt": "x"})
         # As after a start or a loss: the data is younger than the jobs.
         await plane.worker.redis.client.set(KEPT_SINCE, int(datetime.now(UTC).timestamp() * 1000) + 1)
         plane.begin()
-        for number in range(4):
-            attempts = (await plane.result(f"j{number}"))["attempts"]
-            assert [attempt["outcome"] for attempt in attempts] == ["success"]
-        assert plane.sim.ledger.totals.calls == 4
+        async with asyncio.timeout(20):
+            for job_id in job_ids:
+                attempts = (await plane.result(job_id))["attempts"]
+                assert [attempt["outcome"] for attempt in attempts] == ["success"]
+        assert plane.sim.ledger.totals.calls == len(job_ids)
 
 
 async def test_a_job_that_was_cancelled_before_it_waits_for_its_turn_ends_at_once(start_worker: StartWorker) -> None:
