@@ -61,6 +61,7 @@ def attempt_of(
         cost=spent.cost,
         cost_basis=spent.cost_basis if refusal is None else "none",
         reserved=None if flight.reserved_at is None else flight.reserved,
+        reserved_tokens=None if refusal is not None or flight.input_tokens is None else flight.reserved_tokens,
         reserved_at=flight.reserved_at,
         outcome=outcome,
         error=error if refusal is None else refusal.error,

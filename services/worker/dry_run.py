@@ -44,8 +44,10 @@ async def _planned(worker: WorkerContext, admission: Admission, gates: Gates, *,
     worst = admission.flight.reserved
     checked = admission
     if coarse:
-        minimal_flight = admission.flight.model_copy(update={"reserved": None if worst is None else min(worst, 1)})
-        checked = replace(admission, flight=minimal_flight, worst_tokens=1)
+        minimal_flight = admission.flight.model_copy(
+            update={"reserved": None if worst is None else min(worst, 1), "reserved_tokens": 1}
+        )
+        checked = replace(admission, flight=minimal_flight)
     verdict = await worker.outages.retry_while_unavailable(partial(check, worker, checked, gates))
     return {
         "model": admission.flight.model,

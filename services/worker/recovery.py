@@ -50,6 +50,10 @@ async def recover(worker: WorkerContext, job: Assignment, checkpoint: Checkpoint
     # The worker may have died after it charged the cost. Then the remaining reservation is free and may be spent.
     spent = spent_at_most(flight)
     if reservation is not None and reservation.charged:
+        flight = flight.model_copy(update={"reserved_tokens": reservation.tokens})
+        if spent.usage is not None and spent.usage.input_tokens is not None:
+            usage = replace(spent.usage, input_tokens=min(spent.usage.input_tokens, reservation.tokens))
+            spent = replace(spent, usage=usage)
         spent = replace(spent, cost=reservation.amount, cost_basis="estimated")
     return Recovered(checkpoint, last, (flight, lost_attempt(job, flight, spent)))
 

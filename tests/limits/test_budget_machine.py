@@ -471,6 +471,7 @@ class Money(RedisMachine):
                 started_at=at,
                 input_tokens=cost,
                 output_tokens=None if cost is None else 0,
+                reserved_tokens=reserved,
             )
         )
 

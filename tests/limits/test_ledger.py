@@ -67,6 +67,56 @@ FIGURE_SETS = st.builds(AttemptSums, *([SMALL] * len(FIGURES)))
             id="of a worker that was lost, at no known cost",
         ),
         pytest.param(
+            {
+                "outcome": "worker_lost",
+                "cost": 100,
+                "cost_basis": "estimated",
+                "reserved": 100,
+                "input_tokens": 30,
+                "reserved_tokens": 4_126,
+            },
+            AttemptSums(spent=100, calls=1, tokens=4_126),
+            id="of a lost call, all tokens that were reserved count",
+        ),
+        pytest.param(
+            {"cost_basis": "unknown", "outcome": "cancelled", "input_tokens": 30, "reserved_tokens": 4_126},
+            AttemptSums(calls=1, unpriced=1, tokens=4_126),
+            id="as of one of unknown cost",
+        ),
+        pytest.param(
+            {
+                "cost": 100,
+                "cost_basis": "estimated",
+                "reserved": 100,
+                "reserved_tokens": 4_126,
+                "input_tokens": 30,
+                "output_tokens": 2,
+            },
+            AttemptSums(spent=100, calls=1, tokens=4_126),
+            id="an answer without usage is charged its worst case, also in tokens",
+        ),
+        pytest.param(
+            {
+                "outcome": "error",
+                "cost": 40,
+                "cost_basis": "estimated",
+                "reserved": 100,
+                "reserved_tokens": 4_126,
+                "input_tokens": 30,
+                "output_tokens": 2,
+            },
+            AttemptSums(spent=40, calls=1, tokens=32),
+            id="a part of a stream counts what came of it",
+        ),
+        pytest.param(
+            {"outcome": "error", "cost": 0, "cost_basis": "billed", "reserved": 100, "reserved_tokens": 4_126},
+            AttemptSums(calls=1),
+            id="a call that never left used no tokens",
+        ),
+        pytest.param(
+            {"cost": 9, "cost_basis": "billed"}, AttemptSums(spent=9, calls=1), id="a program that reports no tokens"
+        ),
+        pytest.param(
             {"outcome": "short_circuited", "short_circuited": True, "cost": 0, "cost_basis": "billed", "reserved": 9},
             AttemptSums(),
             id="no call was made",

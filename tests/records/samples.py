@@ -196,6 +196,7 @@ def full_attempt(execution_id: str = "e-full", number: int = 1) -> Attempt:
         cost=123_456_789_123_456_789,
         cost_basis="estimated",
         reserved=123_456_789_123_456_790,
+        reserved_tokens=40_096,
         reserved_at=NOON - timedelta(milliseconds=3),
         outcome="error",
         error=RATE_LIMITED,

@@ -51,7 +51,10 @@ def some_attempts(picked: random.Random, count: int) -> list[Attempt]:
                 short_circuited=outcome == "short_circuited",
                 cost=cost,
                 cost_basis=picked.choice(("billed", "billed", "estimated", "unknown")),
-                reserved=held,
+                reserved=cost if picked.random() < 0.2 else held,
+                input_tokens=picked.choice((None, 7, 300)),
+                output_tokens=picked.choice((None, 0, 50)),
+                reserved_tokens=picked.choice((None, 0, 20, 4_000)),
             )
         )
     return everything

@@ -57,6 +57,8 @@ class InFlight(Event):
     backoff_ms: Count
     reserved: int | None
     """Worst-case cost in nano-dollars; None where the model has no price."""
+    reserved_tokens: Count = 0
+    """The most tokens that the call can use, input and output."""
     input_tokens: Count | None = None
     """A high estimate; None for a program, which has no tokens."""
     max_tokens: Count | None = None

@@ -31,9 +31,7 @@ class Admission:
     checkpoint: Checkpoint
     """The job's checkpoint before the call."""
     flight: InFlight
-    """The attempt: its number, model, provider and worst-case cost. Once admitted, with the fields that gates set."""
-    worst_tokens: int
-    """The most tokens that the call can use, input and output."""
+    """The attempt: its number, model, provider and worst case. Once admitted, with the fields that gates set."""
     timeout_s: float
     attempt_id: str
     """The holder of the grants."""

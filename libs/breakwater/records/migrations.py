@@ -94,6 +94,7 @@ def migrations(layout: Layout) -> tuple[Migration, ...]:
             "scopes of budgets",
             tuple(BUDGET_EVENTS.add_column(column, layout) for column in ("name", "within")),
         ),
+        Migration(27, "reserved tokens of attempts", (ATTEMPTS.add_column("reserved_tokens", layout),)),
     )
 
 

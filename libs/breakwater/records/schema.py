@@ -161,6 +161,7 @@ ATTEMPTS = Table(
         "cost": MONEY_OR_NULL,
         "cost_basis": WORD,
         "reserved": MONEY_OR_NULL,
+        "reserved_tokens": COUNT_OR_NULL,
         "reserved_at": TIME_OR_NULL,
         "outcome": WORD,
         **_ERROR,

@@ -181,6 +181,10 @@ class Attempt(Event):
     reserved: Money | None = Field(
         default=None, description="Worst case, reserved in the budgets during the call. Null without a price."
     )
+    reserved_tokens: Count | None = Field(
+        default=None,
+        description="Worst case in tokens, which a call of unknown usage counts towards limits. Null for a program.",
+    )
     reserved_at: Timestamp | None = Field(
         default=None, description="By Redis' clock. The cost counts for the day and the longer periods of this time."
     )

@@ -110,7 +110,7 @@ class BudgetGate(Gate):
             self._counters,
             now=self._asked_at,
             lease_ms=admission.lease_ms,
-            tokens=admission.worst_tokens,
+            tokens=admission.flight.reserved_tokens,
             rates=self._rates,
             caller=admission.job.caller,
             turn=admission.job.turn,
@@ -127,7 +127,7 @@ class BudgetGate(Gate):
         reservation = self.budgets.read_reservation(
             *(answer, self._counters, amount),
             now=self._asked_at,
-            tokens=self.admission.worst_tokens,
+            tokens=self.admission.flight.reserved_tokens,
             rates=self._rates,
         )
         match reservation:
@@ -207,7 +207,7 @@ class BudgetGate(Gate):
         until = self.now() + timedelta(milliseconds=admission.lease_ms or 0)
         self.live[admission.attempt_id] = LiveReservation(
             *(admission.attempt_id, _names_of(admission), amount, at, until, admission.job.caller),
-            tokens=admission.worst_tokens,
+            tokens=admission.flight.reserved_tokens,
             slots=self._rates.slots,
         )
         try:

@@ -28,7 +28,7 @@ class AttemptSums:
         foreseen: the amounts reserved for the gauged calls.
         measured: the costs of the gauged calls.
         exceeded: how many gauged calls cost more than their reservation.
-        tokens: input and output, as far as they are known.
+        tokens: input and output; of a call that nothing is reported of, those that were reserved for it.
     """
 
     spent: int = 0
@@ -95,16 +95,30 @@ def figures_of(attempt: Attempt) -> AttemptSums:
         foreseen=(reserved or 0) if gauged else 0,
         measured=(cost or 0) if gauged else 0,
         exceeded=int(gauged and (cost or 0) > (reserved or 0)),
-        tokens=(attempt.input_tokens or 0) + (attempt.output_tokens or 0),
+        tokens=_most_tokens(attempt) if (tokens := tokens_used(attempt)) is None else tokens,
     )
 
 
 def tokens_used(attempt: Attempt) -> int | None:
-    """Returns the tokens of a call, input and output; None if they are unknown."""
+    """Returns the tokens of a call, input and output; None if they are unknown, so that its worst case counts.
+
+    They are if the call is charged its worst case of money, too: the figures are then those of the answer's text, and
+    the model may have thought more than it wrote.
+    """
     counts = attempt.input_tokens, attempt.output_tokens
-    reported = counts != (None, None) or not attempt.cost
-    is_known = reported if attempt.cost_basis == "billed" else None not in counts
-    return (attempt.input_tokens or 0) + (attempt.output_tokens or 0) if is_known else None
+    if attempt.cost_basis == "billed":
+        is_known = counts != (None, None) or not attempt.cost
+    else:
+        is_known = None not in counts and not (attempt.cost and attempt.cost == attempt.reserved)
+    return _known_tokens(attempt) if is_known else None
+
+
+def _known_tokens(attempt: Attempt) -> int:
+    return (attempt.input_tokens or 0) + (attempt.output_tokens or 0)
+
+
+def _most_tokens(attempt: Attempt) -> int:
+    return max(_known_tokens(attempt), attempt.reserved_tokens or 0)
 
 
 def charged_at(attempt: Attempt) -> datetime:

@@ -3,7 +3,14 @@
 -- The figures have other names than the columns they are made of: ClickHouse would take a column for the sum.
 WITH
     ifNull(reserved_at, started_at) AS charged_at,
-    outcome = 'success' AND cost_basis = 'billed' AND cost IS NOT NULL AND reserved IS NOT NULL AS comparable
+    outcome = 'success' AND cost_basis = 'billed' AND cost IS NOT NULL AND reserved IS NOT NULL AS comparable,
+    ifNull(input_tokens, 0) + ifNull(output_tokens, 0) AS known_tokens,
+    -- As `tokens_used` of `limits.rules.ledger`.
+    if(
+        cost_basis = 'billed',
+        input_tokens IS NULL AND output_tokens IS NULL AND ifNull(attempts.cost, 0) != 0,
+        input_tokens IS NULL OR output_tokens IS NULL OR ifNull(attempts.cost != 0 AND attempts.cost = attempts.reserved, false)
+    ) AS unmeasured
 SELECT
     %s,
     sum(cost) AS spent,
@@ -13,7 +20,7 @@ SELECT
     sumIf(reserved, comparable) AS foreseen,
     sumIf(cost, comparable) AS measured,
     countIf(comparable AND cost > reserved) AS exceeded,
-    sum(ifNull(input_tokens, 0) + ifNull(output_tokens, 0)) AS tokens
+    sum(if(unmeasured, greatest(known_tokens, ifNull(reserved_tokens, 0)), known_tokens)) AS tokens
 FROM attempts FINAL
 WHERE NOT short_circuited
     AND started_at >= {earliest:DateTime64(3, 'UTC')} AND started_at < {latest:DateTime64(3, 'UTC')}
