@@ -42,13 +42,19 @@ def key(**fields: Any) -> tuple[str, KeyRecord]:
         ({"tags": {"project": "web"}}, {"tags": {"project": "app"}}, "have the tag project=web"),
         ({"tags": {"project": "web"}}, {"tags": {"project": "web", "region": "eu"}}, None),
         ({"expires_at": AT + HOUR}, {}, "must not outlive it"),
+        ({}, {"weight": 2}, "the weight 1, and so those of its keys have at most that"),
+        ({"weight": 3}, {"weight": 3}, None),
+        ({"weight": 3}, {"weight": 4}, "the weight 3"),
+        ({"scopes": ("submit", "limits", "operate")}, {"weight": 100}, None),
+        ({"kind": "person", "scopes": ("submit", "limits")}, {"weight": 100}, None),
     ],
 )
 def test_a_caller_gives_a_key_no_right_that_it_lacks(
     of_caller: dict[str, Any], of_key: dict[str, Any], words: str | None
 ) -> None:
     rights: dict[str, Any] = {"scopes": ("submit", "read", "limits"), **of_caller}
-    objection = grant_objection(Caller("key", "id", "maker", created_at=AT, **rights), key(**of_key)[1].key, None)
+    kind = rights.pop("kind", "key")
+    objection = grant_objection(Caller(kind, "id", "maker", created_at=AT, **rights), key(**of_key)[1].key, None)
     assert (objection is None) is (words is None)
     assert (words or "") in (objection or "")
 

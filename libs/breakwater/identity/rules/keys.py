@@ -158,6 +158,8 @@ def grant_objection(caller: Caller, key: ApiKey, expires_at: datetime | None) ->
             return f"{caller.name!r} is bound to the {noun} {bound_to!r}, and so must its keys be"
     if caller.priority is not None and _is_higher(key.priority, caller.priority):
         return f"the jobs of {caller.name!r} have at most {caller.priority!r} priority, and so must those of its keys"
+    if caller.kind == "key" and key.weight > caller.weight and not caller.may(("operate", "approve")):
+        return f"{caller.name!r} has the weight {caller.weight}, and so those of its keys have at most that"
     for tag, value in caller.tags.items():
         if key.tags.get(tag) != value:
             return f"the jobs of {caller.name!r} have the tag {tag}={value}, and so must those of its keys"
