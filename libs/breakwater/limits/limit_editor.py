@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from secrets import token_hex
 
 from breakwater.identity.rules.callers import Caller
@@ -27,9 +27,9 @@ from breakwater.limits.rules.limit import Limit, amount_of, amount_text, limit_o
 from breakwater.limits.rules.limit_changes import (
     Author,
     LimitRefusedError,
-    check_binding,
     check_end,
     check_id,
+    check_loosening,
     check_place,
     check_rights,
     delete_limit,
@@ -42,6 +42,9 @@ from breakwater.limits.rules.limit_changes import (
 from breakwater.limits.rules.scopes import BASE, Dimension, ScopePart, key_of, parts_of, patterns_of, scope_of
 from breakwater.limits.store.budget_counters import BudgetCounters
 from breakwater.limits.store.budgets import NotFilledError
+
+REPEATED_FOR = timedelta(minutes=10)
+"""A caller who got no response repeats a change within this time. For longer, EVENTS would not know it any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,14 @@ class LimitEditor:
         return next(of_config, None) or self.limits().plane_limits.limits.get(limit_id)
 
     async def check(
-        self, limit_id: str, settings: LimitSettings, caller: Caller, now: datetime, *, stop: bool = False
+        self,
+        limit_id: str,
+        settings: LimitSettings,
+        caller: Caller,
+        now: datetime,
+        *,
+        stop: bool = False,
+        key_binding: Collection[ScopePart] = (),
     ) -> Limit:
         """Checks a limit that is to be set, and returns it.
 
@@ -83,6 +93,7 @@ class LimitEditor:
             caller: who sets it.
             now: the time.
             stop: it may be below what is spent.
+            key_binding: of a limit on a key that the caller makes: what the key is bound to.
 
         Raises:
             LimitRefusedError: it can't be set, or not by this caller.
@@ -94,7 +105,7 @@ class LimitEditor:
             raise invalid(field, problem)
         limit = limit_of(limit_id, settings)
         check_end(settings.until, now)
-        self._check_rights(caller, limit)
+        self._check_rights(caller, limit, key_binding)
         check_place(limit, self.limits())
         if settings.refuses and not stop:
             await self._check_spend(limit, now)
@@ -109,8 +120,11 @@ class LimitEditor:
         now: datetime,
         *,
         stop: bool = False,
+        key_binding: Collection[ScopePart] = (),
     ) -> LimitRecord:
         """Makes or changes a limit. Setting it as it is changes nothing.
+
+        The arguments are those of `check`, and a reason.
 
         Raises:
             LimitRefusedError: as `check`, or somebody else has changed it at this moment.
@@ -118,21 +132,29 @@ class LimitEditor:
             AnalyticsUnavailableError, QueryError: what is spent can't be read.
         """
         author = Author(token_hex(8), caller.name, reason, now)
-        limit = await self.check(limit_id, settings, caller, now, stop=stop)
+        limit = await self.check(limit_id, settings, caller, now, stop=stop, key_binding=key_binding)
         await self.log.catch_up()
         before = self.log.states.get(limit_id)
         if before is not None and before.limit == limit and limit_id in self.limits().plane_limits.limits:
-            await self._repeat(limit_id)
+            await self._repeat(limit_id, now)
             return before.record
 
         def decide() -> LimitRecord:
-            self._check_rights(caller, limit)
+            self._check_rights(caller, limit, key_binding)
             check_place(limit, self.limits())
             return set_limit(limit_id, settings, self.log.states.get(limit_id), author)
 
         return await self._change(limit_id, limit.scope, decide)
 
-    async def delete_limit(self, limit_id: str, caller: Caller, reason: str | None, now: datetime) -> LimitRecord:
+    async def delete_limit(
+        self,
+        limit_id: str,
+        caller: Caller,
+        reason: str | None,
+        now: datetime,
+        *,
+        key_binding: Collection[ScopePart] = (),
+    ) -> LimitRecord:
         """Deletes a limit. Raises as `set_limit`; LimitRefusedError also if there is no such limit."""
         author = Author(token_hex(8), caller.name, reason, now)
         self._check_changeable(limit_id)
@@ -141,11 +163,11 @@ class LimitEditor:
             limit, before = self.find(limit_id), self.log.states.get(limit_id)
             if limit is None or before is None:
                 raise unknown_limit(limit_id)
-            check_rights(caller, limit.parts)
+            check_rights(caller, (*limit.parts, *key_binding))
             return delete_limit(before, author)
 
         if (limit := self.find(limit_id)) is None:
-            await self._repeat(limit_id)
+            await self._repeat(limit_id, now)
             raise unknown_limit(limit_id)
         return await self._change(limit_id, limit.scope, decide)
 
@@ -177,8 +199,8 @@ class LimitEditor:
         key = key_of(parts)
         dimension = limit.calendar_dimension
         period = None if dimension is None else periods_at(now, self.counters.zone).of(dimension.window)
-        if dimension is not None and (cap := table.counter(key, dimension.window, limit.unit).cap) != limit:
-            message = f"for {scope_of(parts)!r}, the limit {cap and cap.id!r} counts instead; raise that one"
+        if (counting := table.limit_that_counts(parts, limit.unit, limit.window)) != limit:
+            message = f"for {scope_of(parts)!r}, the limit {counting and counting.id!r} counts instead; raise that one"
             raise LimitRefusedError(409, "limit_not_effective", message)
         if amount < limit.amount:
             message = f"is below the limit itself ({_in_words(limit, limit.amount)}); a raise is more than that"
@@ -200,7 +222,7 @@ class LimitEditor:
                 await self._tell_of_budget(limit, limit_raise, parts, period, spent[0], present, ends=ends)
 
         if (present is None and ends) or (present is not None and (present.amount, present.until) == (text, until)):
-            last_change = await self._repeat(limit.id)
+            last_change = await self._repeat(limit.id, now)
             last_raise = None if last_change is None else last_change.raised
             if last_raise is not None and last_raise.amount == text:
                 await tell_of_budget(last_raise)
@@ -224,15 +246,17 @@ class LimitEditor:
 
         return await self._change(limit.id, limit.scope, decide, lambda: tell_of_budget(limit_raise))
 
-    def _check_rights(self, caller: Caller, limit: Limit) -> None:
+    def _check_rights(self, caller: Caller, limit: Limit, key_binding: Collection[ScopePart]) -> None:
         """Raises LimitRefusedError: the caller may not set a limit, or it would loosen one that he may not change."""
-        check_rights(caller, limit.parts)
-        if (before := self.find(limit.id)) is not None:
+        check_rights(caller, (*limit.parts, *key_binding))
+        before = self.find(limit.id)
+        if before is not None and before.place != limit.place:
             check_rights(caller, before.parts)
         for pattern in patterns_of(limit.parts):
+            # The first pattern is that of the limit itself, which may hold already.
             general = self.limits().limit_like(replace(limit, parts=pattern))
-            if general is not None and (limit.amount > general.amount or limit.action in ("count", "alert")):
-                check_binding(caller, general.parts)
+            if general is not None:
+                check_loosening(caller, limit, general)
 
     def _check_changeable(self, limit_id: str) -> None:
         if any(limit.id == limit_id for limit in self.limits().limits):
@@ -290,12 +314,14 @@ class LimitEditor:
         event = event_of(record, scope)
         await self.publisher.event(subjects.limit(event.kind), event, id=event.event_id, at=event.at)
 
-    async def _repeat(self, limit_id: str) -> LimitRecord | None:
+    async def _repeat(self, limit_id: str, now: datetime) -> LimitRecord | None:
         """Tells again of a limit's last change, and puts it into force: its caller may not have been told that it is.
 
-        Returns the change. EVENTS takes it once a day.
+        Returns the change if it was told of; EVENTS takes it once.
         """
         record = await self.log.last_record(limit_id)
+        if record is not None and now - record.at > REPEATED_FOR:
+            record = None
         if record is not None:
             limit = self.find(limit_id)
             scope = limit.scope if limit is not None else "" if record.before is None else record.before.scope
@@ -346,12 +372,10 @@ def unknown_limit(limit_id: str) -> LimitRefusedError:
 
 def _counts_for(limit: Limit, key: str, table: LimitTable) -> bool:
     """Returns True if a limit that is to be set would count for a scope, and no more particular one does."""
-    dimension = limit.calendar_dimension
-    assert dimension is not None
     for pattern in patterns_of(parts_of(key)):
         if pattern == limit.parts:
             return True
-        if table.limit_on(dimension, key_of(pattern), limit.unit) is not None:
+        if table.limit_like(replace(limit, parts=pattern)) is not None:
             return False
     return False
 

@@ -416,3 +416,41 @@ async def test_a_key_that_is_limited_makes_no_keys_that_its_limit_does_not_count
     assert await status(alone, "POST", f"keys/{alone['id']}/rotate") == 200
     assert await status(of_team, "POST", "keys", name="of-team-2", team="search") == 200
     assert (await governed.act("keys", name="by-operator")).status == 200
+
+
+async def test_a_maker_who_is_bound_to_a_team_limits_the_keys_that_he_makes_and_loosens_no_limit_of_others(
+    governed: HttpApi,
+) -> None:
+    lead = await create(governed, "lead", scopes=["submit", "limits"], team="search")
+    daily: dict[str, Any] = {"tokens": 5, "per": "day"}
+
+    async def make(name: str, *limits: dict[str, Any], **fields: Any) -> Answer:
+        body = {"name": name, "team": "search", "limits": limits, **fields}
+        return await governed.ask("POST", "/api/v1/keys", json=body, headers=header(lead["key"]))
+
+    made = await make("bot", daily, {"requests": 9, "per": "minute"})
+    assert (made.status, [limit["amount"] for limit in made.json["limits"]]) == (200, ["5", "9"]), made.body
+    assert (await make("bot", {**daily, "tokens": 4}, {"tokens": 9, "per": "minute"})).code == "key_exists"
+    assert len(await limits_of(governed, "key:bot")) == 2, "a key that is not made leaves no limits"
+
+    for_name = {"scope": "key:known", "tokens": 3, "per": "day"}
+    assert (await governed.ask("PUT", "/api/v1/limits/of-name", json=for_name)).status == 200
+    assert (await make("known", {**daily, "tokens": 3})).code == "limit_exists"
+    for_name = {**for_name, "scope": "key:former"}
+    assert (await governed.ask("PUT", "/api/v1/limits/key:former.tokens.day", json=for_name)).status == 200
+    for looser in (daily, {**daily, "tokens": 3, "action": "count"}, {**daily, "tokens": 3, "until": ends_in(60)}):
+        refused = await make("former", looser)
+        assert (refused.status, refused.code) == (403, "forbidden"), refused.body
+        assert "limits.0: 'lead' is bound to team:search, and can't loosen 'key:former.tokens.day'" in refused.message
+    assert (await make("former", {**daily, "tokens": 2})).status == 200, "what is narrower is allowed"
+
+    each = {"scope": "key:*", "tokens": 4, "per": "day"}
+    assert (await governed.ask("PUT", "/api/v1/limits/each", json=each)).status == 200
+    refused = await make("loose", daily)
+    assert (refused.status, "can't loosen 'each', which holds for key:*" in refused.message) == (403, True), (
+        refused.body
+    )
+    assert (await make("narrow", {**daily, "tokens": 4})).status == 200
+    of_other = await make("stranger", {"tokens": 1, "per": "day"}, team="ads")
+    assert (of_other.status, "bound to the team 'search'" in of_other.message) == (403, True)
+    assert await limits_of(governed, "key:stranger") == []

@@ -318,6 +318,43 @@ async def test_a_caller_who_is_bound_to_a_team_limits_parts_of_it_alone(governed
     assert (await ask("approver", "POST", "/nothing/raise", amount=9, reason="x"))[0] == 404, "who may raise caps"
 
 
+async def test_a_raise_of_a_limit_that_a_more_particular_one_replaces_is_refused(
+    governed: HttpApi, redis: Redis
+) -> None:
+    await fill(redis, None, Dimension(("key",), "monthly"))
+    rows = ({"requests": 5, "per": "minute"}, {"concurrent": 2}, {"usd": 20, "per": "month"})
+    for number, amount in enumerate(rows):
+        await put(governed, f"each-{number}", scope="key:*", **amount)
+        await put(governed, f"own-{number}", scope="key:own-bot", **amount)
+        raised = {"amount": 50, "until": in_s(60), "reason": "launch"}
+        refused = await governed.act(f"limits/each-{number}/raise", scope="key:own-bot", **raised)
+        assert (refused.status, refused.code) == (409, "limit_not_effective"), refused.body
+        assert f"the limit 'own-{number}' counts instead; raise that one" in refused.message
+        assert (await governed.act(f"limits/each-{number}/raise", scope="key:other", **raised)).status == 200
+        assert (await governed.act(f"limits/own-{number}/raise", **raised)).status == 200
+
+
+async def test_what_is_repeated_long_after_the_change_publishes_nothing(
+    governed: HttpApi, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fill(redis, None, Dimension(("key",), "monthly"))
+    a_month = A_MONTH | {"scope": "key:late-bot"}
+    await put(governed, "late", **a_month)
+    raised = {"amount": 30, "until": in_s(7200), "reason": "launch"}
+    before = (await governed.act("limits/late/raise", **raised)).json
+    jetstream = governed.bus.jetstream()
+    config = (await jetstream.stream_info("EVENTS")).config
+    config.duplicate_window = 0.1  # as if a day had passed
+    await jetstream.update_stream(config)
+    await asyncio.sleep(0.2)
+    later = datetime.now(UTC) + timedelta(hours=1)
+    monkeypatch.setattr("breakwater.limits.api.limits.utc_now", lambda: later)
+    assert (await put(governed, "late", **a_month)).json == before
+    assert (await governed.act("limits/late/raise", **raised)).json == before
+    assert [event["kind"] for event in await governed.events("bw.limits.>")] == ["created", "raised"]
+    assert [event["kind"] for event in await governed.events("bw.budgets.>")] == ["raised"]
+
+
 async def test_a_change_is_in_every_process_and_survives_an_empty_redis_and_a_restart(
     governed: HttpApi, redis: Redis, tmp_path: Path
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections import defaultdict
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Collection, Generator, Iterable, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -44,6 +44,7 @@ from breakwater.limits.contract import (
 from breakwater.limits.limit_editor import LimitEditor
 from breakwater.limits.rules.limit import amount_text, default_id
 from breakwater.limits.rules.limit_changes import LimitRefusedError, objection_to_keys
+from breakwater.limits.rules.scopes import ScopePart
 
 _UNKNOWN = "There is no such key (`unknown_key`)."
 _CONFLICT = (
@@ -164,12 +165,14 @@ class KeyRoutes:
 
         with _refusals():
             decide()
-        created = await self._set_limits(request, now)
+        binding = {"user": key.user, "team": key.team} | {f"tag:{tag}": value for tag, value in key.tags.items()}
+        parts = [ScopePart(kind, name) for kind, name in binding.items() if name is not None]
+        created = await self._set_limits(request, parts, now)
         try:
             with _refusals():
                 await self._log.change(decide)
         except RequestError:
-            await self._withdraw(request, created, now)
+            await self._withdraw(request, created, parts, now)
             raise
         request.log("key_created", key=key.name, id=key.id)
         return self._new(record, text, now)
@@ -287,7 +290,9 @@ class KeyRoutes:
                 limits[limit.parts[0].name] += (terms,)
         return limits
 
-    async def _set_limits(self, request: ApiRequest[LimitedKeyRequest], now: datetime) -> list[str]:
+    async def _set_limits(
+        self, request: ApiRequest[LimitedKeyRequest], binding: Collection[ScopePart], now: datetime
+    ) -> list[str]:
         """Sets the limits of a key that is about to be made, all or none. Returns the ids of those that are new.
 
         Raises RequestError: one of them can't be set.
@@ -301,22 +306,28 @@ class KeyRoutes:
         try:
             for number, (limit_id, limit) in enumerate(settings.items()):
                 with _refusals_of_limit(number):
-                    await self.editor.check(limit_id, limit, request.caller, now)
+                    await self.editor.check(limit_id, limit, request.caller, now, key_binding=binding)
             for number, (limit_id, limit) in enumerate(settings.items()):
                 with _refusals_of_limit(number):
-                    record = await self.editor.set_limit(limit_id, limit, request.caller, request.why or None, now)
+                    record = await self.editor.set_limit(
+                        limit_id, limit, request.caller, request.why or None, now, key_binding=binding
+                    )
                 if record.change == "created":
                     created.append(limit_id)
         except RequestError:
-            await self._withdraw(request, created, now)
+            await self._withdraw(request, created, binding, now)
             raise
         return created
 
-    async def _withdraw(self, request: ApiRequest[Any], limit_ids: Iterable[str], now: datetime) -> None:
+    async def _withdraw(
+        self, request: ApiRequest[Any], limit_ids: Iterable[str], binding: Collection[ScopePart], now: datetime
+    ) -> None:
         """Deletes limits of a key that is not made. One that stays counts nothing, as no key has the name."""
         for limit_id in limit_ids:
             with suppress(LimitRefusedError, BusError, UnavailableError):
-                await self.editor.delete_limit(limit_id, request.caller, "the key was not made", now)
+                await self.editor.delete_limit(
+                    limit_id, request.caller, "the key was not made", now, key_binding=binding
+                )
 
     def _check_grant(self, request: ApiRequest[Any], key: ApiKey, expires_at: datetime | None) -> None:
         """Raises RequestError: 403, the caller may not give the rights of a key to others, or get its secret."""

@@ -24,9 +24,10 @@ from breakwater.limits.contract import (
     LimitRaise,
     LimitSettings,
     LimitUnit,
+    LimitWindow,
     Window,
 )
-from breakwater.limits.rules.limit import Limit, amount_of, enforcement_problem, limit_of
+from breakwater.limits.rules.limit import PERIODS, Limit, amount_of, enforcement_problem, limit_of
 from breakwater.limits.rules.limit_index import KNOWN_BEFORE_CALLS, LimitIndex, PlaneLimit, PlaneLimits
 from breakwater.limits.rules.rate_limit import NO_RATE_LIMITS, RateLimits, rate_limits_of
 from breakwater.limits.rules.scopes import (
@@ -375,7 +376,7 @@ class LimitTable:
         counter = self._counters.get((key, window, unit))
         if counter is None:
             parts = parts_of(key)
-            cap = self._cap(parts, window, unit)
+            cap = self.limit_that_counts(parts, unit, PERIODS[window])
             is_named = key in self._named_keys or (cap is not None and cap.is_named)
             counter = Counter(window, key, cap, is_named, cap and self.plane_limits.raise_of(cap, key), unit)
             _cache(self._counters, (key, window, unit), counter)
@@ -386,17 +387,19 @@ class LimitTable:
         same = (index.by_place.get(limit.place) for index in self._indexes)
         return next((limit for limit in same if limit is not None), None)
 
-    def limit_on(self, dimension: Dimension, key: str, unit: LimitUnit = "usd") -> Limit | None:
-        """Returns the budget that is set on exactly this scope, by its key; it may contain `*`."""
-        budgets = (index.budgets.get((dimension, unit), {}).get(key) for index in self._indexes)
-        return next((limit for limit in budgets if limit is not None), None)
-
-    def _cap(self, parts: tuple[ScopePart, ...], window: Window, unit: LimitUnit) -> Limit | None:
-        dimension = Dimension(tuple(part.kind for part in parts), window)
+    def limit_that_counts(
+        self, parts: tuple[ScopePart, ...], unit: LimitUnit, window: LimitWindow | None
+    ) -> Limit | None:
+        """Returns the limit that counts for a scope: its own or, without one, that on each name of its kind."""
         is_named_tenant = parts[0].kind == "tenant" and parts[0].name in self.tenants
-        caps = (self.limit_on(dimension, key_of(pattern), unit) for pattern in patterns_of(parts))
+        places = ((tuple(sorted(pattern)), unit, window) for pattern in patterns_of(parts))
+        limits = (index.by_place.get(place) for place in places for index in self._indexes)
         return next(
-            (cap for cap in caps if cap is not None and not (is_named_tenant and cap.id.startswith(OTHER_TENANTS))),
+            (
+                limit
+                for limit in limits
+                if limit is not None and not (is_named_tenant and limit.id.startswith(OTHER_TENANTS))
+            ),
             None,
         )
 

@@ -108,7 +108,7 @@ SOFT_PERCENT = 80
 CALENDAR: Mapping[str, Window] = {"day": "daily", "week": "weekly", "month": "monthly", "quarter": "quarterly"}
 """The windows of a calendar, as budgets are named by them."""
 
-PERIODS: Mapping[str, str] = {window: period for period, window in CALENDAR.items()}
+PERIODS: Mapping[str, LimitWindow] = {"daily": "day", "weekly": "week", "monthly": "month", "quarterly": "quarter"}
 """The periods of a calendar, by the windows of budgets."""
 
 

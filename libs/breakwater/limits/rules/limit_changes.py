@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, get_args
 
 from breakwater.identity.rules.callers import Caller
 from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.types import is_identifier
-from breakwater.limits.contract import LimitEvent, LimitRaise, LimitRecord, LimitSettings
+from breakwater.limits.contract import Enforcement, LimitEvent, LimitRaise, LimitRecord, LimitSettings
 from breakwater.limits.rules.budget import LimitTable
 from breakwater.limits.rules.limit import OF_SETTINGS, Limit, amount_of
 from breakwater.limits.rules.limit_index import PlaneLimit
@@ -62,15 +62,38 @@ def check_rights(caller: Caller, parts: Collection[ScopePart]) -> None:
     check_binding(caller, parts)
 
 
+def check_loosening(caller: Caller, limit: Limit, earlier: Limit) -> None:
+    """Checks that a limit is as strict as one that holds, which it replaces or counts instead of.
+
+    Raises LimitRefusedError: it is looser, and the caller may not change the other one.
+    """
+    modes = get_args(Enforcement)
+    ends_earlier = limit.until_ms is not None and limit.until_ms < (earlier.until_ms or limit.until_ms + 1)
+    is_looser = (
+        limit.amount > earlier.amount
+        or modes.index(limit.enforcement) < modes.index(earlier.enforcement)
+        or (limit.id == earlier.id and ends_earlier)
+    )
+    if is_looser and (binding := _binding_beyond(caller, earlier.parts)):
+        message = (
+            f"{caller.name!r} is bound to {binding}, and can't loosen {earlier.id!r}, which holds for {earlier.scope}"
+        )
+        raise LimitRefusedError(403, "forbidden", message)
+
+
 def check_binding(caller: Caller, parts: Collection[ScopePart]) -> None:
     """Raises LimitRefusedError: the caller is bound to a team, a user or tags, and the scope is not a part of that."""
-    required = {ScopePart(kind, name) for kind, name in _binding(caller).items()}
-    if required and not required < set(parts):
-        binding = " and ".join(str(part) for part in sorted(required))
+    if binding := _binding_beyond(caller, parts):
         message = (
             f"{caller.name!r} is bound to {binding}, and so may only limit parts of it: `agent:* within {binding}`"
         )
         raise LimitRefusedError(403, "forbidden", message)
+
+
+def _binding_beyond(caller: Caller, parts: Collection[ScopePart]) -> str:
+    """Returns what a caller is bound to, if a scope is not a part of it; otherwise an empty text."""
+    required = {ScopePart(kind, name) for kind, name in _binding(caller).items()}
+    return "" if required < set(parts) or not required else " and ".join(str(part) for part in sorted(required))
 
 
 def objection_to_keys(caller: Caller, limits: Iterable[Limit]) -> str | None:
