@@ -438,7 +438,7 @@ class Attempts:
 
     def _is_native(self, attempt: Attempt) -> bool:
         api = self._job.job.api
-        return api != "chat" and self._worker.config.speaks(attempt.provider, api)
+        return api != "chat" and self._worker.config.speaks(attempt.provider, api, attempt.model)
 
     async def _has_new_key(self, ended: CallEnd) -> bool:
         """Returns True if the provider's key is found to have changed before the job's deadline."""

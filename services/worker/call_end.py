@@ -184,7 +184,7 @@ def _storable_response(
     choices_bytes: int,
 ) -> dict[str, JsonValue] | None:
     """Returns the response if it can be stored with the answer; None if the answer does without it."""
-    if not worker.config.speaks(flight.provider, job.job.api) or job.job.api == "chat":
+    if not worker.config.speaks(flight.provider, job.job.api, flight.model) or job.job.api == "chat":
         return response if len(to_json(response)) + choices_bytes <= MAX_RESPONSE_BYTES else None
     # It may have images and the like, which the output lacks.
     stored_bytes = len(to_json(response)) + output_bytes

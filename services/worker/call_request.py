@@ -21,7 +21,8 @@ def author_of_answer(worker: WorkerContext, job: Assignment, target: Target) -> 
 
     None if the provider speaks the client's API, or the job has no request of an API.
     """
-    translated = job.job.api_request is not None and not worker.config.speaks(target.provider, job.job.api)
+    speaks = worker.config.speaks(target.provider, job.job.api, target.model)
+    translated = job.job.api_request is not None and not speaks
     return author_of(target.deployment) if translated else None
 
 
@@ -47,7 +48,7 @@ def call_request(
     left_out = (*flight.left_out, "thinking") if "thinking" in state_repairs else flight.left_out
     params = _params(job, left_out, flight.max_tokens, repairs.output_limit)
     is_repaired = messages is not job.messages and messages != job.messages
-    speaks = worker.config.speaks(flight.provider, job.job.api)
+    speaks = worker.config.speaks(flight.provider, job.job.api, flight.model)
     body = _native_body(job, params, left_out, state_repairs) if speaks else None
     sent_messages = messages
     sent_params = params

@@ -25,12 +25,13 @@ from breakwater.services.worker.streaming import continuing
 
 def params_key(worker: WorkerContext, job: Assignment, model: str, provider: str) -> tuple[str, str, CallApi]:
     """Returns the key under which refused parameters are remembered: agent, model, and the API used for the call."""
-    return job.agent_name, model, job.job.api if worker.config.speaks(provider, job.job.api) else "chat"
+    return job.agent_name, model, job.job.api if worker.config.speaks(provider, job.job.api, model) else "chat"
 
 
 def _input_size(worker: WorkerContext, job: Assignment, checkpoint: Checkpoint, target: Target) -> InputSize:
     """Returns the size of all that the next call sends, with its repairs and the answer that it continues."""
-    size = job.input_size(as_written=worker.config.sends_as_written(target.provider, job.job.api))
+    as_written = worker.config.sends_as_written(target.provider, job.job.api, target.model)
+    size = job.input_size(as_written=as_written)
     repairs = checkpoint.repairs or NO_REPAIRS
     if substitutes := substitutes_in(job.messages, {*worker.state_repairs.get(target.model, ()), *repairs.state}):
         size += size_of_added(substitutes)

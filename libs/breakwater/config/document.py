@@ -341,15 +341,18 @@ class Config(Message):
         provider = self.provider_name(agent, model) or ""
         return f"{provider}/{self.name_at_provider(provider, model)}"
 
-    def speaks(self, provider: str | None, api: CallApi) -> bool:
-        """Returns True if a provider takes requests of an API unchanged."""
+    def speaks(self, provider: str | None, api: CallApi, model: str) -> bool:
+        """Returns True if a provider takes requests of an API unchanged for a model."""
         settings = None if provider is None else self.providers.get(provider)
-        return settings is not None and api in settings.apis
+        if provider is None or settings is None:
+            return False
+        return api in settings.apis_of(self.name_at_provider(provider, model))
 
-    def sends_as_written(self, provider: str | None, api: CallApi) -> bool:
+    def sends_as_written(self, provider: str, api: CallApi, model: str) -> bool:
         """Returns True if requests of an API are sent to a provider unchanged, not translated into its own format."""
-        translates_chats = provider in self.providers and self.providers[provider].translates_chats
-        return self.speaks(provider, api) and not (api == "chat" and translates_chats)
+        if not self.speaks(provider, api, model):
+            return False
+        return api != "chat" or not self.providers[provider].translates_chats(self.name_at_provider(provider, model))
 
     def is_local(self, provider: str | None) -> bool:
         """Returns True for a child program or a callable, which needs no model and may take any JSON as input."""

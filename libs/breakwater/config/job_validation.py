@@ -88,7 +88,7 @@ def _embeddings_objection(config: Config, agent: Agent, job: Job) -> FieldError 
         return FieldError("stream", "is not possible: embeddings come whole")
     chain = agent.chain_for(job)
     for model in chain:
-        if not config.speaks(provider := config.provider_name(agent, model), "embeddings"):
+        if not config.speaks(provider := config.provider_name(agent, model), "embeddings", model):
             kind = "" if provider not in config.providers else f" of kind {config.providers[provider].kind!r}"
             message = (
                 f"{model!r} has no embeddings, as its provider {provider!r} is{kind}; name an agent for embeddings"
@@ -106,10 +106,10 @@ def _request_objection(
         form = chat_form(request)
     except InvalidBodyError as error:
         return error.problem
-    providers = [config.provider_name(agent, model) for model in agent.chain_for(job)]
+    providers = [(config.provider_name(agent, model), model) for model in agent.chain_for(job)]
     drops = agent.on_unsupported_param == "drop"
     losses = [loss for loss in form.losses if not (drops and is_droppable(loss.path))]
-    if losses and not any(config.speaks(provider, request.api) for provider in providers):
+    if losses and not any(config.speaks(provider, request.api, model) for provider, model in providers):
         return losses[0]
     if strictness is not None:
         for unpriced in form.unpriced:

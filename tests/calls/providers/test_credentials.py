@@ -10,7 +10,7 @@ import pytest
 from dotenv import dotenv_values
 from structlog.testing import capture_logs
 
-from breakwater.calls.providers.http import Credential
+from breakwater.calls.providers.credentials import read_now
 from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.security import secret_refs
 from breakwater.kernel.security.secret_refs import ENV_FILE, SecretRef, variable
@@ -62,7 +62,7 @@ async def test_a_source_that_changed_gives_a_newer_version_and_one_that_did_not_
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = Source(kind, tmp_path, monkeypatch.setenv)
-    credential = Credential(source.ref)
+    credential = read_now(source.ref)
     assert (credential.value, credential.version) == (OLD, 1)
     assert await credential.refresh(1) is False
     source.becomes(NEW)
@@ -79,7 +79,7 @@ async def test_a_source_that_fails_is_reported_once_and_the_key_stays(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = Source(kind, tmp_path, monkeypatch.setenv)
-    credential = Credential(source.ref)
+    credential = read_now(source.ref)
     source.vanishes()
     with capture_logs() as logs:
         assert [await credential.refresh(1) for _ in range(3)] == [False] * 3
@@ -108,7 +108,7 @@ async def test_all_who_wait_at_the_same_time_share_one_reading(
     value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = Source("command", tmp_path, monkeypatch.setenv, takes_s=0.1)
-    credential = Credential(source.ref)
+    credential = read_now(source.ref)
     source.becomes(value)
     answers = await asyncio.gather(*(credential.refresh(1) for _ in range(50)))
     assert answers == [value == NEW] * 50
@@ -121,7 +121,7 @@ async def test_one_who_gives_up_does_not_take_the_reading_from_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = Source("command", tmp_path, monkeypatch.setenv, takes_s=0.2)
-    credential = Credential(source.ref)
+    credential = read_now(source.ref)
     source.becomes(NEW)
     first, second = (asyncio.create_task(credential.refresh(1)) for _ in range(2))
     await asyncio.sleep(0)
@@ -132,7 +132,7 @@ async def test_one_who_gives_up_does_not_take_the_reading_from_the_others(
 
 async def test_reading_does_not_hold_up_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = Source("command", tmp_path, monkeypatch.setenv, takes_s=0.2)
-    credential = Credential(source.ref)
+    credential = read_now(source.ref)
     reading, turns = asyncio.create_task(credential.refresh(1)), 0
     while not reading.done():
         await asyncio.sleep(0.005)
@@ -152,14 +152,14 @@ def test_a_file_of_variables_precedes_the_environment(tmp_path: Path, monkeypatc
 
 
 async def test_no_key_needs_no_source() -> None:
-    credential = Credential(None)
+    credential = read_now(None)
     assert credential.value is None
     assert await credential.refresh(1) is False
 
 
 @pytest.mark.parametrize("kind", ["env", "file", "command"])
 def test_a_repr_names_the_source_and_not_the_secret(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    credential = Credential(Source(kind, tmp_path, monkeypatch.setenv).ref)
+    credential = read_now(Source(kind, tmp_path, monkeypatch.setenv).ref)
     assert kind in repr(credential)
     assert OLD not in repr(credential)
 
@@ -169,10 +169,10 @@ async def test_a_key_that_no_header_can_carry_is_refused(value: str, tmp_path: P
     file = tmp_path / "key"
     file.write_text(value)
     with pytest.raises(ConfigError, match="not allowed in an HTTP header") as caught:
-        Credential(SecretRef(file=file))
+        read_now(SecretRef(file=file))
     assert value not in str(caught.value)
     file.write_text(OLD)
-    credential = Credential(SecretRef(file=file))
+    credential = read_now(SecretRef(file=file))
     file.write_text(value)
     assert await credential.refresh(1) is False
     assert credential.value == OLD
@@ -180,7 +180,7 @@ async def test_a_key_that_no_header_can_carry_is_refused(value: str, tmp_path: P
 
 def test_a_missing_key_is_reported_at_once() -> None:
     with pytest.raises(ConfigError, match="NO_SUCH_KEY is not set"):
-        Credential(SecretRef(env="NO_SUCH_KEY"))
+        read_now(SecretRef(env="NO_SUCH_KEY"))
 
 
 def test_a_file_of_variables_is_parsed_again_only_after_a_change(

@@ -50,13 +50,17 @@ def test_a_provider_is_of_the_kind_it_names_or_openai_compatible(provider: str, 
             "{kind: azure, zzz: x}",
             [
                 "p.base_url: is missing",
-                "p.zzz: is not a known setting; known: api_key, api_version, base_url, headers, kind",
+                "p.zzz: is not a known setting; known: api_key, api_version, auth, base_url, headers, "
+                "kind, proxy, proxy_auth, tls",
             ],
         ),
         ("{kind: anthropic, api_version: x}", ["p.api_version: is not a known setting; did you mean 'version'?"]),
         (
             "{base_url: 'http://x', version: x}",
-            ["p.version: is not a known setting; known: api, api_key, base_url, headers, kind"],
+            [
+                "p.version: is not a known setting; known: api, api_key, auth, base_url, headers, "
+                "kind, organization, project, proxy, proxy_auth, tls"
+            ],
         ),
         ("{kind: anthropic, api_key: {enf: A}}", ["p.api_key.enf: is not a known setting; did you mean 'env'?"]),
         (

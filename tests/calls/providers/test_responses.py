@@ -72,8 +72,8 @@ def whole(answer: Answer) -> dict[str, Any]:
 
 
 def test_a_provider_speaks_responses_if_the_config_says_so() -> None:
-    assert OpenAISettings(base_url="http://x/v1").apis == ("chat", "embeddings")
-    assert OpenAISettings(base_url="http://x/v1", api="responses").apis == ("chat", "embeddings", "responses")
+    assert OpenAISettings(base_url="http://x/v1").apis_of("m") == ("chat", "embeddings")
+    assert OpenAISettings(base_url="http://x/v1", api="responses").apis_of("m") == ("chat", "embeddings", "responses")
 
 
 async def test_the_body_goes_out_as_it_came() -> None:

@@ -370,7 +370,7 @@ class Messages:
     base_url: str
     version: str
 
-    def url(self, model: str) -> str:  # noqa: ARG002  it goes into the body
+    def url(self, model: str, *, streamed: bool = False) -> str:  # noqa: ARG002  the body says both
         """Returns the URL, which is the same for every model."""
         return f"{self.base_url.rstrip('/')}/messages"
 

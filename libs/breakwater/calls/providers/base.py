@@ -265,8 +265,8 @@ class Wire(Protocol):
         """Returns a reader of one stream. `answer` is assembled from its chunks."""
         ...
 
-    def url(self, model: str) -> str:
-        """Returns the percent-encoded URL of a call for a model."""
+    def url(self, model: str, *, streamed: bool = False) -> str:
+        """Returns the percent-encoded URL of a call for a model, whose answer may be streamed."""
         ...
 
     def headers(self, key: str | None) -> Mapping[str, str]:
@@ -295,6 +295,10 @@ class Wire(Protocol):
             UnusableAnswerError: there are no choices.
         """
         ...
+
+
+WiresOf = Callable[[str], Mapping[CallApi, Wire]]
+"""Returns the APIs of a model, by its name at the provider."""
 
 
 def refusal_of(text: str, param: str) -> CallError:

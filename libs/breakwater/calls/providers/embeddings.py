@@ -35,7 +35,7 @@ class EmbeddingsWire:
 
     endpoint: ProviderEndpoint
 
-    def url(self, model: str) -> str:
+    def url(self, model: str, *, streamed: bool = False) -> str:  # noqa: ARG002  they come whole
         """Returns the URL next to that of the chat completions."""
         return self.endpoint.address("embeddings", model)
 

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import aiohttp
-import structlog
 from yarl import URL
 
 from breakwater.calls.providers.base import (
@@ -25,8 +24,11 @@ from breakwater.calls.providers.base import (
     StreamReader,
     UnusableAnswerError,
     Wire,
+    WiresOf,
     silence,
 )
+from breakwater.calls.providers.connection import Certificates, Proxy
+from breakwater.calls.providers.credentials import CredentialError
 from breakwater.calls.providers.embeddings import MAX_ANSWER_BYTES as MAX_EMBEDDINGS_BYTES
 from breakwater.calls.providers.embeddings import EmbeddingsWire
 from breakwater.calls.providers.failures import (
@@ -44,92 +46,12 @@ from breakwater.calls.rules.classify import BrokenAnswer, CallFailure, EmptyAnsw
 from breakwater.dialects.rules.chat_chunks import Assembly, Chunk
 from breakwater.dialects.rules.tool_names import long_names, shorten_names, with_long_names
 from breakwater.jobs.contract.execution import Choice
-from breakwater.jobs.contract.job import CallApi
 from breakwater.jobs.rules.chat_messages import INTERRUPTED, encode_json, fields
 from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.json_values import TOO_DEEP
-from breakwater.kernel.security.secret_refs import SecretRef
 from breakwater.prices.rules.usage import Usage, model_of
 from breakwater.redaction.rules.redact import KnownSecrets
 from breakwater.redaction.settings import RedactionRules
-
-
-class Credential:
-    """The key of a provider, which may need none.
-
-    Args:
-        ref: where the key is found; None for a provider that needs none.
-
-    Attributes:
-        value: the key. It appears in no log, no error and no repr.
-        version: 1 for the first value, and one more for each new value.
-
-    Raises:
-        ConfigError: the key can't be read, or can't be sent in an HTTP header.
-    """
-
-    def __init__(self, ref: SecretRef | None) -> None:
-        self._ref = ref
-        self.value: str | None = None if ref is None else _read(ref)
-        self.version = 1
-        self._lock = asyncio.Lock()
-        self._reads = 0
-        self._unreadable = False
-
-    def __repr__(self) -> str:
-        return f"Credential({self._ref!r}, version={self.version})"
-
-    async def refresh(self, used: int | None) -> bool:
-        """Reads the source again, once for all callers that wait for it at the same time.
-
-        Args:
-            used: the version that was refused; None for the current one.
-
-        Returns:
-            True if there is a newer version. If the source can't be read, the value stays as it is.
-        """
-        if self._ref is None:
-            return False
-        refused = self.version if used is None else used
-        reads = self._reads
-        if self.version <= refused:
-            async with self._lock:
-                if self._reads == reads:
-                    await self._read_again(self._ref)
-        return self.version > refused
-
-    async def _read_again(self, ref: SecretRef) -> None:
-        log = structlog.get_logger()
-        try:
-            value = await asyncio.to_thread(_read, ref)
-        except ConfigError as error:
-            if not self._unreadable:
-                log.warning("credential_unreadable", error=str(error))
-            self._unreadable = True
-        else:
-            if self._unreadable:
-                log.info("credential_readable")
-            self._unreadable = False
-            if value != self.value:
-                self.value = value
-                self.version += 1
-                log.info("credential_changed", source=_source(ref), version=self.version)
-        self._reads += 1
-
-
-def _read(ref: SecretRef) -> str:
-    value = ref.read()
-    if not (value.isascii() and value.isprintable()):
-        raise ConfigError(
-            f"{_source(ref)} contains line breaks or other characters that are not allowed in an HTTP header"
-        )
-    return value
-
-
-def _source(ref: SecretRef) -> str:
-    if ref.env is not None:
-        return f"the environment variable {ref.env}"
-    return f"the secret file {ref.file}" if ref.file is not None else "the output of the secret command"
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +76,7 @@ class HttpProvider:
     """Makes calls to a model provider's endpoint.
 
     Args:
-        wires: the APIs of the endpoint. A call without a native request goes out as a chat.
+        wires_of: returns the APIs of a model. A call without a native request goes out as a chat.
         settings: the settings, whose key is read now, and whose headers go with every call.
         redaction: the rules with the placeholder that replaces the key in errors.
 
@@ -162,28 +84,32 @@ class HttpProvider:
         ConfigError: the URL or a header can't be used, or the key can't be read.
     """
 
-    def __init__(self, wires: Mapping[CallApi, Wire], settings: HttpSettings, redaction: RedactionRules) -> None:
-        self._wires = wires
+    def __init__(self, wires_of: WiresOf, settings: HttpSettings, redaction: RedactionRules) -> None:
+        self._wires_of = wires_of
         self._placeholder = redaction.placeholder
-        self._origin = _origin_of(wires["chat"].url("model"))
-        self._headers = {"Content-Type": "application/json", **settings.headers}
-        self._credential = Credential(settings.api_key)
+        self._chat = wires_of("model")["chat"]
+        self._origin = _origin_of(self._chat.url("model"))
+        self._headers = {"Content-Type": "application/json", **settings.all_headers}
+        self._auth = settings.auth
+        self._credential = settings.credential()
+        self._proxy = Proxy.of(settings)
+        self._certificates = None if settings.tls is None else Certificates(settings.tls)
         self._secrets = KnownSecrets([], self._placeholder)
         """The key, which no answer may repeat: a provider gets it, and may quote it."""
-        self._secrets_version = 0
+        self._secrets_version = -1
         self._session: aiohttp.ClientSession | None = None
 
     def __repr__(self) -> str:
-        return f"HttpProvider({type(self._wires['chat']).__name__} at {self._origin})"
+        return f"HttpProvider({type(self._chat).__name__} at {self._origin})"
 
     async def perform(self, call: Call) -> Answer:
         """Makes the call once. Raises CallError."""
-        key = self._credential.value
+        key = await self._key(call.timeout_s)
         version = self._credential.version
         if self._secrets_version != version:
-            self._secrets = KnownSecrets([] if key is None else [key], self._placeholder)
+            self._secrets = KnownSecrets([*self._credential.secrets, *self._proxy.secrets], self._placeholder)
             self._secrets_version = version
-        wire = self._wires["chat" if call.native is None else call.api]
+        wire = self._wires_of(call.model)["chat" if call.native is None else call.api]
         names = long_names(call.messages, call.params) if call.native is None else {}
         if names:
             messages, params = shorten_names(call.messages, call.params, names)
@@ -208,8 +134,18 @@ class HttpProvider:
         """Reads the key's source again. Returns True if there is another key than the one used."""
         return await self._credential.refresh(used)
 
+    async def _key(self, timeout_s: float) -> str | None:
+        """Returns the key, which may have to be fetched first. Raises CallError: nothing was sent."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._credential.current()
+        except (CredentialError, TimeoutError) as error:
+            text = str(error) or f"no credential of {self._credential} within {timeout_s:g} s"
+            raise CallError(TransportFailure("network", "CredentialError", text), maybe_billed=False) from error
+
     async def close(self) -> None:
         """Closes idle connections."""
+        await self._credential.close()
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -271,15 +207,26 @@ class HttpProvider:
 
     def _request(self, wire: Wire, call: Call, key: str | None, state: _RequestState) -> _Requesting:
         data = encode_json(wire.body(call))
-        headers = {"X-Client-Request-Id": call.attempt_id, **wire.headers(key)}
+        headers = {"X-Client-Request-Id": call.attempt_id, **self._key_headers(wire, key)}
         if call.native is not None:
             headers |= {name: self._join_header(name, value) for name, value in call.headers.items()}
         if call.traceparent:
             headers["traceparent"] = call.traceparent
-        url = URL(wire.url(call.model), encoded=True)
+        url = URL(wire.url(call.model, streamed=call.streaming is not None), encoded=True)
         return self._client_session().post(
-            url, data=data, headers=headers, allow_redirects=False, trace_request_ctx=state
+            url,
+            data=data,
+            headers=headers,
+            allow_redirects=False,
+            trace_request_ctx=state,
+            proxy=self._proxy.url,
+            proxy_headers=self._proxy.headers,
         )
+
+    def _key_headers(self, wire: Wire, key: str | None) -> Mapping[str, str]:
+        if self._auth is None or key is None:
+            return wire.headers(key)
+        return {**wire.headers(None), **self._auth.headers(key)}
 
     def _join_header(self, name: str, value: str) -> str:
         """Returns a client's header, appended to the config's header of the same name: both are lists."""
@@ -292,12 +239,18 @@ class HttpProvider:
         async def note_sent(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
             cast(_RequestState, context.trace_request_ctx).sent = True
 
+        if self._certificates is not None:
+            self._certificates.reload_changed()
         if self._session is None:
             trace = aiohttp.TraceConfig()
             trace.on_request_headers_sent.append(note_sent)
             self._session = aiohttp.ClientSession(
                 # The number of concurrent calls is bounded by the agents' concurrency; a second limit would hide it.
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30),
+                connector=aiohttp.TCPConnector(
+                    limit=0,
+                    keepalive_timeout=30,
+                    ssl=True if self._certificates is None else self._certificates.context,
+                ),
                 timeout=aiohttp.ClientTimeout(total=None),
                 headers=self._headers,
                 cookie_jar=aiohttp.DummyCookieJar(),

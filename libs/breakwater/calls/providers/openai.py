@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 from urllib.parse import quote, urlsplit
@@ -30,7 +30,7 @@ class ChatCompletions:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_host", urlsplit(self.base_url).hostname or "")
 
-    def url(self, model: str) -> str:
+    def url(self, model: str, *, streamed: bool = False) -> str:  # noqa: ARG002  the body says it
         """Returns the URL of the chat completions."""
         return self.address("chat/completions", model)
 
@@ -129,11 +129,10 @@ class AzureDeployments(ChatCompletions):
         return {} if key is None else {"api-key": key}
 
 
-def openai_wires(base_url: str, apis: Collection[CallApi]) -> dict[CallApi, Wire]:
-    """Returns these APIs of an OpenAI-compatible endpoint."""
+def openai_wires(base_url: str) -> dict[CallApi, Wire]:
+    """Returns the APIs of an OpenAI-compatible endpoint."""
     chat = ChatCompletions(base_url)
-    wires: dict[CallApi, Wire] = {"chat": chat, "embeddings": EmbeddingsWire(chat), "responses": ResponsesWire(chat)}
-    return {api: wires[api] for api in apis}
+    return {"chat": chat, "embeddings": EmbeddingsWire(chat), "responses": ResponsesWire(chat)}
 
 
 def azure_wires(base_url: str, api_version: str) -> dict[CallApi, Wire]:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args
 
 from pydantic import BeforeValidator, Discriminator, Field, JsonValue, StringConstraints
 
@@ -36,28 +36,39 @@ ApiVersion = Annotated[str, Field(pattern=r"^[A-Za-z0-9.-]+$"), BeforeValidator(
 """A version such as 2024-10-21, with quotes or without."""
 
 
+HeaderText = Annotated[str, Field(pattern=r"^[!-~]{1,200}$")]
+
+
 class OpenAISettings(HttpSettings):
     """Any OpenAI-compatible endpoint: OpenAI, Gemini, vLLM, Ollama, OpenRouter and others."""
 
     kind: Literal["openai"] = "openai"
     base_url: HttpUrl = Field(description="Up to and including /v1.")
+    organization: HeaderText | None = Field(default=None, description="Sent as `OpenAI-Organization`.")
+    project: HeaderText | None = Field(default=None, description="Sent as `OpenAI-Project`.")
     api: Literal["chat", "responses"] = Field(
         default="chat",
         description="`responses`: requests of the Responses API go to `<base_url>/responses` as they are; others are "
         "chat completions. `chat`: Responses are translated to chat completions.",
     )
 
-    @property
-    def apis(self) -> Collection[CallApi]:
-        """Chats and embeddings, and Responses if the config says so."""
+    def apis_of(self, model: str) -> Collection[CallApi]:  # noqa: ARG002  the same for all
+        """Returns chats and embeddings, and Responses if the config says so."""
         return ("chat", "embeddings", "responses") if self.api == "responses" else ("chat", "embeddings")
+
+    @property
+    def all_headers(self) -> Mapping[str, str]:
+        """The headers of every call, with organisation and project."""
+        named = {"OpenAI-Organization": self.organization, "OpenAI-Project": self.project}
+        return {**self.headers, **{name: value for name, value in named.items() if value is not None}}
 
     def open(self, redaction: RedactionRules = DEFAULT_REDACTION) -> Provider:
         """Returns the provider. Raises ConfigError."""
         from breakwater.calls.providers.http import HttpProvider
         from breakwater.calls.providers.openai import openai_wires
 
-        return HttpProvider(openai_wires(self.base_url, self.apis), self, redaction)
+        wires = openai_wires(self.base_url)
+        return HttpProvider(lambda _: wires, self, redaction)
 
 
 class AzureSettings(HttpSettings):
@@ -67,9 +78,8 @@ class AzureSettings(HttpSettings):
     base_url: HttpUrl = Field(description="The resource, as in `https://NAME.openai.azure.com`.")
     api_version: ApiVersion = "2024-10-21"
 
-    @property
-    def apis(self) -> Collection[CallApi]:
-        """Chats and embeddings."""
+    def apis_of(self, model: str) -> Collection[CallApi]:  # noqa: ARG002  the same for all
+        """Returns chats and embeddings."""
         return ("chat", "embeddings")
 
     def open(self, redaction: RedactionRules = DEFAULT_REDACTION) -> Provider:
@@ -77,13 +87,12 @@ class AzureSettings(HttpSettings):
         from breakwater.calls.providers.http import HttpProvider
         from breakwater.calls.providers.openai import azure_wires
 
-        return HttpProvider(azure_wires(self.base_url, self.api_version), self, redaction)
+        wires = azure_wires(self.base_url, self.api_version)
+        return HttpProvider(lambda _: wires, self, redaction)
 
 
 class AnthropicSettings(HttpSettings):
     """Anthropic, or a gateway with its Messages API. Enable betas under `headers`."""
-
-    translates_chats: ClassVar[bool] = True
 
     kind: Literal["anthropic"]
     base_url: HttpUrl = Field(default="https://api.anthropic.com/v1", description="Up to and including /v1.")
@@ -94,12 +103,16 @@ class AnthropicSettings(HttpSettings):
         from breakwater.calls.providers.anthropic import anthropic_wires
         from breakwater.calls.providers.http import HttpProvider
 
-        return HttpProvider(anthropic_wires(self.base_url, self.version), self, redaction)
+        wires = anthropic_wires(self.base_url, self.version)
+        return HttpProvider(lambda _: wires, self, redaction)
 
-    @property
-    def apis(self) -> Collection[CallApi]:
-        """Chats and Messages."""
+    def apis_of(self, model: str) -> Collection[CallApi]:  # noqa: ARG002  the same for all
+        """Returns chats and Messages."""
         return ("chat", "messages")
+
+    def translates_chats(self, model: str) -> bool:  # noqa: ARG002  the same for all
+        """Returns True."""
+        return True
 
     def params_left_out(self, params: Mapping[str, JsonValue]) -> Sequence[str]:
         """Returns `dropped_params`."""

@@ -40,7 +40,7 @@ class ResponsesWire:
 
     endpoint: ProviderEndpoint
 
-    def url(self, model: str) -> str:
+    def url(self, model: str, *, streamed: bool = False) -> str:  # noqa: ARG002  the body says it
         """Returns the URL next to that of the chat completions."""
         return self.endpoint.address("responses", model)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 
-from pydantic import AfterValidator, Field, JsonValue
+from pydantic import AfterValidator, Field, JsonValue, model_validator
 
-from breakwater.kernel.security.secret_refs import Secret
+from breakwater.calls.providers.credentials import Credential, CredentialSource, SecretSource, read_now
+from breakwater.kernel.security.secret_refs import Secret, SecretRef
 from breakwater.kernel.types import HttpUrl, Message, UsdAmount
 from breakwater.redaction.settings import DEFAULT_REDACTION, RedactionRules
 
@@ -22,13 +24,14 @@ class ProviderSettings(Message):
 
     local: ClassVar[bool] = False
     """True for a program or a callable, which needs no model and takes any JSON as input."""
-    translates_chats: ClassVar[bool] = False
-    """True if chats are translated to another API."""
 
-    @property
-    def apis(self) -> Collection[CallApi]:
-        """The APIs whose requests the provider takes as they are."""
+    def apis_of(self, model: str) -> Collection[CallApi]:  # noqa: ARG002  most have the same for all models
+        """Returns the APIs whose requests the provider takes for a model, by its name there."""
         return ("chat",)
+
+    def translates_chats(self, model: str) -> bool:  # noqa: ARG002  most have the same for all models
+        """Returns True if chats with a model, by its name at the provider, are translated to another API."""
+        return False
 
     def open(self, redaction: RedactionRules = DEFAULT_REDACTION) -> Provider:
         """Returns the provider. It connects to nothing yet.
@@ -56,14 +59,87 @@ def _sendable(headers: dict[str, str]) -> dict[str, str]:
     return headers
 
 
+class Auth(Message):
+    """A way to a credential other than a key."""
+
+    def source(self) -> CredentialSource[str]:
+        """Returns where the credential comes from. Raises ConfigError: what it needs is not installed or missing."""
+        raise NotImplementedError
+
+    def headers(self, credential: str) -> Mapping[str, str]:
+        """Returns the headers with the credential."""
+        return {"Authorization": f"Bearer {credential}"}
+
+
+class CommandAuth(Auth):
+    """A credential that a program prints, such as a token that ends."""
+
+    command: tuple[str, ...] = Field(
+        min_length=1, description="A program with its arguments, run without a shell; its output."
+    )
+    refresh_s: float = Field(
+        default=600.0, ge=1, le=86_400, description="It runs again after this time, and when a call is refused (401)."
+    )
+    header: str = Field(default="Authorization", pattern=r"^[A-Za-z0-9-]+$", description="The header that has it.")
+    scheme: str = Field(
+        default="Bearer",
+        pattern=r"^[A-Za-z0-9-]*$",
+        description="Written before it in `Authorization`; other headers have it alone.",
+    )
+
+    def source(self) -> CredentialSource[str]:
+        """Returns the program's output."""
+        return SecretSource(SecretRef(command=self.command), self.refresh_s)
+
+    def headers(self, credential: str) -> Mapping[str, str]:
+        """Returns the header with the credential."""
+        has_scheme = self.scheme and self.header.lower() == "authorization"
+        return {self.header: f"{self.scheme} {credential}" if has_scheme else credential}
+
+
+class TlsFiles(Message):
+    """Certificates of the connection; all files are PEM. A new client certificate is used by new connections."""
+
+    ca: Path | None = Field(default=None, description="CA certificates to trust in addition to the system's.")
+    cert: Path | None = Field(default=None, description="Client certificate (mTLS).")
+    key: Path | None = Field(default=None, description="Its private key, if it is in a separate file.")
+
+
 class HttpSettings(ProviderSettings):
     """An endpoint of a model provider."""
 
     base_url: HttpUrl
     api_key: Secret | None = None
+    auth: CommandAuth | None = Field(default=None, description="A credential other than a key, in place of `api_key`.")
     headers: Annotated[dict[str, str], AfterValidator(_sendable)] = Field(
         default_factory=dict, description="Sent with every call; no secrets."
     )
+    tls: TlsFiles | None = None
+    proxy: HttpUrl | None = Field(
+        default=None, description="The HTTP proxy that connections go through; the environment's are ignored."
+    )
+    proxy_auth: Secret | None = Field(default=None, description="`user:password` at the proxy.")
+
+    @model_validator(mode="after")
+    def _one_credential(self) -> Self:
+        if self.api_key is not None and "auth" in self.model_fields_set and self.auth is not None:
+            raise ValueError("give either api_key or auth")
+        if self.proxy_auth is not None and self.proxy is None:
+            raise ValueError("proxy_auth is set without proxy")
+        return self
+
+    @property
+    def all_headers(self) -> Mapping[str, str]:
+        """The headers of every call, without those of the credential."""
+        return self.headers
+
+    def credential(self) -> Credential[str]:
+        """Returns the credential; a key is read now, anything else with the first call.
+
+        Raises:
+            ConfigError: the key can't be read, or what the credential needs is not there.
+        """
+        return read_now(self.api_key) if self.auth is None else Credential(self.auth.source())
 
 
 class LocalSettings(ProviderSettings):

@@ -568,8 +568,8 @@ RETRYABLE_CLASSES = frozenset(
     ClientError ContentFilteredError OutputLimitError QuotaExceededError RateLimitError WorkerLostError
     UnsupportedRequestError WrongAnswerKindError BrokenEmbeddingsError
     AnswerTooLargeError BrokenAnswerError EmptyAnswerError StreamStalledError TruncatedAnswerError
-    ClientConnectionError ClientConnectorError ClientOSError ConnectionRefusedError ConnectionResetError DnsError
-    HostUnreachableError IoError ServerDisconnectedError TimeoutError TlsError
+    ClientConnectionError ClientConnectorError ClientOSError ConnectionRefusedError ConnectionResetError CredentialError
+    DnsError HostUnreachableError IoError ServerDisconnectedError TimeoutError TlsError
     ActionNotSupportedError BackendFailureError InvalidRequestError
     """
 )

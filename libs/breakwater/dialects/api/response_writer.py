@@ -85,7 +85,7 @@ class ResponseWriter:
             refused_params
         )
         left_out = refused_names if form is None else {form.names.get(name, name) for name in refused_names}
-        if settings is None or (request is not None and self.config.speaks(provider, request.api)):
+        if settings is None or (request is not None and self.config.speaks(provider, request.api, model)):
             return tuple(sorted(left_out))
         left_out = left_out.union(settings.params_left_out(params_of(sent.job)))
         return tuple(sorted(left_out if request is None else left_out | dropped_fields(request)))

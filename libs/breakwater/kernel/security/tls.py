@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import ssl
 from pathlib import Path
+from typing import Protocol
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from breakwater.kernel.errors import ConfigError
+
+
+class CertificateFiles(Protocol):
+    """PEM files of a connection: trusted authorities, our certificate, and its key if that is in another file."""
+
+    @property
+    def ca(self) -> Path | None: ...  # noqa: D102
+    @property
+    def cert(self) -> Path | None: ...  # noqa: D102
+    @property
+    def key(self) -> Path | None: ...  # noqa: D102
 
 
 class TlsSettings(BaseSettings):
@@ -29,24 +41,43 @@ def tls_settings() -> TlsSettings:
     return settings
 
 
-def client_context(settings: TlsSettings) -> ssl.SSLContext:
-    """Returns a client context with the trusted authorities and our certificate. It takes 25 ms. Raises ConfigError."""
+def client_context(files: CertificateFiles, prefix: str = "BREAKWATER_TLS_") -> ssl.SSLContext:
+    """Returns a client context with the trusted authorities and our certificate. It takes 25 ms.
+
+    Args:
+        files: the files, each of which may be missing.
+        prefix: the beginning of the settings' names, for errors.
+
+    Raises:
+        ConfigError: a file is not usable.
+    """
     context = ssl.create_default_context()
-    if settings.key is not None and settings.cert is None:
-        raise ConfigError("BREAKWATER_TLS_KEY is set without BREAKWATER_TLS_CERT: name the key's certificate there")
-    if settings.ca is not None:
+    if files.key is not None and files.cert is None:
+        key = _name(prefix, "key")
+        raise ConfigError(f"{key} is set without {_name(prefix, 'cert')}: name the key's certificate there")
+    if files.ca is not None:
         try:
-            context.load_verify_locations(settings.ca)
+            context.load_verify_locations(files.ca)
         except OSError as error:
-            raise _unusable("BREAKWATER_TLS_CA", settings.ca, error) from error
-    if settings.cert is not None:
-        # Without a password, OpenSSL would ask for one on the terminal.
-        try:
-            context.load_cert_chain(settings.cert, settings.key, password=lambda: b"")
-        except OSError as error:
-            names = "BREAKWATER_TLS_CERT" if settings.key is None else "BREAKWATER_TLS_CERT and BREAKWATER_TLS_KEY"
-            raise _unusable(names, settings.cert, error) from error
+            raise _unusable(_name(prefix, "ca"), files.ca, error) from error
+    load_certificate(context, files, prefix)
     return context
+
+
+def load_certificate(context: ssl.SSLContext, files: CertificateFiles, prefix: str = "BREAKWATER_TLS_") -> None:
+    """Adds our certificate, if there is one, to a context; it replaces an earlier one. Raises ConfigError."""
+    if files.cert is None:
+        return
+    # Without a password, OpenSSL would ask for one on the terminal.
+    try:
+        context.load_cert_chain(files.cert, files.key, password=lambda: b"")
+    except OSError as error:
+        names = ("cert",) if files.key is None else ("cert", "key")
+        raise _unusable(" and ".join(_name(prefix, name) for name in names), files.cert, error) from error
+
+
+def _name(prefix: str, field: str) -> str:
+    return f"{prefix}{field.upper() if prefix.isupper() else field}"
 
 
 def _unusable(variables: str, file: Path, error: OSError) -> ConfigError:
