@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+from datetime import UTC, datetime
+
 import pytest
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from breakwater.jobs.api import job_queue
 from breakwater.jobs.api.job_queue import QueueQuota
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.delivery import Delivery, park
 from breakwater.kernel.nats.lookup import Lookup
+from breakwater.kernel.nats.publisher import Publisher
+from breakwater.kernel.nats.topology import worker_consumer
 from breakwater.kernel.telemetry.metrics import StreamMetrics
 from breakwater.services.request.observe import StreamFill
 from tests.helpers import until
@@ -59,6 +67,41 @@ async def test_an_agent_that_programs_have_brought_over_its_share_is_named_once(
     assert [(entry["agent"], entry["share"]) for entry in logs if entry["event"] == "queue_share_exceeded"] == [
         ("writer", SHARE)
     ]
+
+
+async def test_a_job_that_waits_for_its_turn_waits_once_however_often_it_is_sent(api: HttpApi) -> None:
+    jetstream = api.bus.jetstream()
+    publisher = Publisher(lambda: api.bus, "worker")
+    callers = await api.bus.subscribe(subjects.NEW_CALLERS)
+    await api.bus.flush()
+
+    async def waiting() -> int:
+        return (await jetstream.stream_info("PARKED")).state.messages
+
+    async def sent(job_id: str) -> list[bool]:
+        job = {"agent": "writer", "job_id": job_id, "prompt": "x"}
+        answers = await asyncio.gather(*(api.post(job) for _ in range(3)))
+        return sorted(answer.json["duplicate"] for answer in answers)
+
+    assert await sent("parked-by-a-worker") == [False, True, True]
+    _, turn = caller = json.loads((await callers.next_msg()).data)
+    queue = await jetstream.pull_subscribe_bind(worker_consumer("writer"), "JOBS")
+    [message] = await queue.fetch(1)
+    names = {"agent": "writer", "execution_id": "parked-by-a-worker", "job_id": "parked-by-a-worker"}
+    await park(publisher, Delivery(message), **names, due=datetime.now(UTC), turn=turn)
+    await message.ack_sync()
+    assert await sent("parked-by-a-worker") == [True, True, True]
+    assert (await api.queued(), await waiting()) == (0, 1)
+
+    async def another_waits() -> bool:
+        await api.bus.publish(subjects.WAITING_CALLERS, json.dumps([caller]).encode())
+        await api.post({"agent": "writer", "prompt": "x"})
+        return await waiting() > 1
+
+    await until(another_waits, "`request` to know that jobs of this caller wait")
+    assert await sent("straight-to-parked") == [False, True, True]
+    assert await sent("straight-to-parked") == [True, True, True]
+    assert await waiting() == 3
 
 
 async def test_what_others_have_published_counts_by_its_size(api: HttpApi, monkeypatch: pytest.MonkeyPatch) -> None:

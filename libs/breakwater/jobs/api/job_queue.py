@@ -62,12 +62,12 @@ class JobQueue:
         self._accepted = accepted
         self._outage = Outage("accepting jobs")
         self._stored: dict[str, tuple[str, int]] = {}
-        """Subject and sequence in JOBS, by execution id."""
+        """By execution id, the subject and sequence in JOBS; 0 for a job that went straight to PARKED."""
         self._under_way: dict[str, tuple[asyncio.Lock, int]] = {}
         """By execution id, the lock of the requests that are accepting it, and their number."""
 
     async def put(self, sent: Submission, traceparent: str | None) -> bool:
-        """Publishes a job, unless JOBS has it already.
+        """Publishes a job, unless it is queued already.
 
         JOBS accepts the same job again from another process, and the worker then runs it once.
 
@@ -76,7 +76,7 @@ class JobQueue:
             traceparent: its W3C trace context; None without a trace.
 
         Returns:
-            True if this process stored a job with this id before, and it is still queued.
+            True if a job with this id was stored before, and is still in its queue or waits for its turn.
 
         Raises:
             RequestError: 503, the job was not accepted.
@@ -85,11 +85,11 @@ class JobQueue:
             await self._store(sent, traceparent)
             return False
         async with self._one_at_a_time(sent.execution_id):
-            if await self._waits(sent.execution_id):
+            if await self._waits(sent):
                 return True
             stored = await self._store(sent, traceparent)
-            if stored.stream == Stream.JOBS:
-                self._stored[sent.execution_id] = subjects.job(sent.job.agent), stored.sequence
+            sequence = stored.sequence if stored.stream == Stream.JOBS else 0
+            self._stored[sent.execution_id] = subjects.job(sent.job.agent), sequence
             if len(self._stored) > MAX_REMEMBERED:
                 del self._stored[next(iter(self._stored))]
             return False
@@ -107,15 +107,21 @@ class JobQueue:
             digest=None if sent.id_generated else sent.digest,
         )
 
-    async def _waits(self, execution_id: str) -> bool:
-        """Returns True if a job that this process has stored is still in JOBS, and False if that is unknown."""
+    async def _waits(self, sent: Submission) -> bool:
+        """Returns True if a job that was sent before is queued, and False if that is unknown."""
+        execution_id = sent.execution_id
         subject, sequence = self._stored.get(execution_id, ("", 0))
-        if not sequence:
+        if not subject and sent.earlier is None:
             return False
+        lookup = self._quota.lookup.as_stored()
         with suppress(BusError):
-            message = await self._quota.lookup.next(Stream.JOBS, subject, sequence)
-            message_id = None if message is None else message.headers.get(Header.MSG_ID.value, "")
-            return message_id is not None and message_id.rpartition("/")[2] == subjects.encode_token(execution_id)
+            if sequence:
+                message = await lookup.next(Stream.JOBS, subject, sequence)
+                message_id = "" if message is None else message.headers.get(Header.MSG_ID.value, "")
+                if message_id.rpartition("/")[2] == subjects.encode_token(execution_id):
+                    return True
+            parked = await lookup.last(Stream.PARKED, subjects.parked(sent.job.agent, execution_id))
+            return parked is not None and Header.TURN.value in parked.headers
         return False
 
     @asynccontextmanager
