@@ -23,7 +23,7 @@ from breakwater.calls.providers.settings import CommandAuth, TlsFiles
 from breakwater.calls.rules.classify import TransportFailure
 from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.security.secret_refs import SecretRef
-from tests.calls.providers.kit import answering, call, failure, perform, settings
+from tests.calls.providers.kit import KEY, answering, call, failure, perform, settings
 
 ANSWER = {"choices": [{"message": {"content": "hi"}}]}
 
@@ -305,3 +305,25 @@ async def test_calls_go_through_the_proxy_with_its_credential(monkeypatch: pytes
             chosen.open()
     expected = encode_basic_auth("me", "proxy-secret-1")
     assert seen == [("http://provider.example/v1/chat/completions", expected)]
+
+
+async def test_a_tunnel_through_the_proxy_is_asked_for_with_its_credential_and_not_the_keys(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PROXY_AUTH", "me:proxy-secret-1")
+    heads: list[str] = []
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.append((await reader.readuntil(b"\r\n\r\n")).decode())
+        writer.write(b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(refuse, "127.0.0.1", 0)
+    proxy = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    auth = SecretRef(env="PROXY_AUTH")
+    error = await failure(settings("openai", "https://provider.example", proxy=proxy, proxy_auth=auth))
+    server.close()
+    assert heads[0].startswith("CONNECT provider.example:443 HTTP/1.1")
+    assert encode_basic_auth("me", "proxy-secret-1") in heads[0]
+    assert KEY not in heads[0]
+    assert "proxy-secret-1" not in str(error)

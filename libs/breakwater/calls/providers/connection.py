@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import aiohttp
@@ -27,7 +27,7 @@ class Proxy:
     """
 
     url: str | None = None
-    headers: Mapping[str, str] | None = None
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
     secrets: Collection[str] = ()
 
     @classmethod

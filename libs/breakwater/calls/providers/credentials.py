@@ -54,7 +54,7 @@ def renewal_time(ends_at: float, now: float) -> float:
 
 
 class CredentialSource(Protocol[ValueT]):
-    """Where a credential comes from. Its `str()` names the place, for people."""
+    """The origin of a credential. Its `str()` names the place, for people."""
 
     def fetch(self) -> Issued[ValueT]:
         """Fetches the credential, in a thread: it may block.

@@ -213,6 +213,8 @@ class HttpProvider:
         if call.traceparent:
             headers["traceparent"] = call.traceparent
         url = URL(wire.url(call.model, streamed=call.streaming is not None), encoded=True)
+        if url.scheme == "http":
+            headers |= self._proxy.headers  # without TLS, the proxy gets the request itself, and no CONNECT before it
         return self._client_session().post(
             url,
             data=data,

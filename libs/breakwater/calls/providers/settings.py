@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 
 from pydantic import AfterValidator, Field, JsonValue, model_validator
 
-from breakwater.calls.providers.credentials import Credential, CredentialSource, SecretSource, read_now
 from breakwater.kernel.security.secret_refs import Secret, SecretRef
 from breakwater.kernel.types import HttpUrl, Message, UsdAmount
 from breakwater.redaction.settings import DEFAULT_REDACTION, RedactionRules
 
 if TYPE_CHECKING:
     from breakwater.calls.providers.base import Provider
+    from breakwater.calls.providers.credentials import Credential, CredentialSource
     from breakwater.jobs.contract.job import CallApi
 
 
@@ -89,6 +89,8 @@ class CommandAuth(Auth):
 
     def source(self) -> CredentialSource[str]:
         """Returns the program's output."""
+        from breakwater.calls.providers.credentials import SecretSource
+
         return SecretSource(SecretRef(command=self.command), self.refresh_s)
 
     def headers(self, credential: str) -> Mapping[str, str]:
@@ -139,6 +141,8 @@ class HttpSettings(ProviderSettings):
         Raises:
             ConfigError: the key can't be read, or what the credential needs is not there.
         """
+        from breakwater.calls.providers.credentials import Credential, read_now
+
         return read_now(self.api_key) if self.auth is None else Credential(self.auth.source())
 
 
