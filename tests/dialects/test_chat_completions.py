@@ -119,6 +119,7 @@ CALLED = {"short_circuited": False}
         ("budget_exceeded", "BudgetExceededError", 7.1, [REFUSED], 429, "insufficient_quota", True),
         ("budget_exceeded", "BudgetHeldError", 5.0, [REFUSED], 429, "rate_limit_exceeded", True),
         ("budget_exceeded", "BudgetsRebuildingError", 5.0, [REFUSED], 503, "unavailable", True),
+        ("budget_exceeded", "LimitUnreadableError", 5.0, [REFUSED], 503, "unavailable", True),
         # Waiting does not help.
         ("rate_limited", "RateLimitExceededError", None, [REFUSED], 429, "rate_limit_exceeded", False),
         ("budget_exceeded", "CallOverCapError", None, [REFUSED], 429, "insufficient_quota", False),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import nats
+import pytest
 import pytest_asyncio
 from nats.aio.client import Client
 from nats.js.api import StreamConfig
@@ -22,6 +25,7 @@ from breakwater.limits.rules.scopes import CallNames
 from breakwater.limits.store.budget_counters import BudgetCounters
 from breakwater.limits.store.budgets import FILLED, Budgets, LimitsChanged, OverRate, Reserved
 from tests.server_sources import RunningServer
+from tests.tables import each_row
 
 ZONE = ZoneInfo("UTC")
 NAMES = CallNames("writer", key="bot")
@@ -98,14 +102,59 @@ async def test_once_a_limit_is_set_no_worker_admits_a_call_under_an_older_one(cl
     assert isinstance(await first.ask("j4"), OverRate)
 
 
-async def test_a_limit_of_a_later_version_does_not_keep_others_from_being_read(client: Client, redis: Redis) -> None:
+def record_of(settings: dict[str, Any]) -> dict[str, Any]:
+    """A limit of a later version, which this one can't read."""
+    limit = LimitSettings(scope="key:bot", requests=1, per="minute")
+    record = set_limit("bot", limit, None, Author("later", "tests", None, datetime.now(UTC)))
+    document = json.loads(record.json_bytes())
+    return document | {"limit": document["limit"] | settings}
+
+
+ALL = CallNames("writer"), CallNames("writer", key="bot"), CallNames("writer", key="bot", user="ann")
+"""The names of three calls."""
+
+
+@each_row(
+    ("later", "kept_waiting"),
+    [
+        pytest.param(record_of({"burst": 2}), (False, True, True), id="its scope is readable"),
+        pytest.param(
+            record_of({"scope": "user:* within key:bot", "burst": 2}), (False, False, True), id="of each name"
+        ),
+        pytest.param(record_of({"scope": "region:eu"}), (True, True, True), id="a scope that this version lacks"),
+        pytest.param(record_of({"scope": 7}), (True, True, True), id="no scope"),
+        pytest.param(b"{", (True, True, True), id="no JSON"),
+        pytest.param([1], (True, True, True), id="no record"),
+        pytest.param({"limit": None, "raises": 7}, (False, False, False), id="a raise of a limit of the config"),
+    ],
+)
+async def test_a_limit_that_is_not_readable_keeps_the_calls_waiting_that_it_may_hold_for(
+    client: Client, redis: Redis, later: Any, kept_waiting: tuple[bool, ...]
+) -> None:
+    await client.jetstream().purge_stream(Stream.LIMITS.value)
+    api, worker, _ = await workers(client, redis)
+    await api.set("other", 1)
+    await client.jetstream().publish(
+        "bw.limit-settings.later", later if isinstance(later, bytes) else json.dumps(later).encode()
+    )
+    await worker.log.catch_up()
+    table = worker.live.limits()
+    assert tuple(table.unreadable_limit(names) == "later" for names in ALL) == kept_waiting
+    assert set(table.plane_limits.limits) == {"other"}, "the others count"
+    await client.jetstream().publish("bw.limit-settings.later", json.dumps(record_of({})).encode())
+    await worker.log.catch_up()
+    assert not any(map(worker.live.limits().unreadable_limit, ALL))
+
+
+async def test_a_limit_that_is_readable_no_more_keeps_its_scope(client: Client, redis: Redis) -> None:
     api, worker, _ = await workers(client, redis)
     await api.set("bot", 1)
-    later = LimitSettings(scope="region:eu", requests=1, per="minute")
-    record = set_limit("later", later, None, Author("later", "tests", None, datetime.now(UTC)))
-    await client.jetstream().publish("bw.limit-settings.later", record.json_bytes())
     await worker.log.catch_up()
-    assert set(worker.log.states) == {"bot"}
+    for document in (b"{", b"7"):
+        await client.jetstream().publish("bw.limit-settings.bot", document)
+        await worker.log.catch_up()
+        assert [worker.live.limits().unreadable_limit(names) for names in ALL] == [None, "bot", "bot"]
+        assert not worker.live.limits().plane_limits.limits
 
 
 async def test_a_redis_that_was_emptied_learns_the_version_from_the_stream(client: Client, redis: Redis) -> None:

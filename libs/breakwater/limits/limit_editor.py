@@ -75,6 +75,11 @@ class LimitEditor:
         of_config = (limit for limit in self.limits().limits if limit.id == limit_id)
         return next(of_config, None) or self.limits().plane_limits.limits.get(limit_id)
 
+    def _parts_of(self, limit_id: str) -> tuple[ScopePart, ...] | None:
+        """Returns the parts of a limit's scope, also of one that is not readable here; None if there is no limit."""
+        limit = self.find(limit_id)
+        return self.limits().plane_limits.unreadable.get(limit_id) if limit is None else limit.parts
+
     async def check(
         self,
         limit_id: str,
@@ -135,9 +140,11 @@ class LimitEditor:
         limit = await self.check(limit_id, settings, caller, now, stop=stop, key_binding=key_binding)
         await self.log.catch_up()
         before = self.log.states.get(limit_id)
-        if before is not None and before.limit == limit and limit_id in self.limits().plane_limits.limits:
+        is_same = before is not None and before.limit == limit and limit_id in self.limits().plane_limits.limits
+        record = None if before is None else before.record
+        if is_same and record is not None:
             await self._repeat(limit_id, now)
-            return before.record
+            return record
 
         def decide() -> LimitRecord:
             self._check_rights(caller, limit, key_binding)
@@ -160,16 +167,16 @@ class LimitEditor:
         self._check_changeable(limit_id)
 
         def decide() -> LimitRecord:
-            limit, before = self.find(limit_id), self.log.states.get(limit_id)
-            if limit is None or before is None:
+            parts, before = self._parts_of(limit_id), self.log.states.get(limit_id)
+            if parts is None or before is None:
                 raise unknown_limit(limit_id)
-            check_rights(caller, (*limit.parts, *key_binding))
-            return delete_limit(before, author)
+            check_rights(caller, (*parts, *key_binding))
+            return delete_limit(limit_id, before, author)
 
-        if (limit := self.find(limit_id)) is None:
+        if (parts := self._parts_of(limit_id)) is None:
             await self._repeat(limit_id, now)
             raise unknown_limit(limit_id)
-        return await self._change(limit_id, limit.scope, decide)
+        return await self._change(limit_id, scope_of(parts), decide)
 
     async def raise_limit(
         self,
@@ -252,6 +259,8 @@ class LimitEditor:
         before = self.find(limit.id)
         if before is not None and before.place != limit.place:
             check_rights(caller, before.parts)
+        if (unreadable_scope := self.limits().plane_limits.unreadable.get(limit.id)) is not None:
+            check_rights(caller, unreadable_scope)
         for pattern in patterns_of(limit.parts):
             # The first pattern is that of the limit itself, which may hold already.
             general = self.limits().limit_like(replace(limit, parts=pattern))

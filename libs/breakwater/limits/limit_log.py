@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from breakwater.kernel.nats.state_log import StateLog
 from breakwater.kernel.nats.subjects import LIMIT_CHANGES, LIMIT_SETTINGS, Stream
 from breakwater.limits.contract import LimitRecord
+from breakwater.limits.rules.limit_changes import unreadable_limit
 from breakwater.limits.rules.limit_index import PlaneLimit
 from breakwater.limits.store.budget_counters import BudgetCounters
 
@@ -38,6 +39,10 @@ class LimitLog(StateLog[LimitRecord, PlaneLimit]):
         if record.limit is None and not record.raises:
             return None
         return PlaneLimit.of(record, b"" if self._publisher is None else document)
+
+    def unreadable_state(self, state_id: str, document: bytes) -> PlaneLimit | None:
+        """Returns what keeps the calls waiting that a limit may hold for, though this version can't read it."""
+        return unreadable_limit(document, self.states.get(state_id))
 
     async def read_on(self, known_version: str, in_force: str, counters: BudgetCounters) -> None:
         """Reads on, as Redis has another version than a call was to be admitted under.

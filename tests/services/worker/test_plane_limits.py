@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
@@ -15,6 +16,7 @@ from breakwater.kernel.nats.publisher import Publisher
 from breakwater.limits.contract import LimitSettings
 from breakwater.limits.limit_editor import LimitEditor
 from breakwater.limits.limit_log import LimitLog
+from breakwater.limits.rules.limit_changes import LimitRefusedError
 from breakwater.limits.rules.scopes import CallNames, Dimension, Dimensions
 from breakwater.limits.store.budget_counters import BudgetCounters
 from breakwater.limits.store.budgets import FILLED, Budgets, LimitsChanged, OverBudget, Reserved
@@ -76,6 +78,35 @@ async def test_a_limit_is_in_force_for_the_next_call_of_a_worker_that_has_not_he
         assert [(await status(name))[0] for name in ("first", "second")] == ["succeeded", "dead_lettered"]
         await editor.delete_limit("one a minute", ADMIN, None, now)
         assert await status("dry", dry_run=True) == ("succeeded", None)
+
+
+async def test_calls_under_a_limit_that_the_worker_can_not_read_wait_until_it_is_set_anew(
+    start_worker: StartWorker,
+) -> None:
+    agents = {name: {"model": "sim/m", "total_timeout_s": 2} for name in ("writer", "reader")}
+    async with start_worker(models={"sim/m": model()}, agents=agents) as plane:
+        await fill(plane)
+        editor, later = editor_of(plane), {"scope": "agent:writer", "usd": "9", "per": "day", "burst": 2}
+        await plane.jetstream.publish("bw.limit-settings.later", json.dumps({"limit": later}).encode())
+        await plane.limit_log.catch_up()
+        refused = await plane.run({"agent": "writer", "job_id": "kept", "prompt": "x"})
+        assert (refused["status"], refused["reason"]) == ("dead_lettered", "budget_exceeded")
+        assert refused["error"]["class"] == "LimitUnreadableError"
+        assert "'later' is not readable" in refused["error"]["message"]
+        assert (await plane.run({"agent": "reader", "job_id": "free", "prompt": "x"}))["status"] == "succeeded"
+        await editor.log.catch_up()
+        bound = Caller("key", "id", "bot", ("limits",), datetime.now(UTC), team="search")
+        for work in (
+            editor.delete_limit("later", bound, None, datetime.now(UTC)),
+            editor.set_limit(
+                "later", LimitSettings(scope="agent:* within team:search", requests=1, per="hour"),
+                bound, None, datetime.now(UTC),
+            ),
+        ):  # fmt: skip
+            with pytest.raises(LimitRefusedError, match="may only limit parts of it"):
+                await work
+        await editor.delete_limit("later", ADMIN, None, datetime.now(UTC))
+        assert (await plane.run({"agent": "writer", "job_id": "again", "prompt": "x"}))["status"] == "succeeded"
 
 
 async def test_a_worker_without_nats_waits_instead_of_admitting_under_older_limits(start_worker: StartWorker) -> None:

@@ -68,6 +68,7 @@ _OVERLOADED = frozenset({503, 529})
 _OF_REFUSALS: Mapping[str, tuple[int, str]] = {
     "BudgetHeldError": (429, "rate_limit_exceeded"),
     "BudgetsRebuildingError": (503, "unavailable"),
+    "LimitUnreadableError": (503, "unavailable"),
 }
 """Statuses and codes of refusals by a budget that is not used up, by the error's class."""
 

@@ -90,6 +90,10 @@ class StateLog(ABC, Generic[RecordT, StateT]):
     def read_record(self, document: bytes) -> RecordT:
         """Parses a record. Raises ValidationError."""
 
+    def unreadable_state(self, state_id: str, document: bytes) -> StateT | None:  # noqa: ARG002  for subclasses
+        """Returns the state of a thing whose record is not readable, such as that of a later version; None: none."""
+        return None
+
     @property
     def version(self) -> str:
         """The state of the whole log: the stream's identity, and the sequence up to which it is known."""
@@ -218,7 +222,7 @@ class StateLog(ABC, Generic[RecordT, StateT]):
                     async for message in stored:
                         sequence = message.sequence
                         state_id = subjects.decode_token(message.subject.rpartition(".")[2])
-                        changes[state_id] = self._read_state(message.data, message.subject, sequence)
+                        changes[state_id] = self._read_state(state_id, message.data, sequence)
             except BusUnavailableError:
                 # The replica that was asked may lag.
                 if left_s <= 0 or not self._connection().is_connected:
@@ -228,13 +232,12 @@ class StateLog(ABC, Generic[RecordT, StateT]):
             else:
                 return sequence
 
-    def _read_state(self, document: bytes, subject: str, sequence: int) -> StateT | None:
-        """Returns a state; None if its record is not readable, such as that of a later version."""
+    def _read_state(self, state_id: str, document: bytes, sequence: int) -> StateT | None:
         try:
             return self.state_of(self.read_record(document), document)
         except ValueError:  # of the record, or of what it means here
-            structlog.get_logger().error("state_unreadable", subject=subject, sequence=sequence)
-            return None
+            structlog.get_logger().error("state_unreadable", stream=self.stream, id=state_id, sequence=sequence)
+            return self.unreadable_state(state_id, document)
 
     def _take(self, changes: Mapping[str, StateT | None]) -> None:
         for state_id, state in changes.items():

@@ -82,6 +82,7 @@ class BudgetGate(Gate):
     _is_in_queue: bool = False
     _known_limits: str = ""
     _limits_in_force: str = ""
+    _unreadable_limit: str | None = None
 
     def ask(self) -> ScriptCommand | Refused:
         """Refuses locally if the job's own cap has no room, or a hard cap applies to a model without a price."""
@@ -93,6 +94,7 @@ class BudgetGate(Gate):
         names = _names_of(admission)
         limits = self.limits()
         self._known_limits = limits.version
+        self._unreadable_limit = limits.unreadable_limit(names)
         dimensions = self.budgets.dimensions
         self._counters = limits.counters(names, dimensions)
         self._rates = limits.rate_limits(names) + self._task_rates()
@@ -116,7 +118,7 @@ class BudgetGate(Gate):
             turn=admission.job.turn,
             can_wait_ms=_can_wait_ms(admission),
             most_names=MAX_MADE_UP_SCOPES if any("n" in counter.flags for counter in self._counters) else None,
-            is_incomplete=limits.is_incomplete(names, dimensions),
+            is_incomplete=self._unreadable_limit is not None or limits.is_incomplete(names, dimensions),
             version=limits.version,
         )
 
@@ -153,7 +155,10 @@ class BudgetGate(Gate):
             case TooManyNames():
                 return Refused("budget_exceeded", refusals.TOO_MANY_NAMES, ends_chain=True)
             case CountersLost():
-                return WaitForCapacity(REBUILDING_POLL_S * (1 + self.jitter()), REBUILDING)
+                refused = REBUILDING
+                if self._unreadable_limit is not None:
+                    refused = Refused("budget_exceeded", refusals.unreadable_limit(self._unreadable_limit))
+                return WaitForCapacity(REBUILDING_POLL_S * (1 + self.jitter()), refused)
             case PeriodChanged() | DimensionsChanged():
                 return AskAgain()  # they are known now
             case LimitsChanged(in_force):

@@ -432,6 +432,14 @@ class LimitTable:
         keys = ((dimension, dimension.key(names)) for dimension in uncounted)
         return any(key is not None and self._is_hard(key, dimension.window) for dimension, key in keys)
 
+    def unreadable_limit(self, names: CallNames) -> str | None:
+        """Returns the id of a limit that may hold for a call, but is not readable here; None if there is none."""
+        for limit_id, parts in self.plane_limits.unreadable.items():
+            own_names = [(part.name, names.of_kind(part.kind)) for part in parts]
+            if all(own_name is not None and name in (own_name, EACH) for name, own_name in own_names):
+                return limit_id
+        return None
+
     def keys(self, more: Iterable[str] = ()) -> tuple[str, ...]:
         """Returns the keys of the scopes that the config or a limit names, global first, and then those in `more`.
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, get_args
 
+from pydantic_core import from_json
+
 from breakwater.identity.rules.callers import Caller
 from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.types import is_identifier
@@ -14,7 +16,7 @@ from breakwater.limits.contract import Enforcement, LimitEvent, LimitRaise, Limi
 from breakwater.limits.rules.budget import LimitTable
 from breakwater.limits.rules.limit import OF_SETTINGS, Limit, amount_of
 from breakwater.limits.rules.limit_index import PlaneLimit
-from breakwater.limits.rules.scopes import BASE, EACH, MAX_DIMENSIONS, ScopePart, parse_scope, patterns_of
+from breakwater.limits.rules.scopes import BASE, EACH, MAX_DIMENSIONS, PLANE, ScopePart, parse_scope, patterns_of
 
 MAX_PLANE_LIMITS = 30_000
 """The most limits that the plane keeps. Every worker has them in memory."""
@@ -227,10 +229,11 @@ def set_limit(limit_id: str, settings: LimitSettings, before: PlaneLimit | None,
     )
 
 
-def delete_limit(before: PlaneLimit, author: Author) -> LimitRecord:
+def delete_limit(limit_id: str, before: PlaneLimit, author: Author) -> LimitRecord:
     """Returns the record of a limit that is deleted."""
     record = before.record
-    return LimitRecord(id=record.id, limit=None, before=record.limit, change="deleted", **_stated(author))
+    settings = None if record is None else record.limit
+    return LimitRecord(id=limit_id, limit=None, before=settings, change="deleted", **_stated(author))
 
 
 def raise_limit(
@@ -258,6 +261,26 @@ def raise_limit(
         change="raise_ended" if ends else "raised",
         **_stated(author),
     )
+
+
+def unreadable_limit(document: bytes, before: PlaneLimit | None) -> PlaneLimit | None:
+    """Returns what stands for a limit whose record is not readable here, such as that of a later version.
+
+    Its scope is that of the record, or else the one it had before. If neither is readable, it may hold for any call.
+
+    Returns:
+        None if there is no limit: it was deleted, or only raises one of the config, which allows less without that.
+    """
+    scope: tuple[ScopePart, ...] = ()
+    try:
+        settings = from_json(document)["limit"]
+        if settings is None:
+            return None
+        scope = parse_scope(settings["scope"])
+    except (ValueError, LookupError, TypeError, AttributeError):
+        if before is not None:
+            scope = before.unreadable_scope or (() if before.limit is None else before.limit.parts)
+    return PlaneLimit(None, (), b"", scope or PLANE)
 
 
 def raised_scope(limit: Limit, scope: str | None) -> tuple[ScopePart, ...]:

@@ -83,11 +83,13 @@ class PlaneLimit:
         limit: None if it is in the config.
         raises: those that had not ended when the record was made.
         document: the record; empty in a process that neither changes nor lists limits.
+        unreadable_scope: the scope of a limit whose record is not readable here; empty if it is.
     """
 
     limit: Limit | None
     raises: tuple[LimitRaise, ...]
     document: bytes
+    unreadable_scope: tuple[ScopePart, ...] = ()
 
     @classmethod
     def of(cls, record: LimitRecord, document: bytes) -> PlaneLimit:
@@ -96,9 +98,9 @@ class PlaneLimit:
         return cls(limit, record.raises, document)
 
     @property
-    def record(self) -> LimitRecord:
-        """Its record, parsed anew."""
-        return LimitRecord.model_validate_json(self.document)
+    def record(self) -> LimitRecord | None:
+        """Its record, parsed anew; None if it is not readable."""
+        return None if self.unreadable_scope else LimitRecord.model_validate_json(self.document)
 
 
 class PlaneLimits(LimitIndex):
@@ -108,6 +110,8 @@ class PlaneLimits(LimitIndex):
         super().__init__()
         self.limits: dict[str, Limit] = {}
         """Those that hold, by their ids."""
+        self.unreadable: dict[str, tuple[ScopePart, ...]] = {}
+        """The scopes of those that may hold, but are not readable here, by their ids."""
         self._raises: dict[str, tuple[LimitRaise, ...]] = {}
         self._ends: list[tuple[int, str]] = []
         """A heap of the ends of limits and raises."""
@@ -124,9 +128,12 @@ class PlaneLimits(LimitIndex):
             if (before := self.limits.pop(limit_id, None)) is not None:
                 self.remove(before)
             self._raises.pop(limit_id, None)
+            self.unreadable.pop(limit_id, None)
         for limit_id, plane_limit in changed.items():
             if plane_limit is None:
                 continue
+            if plane_limit.unreadable_scope:
+                self.unreadable[limit_id] = plane_limit.unreadable_scope
             limit = plane_limit.limit
             if limit is not None and limit.holds_at(now_ms):
                 self.limits[limit_id] = limit

@@ -33,6 +33,19 @@ REBUILDING = refusal(
     user_message="This agent's budget cannot be checked right now. Please try again in a minute.",
 )
 
+
+def unreadable_limit(limit_id: str) -> ErrorInfo:
+    """Builds the error of a call that a limit may hold for whose record this version of the plane can't read."""
+    return refusal(
+        "budget_exceeded",
+        "LimitUnreadableError",
+        f"the limit {limit_id!r} is not readable by this version of the plane; until it is, calls in its scope wait",
+        to_do="update all services to one version, or set or delete the limit again",
+        retry_after_s=RETRY_HELD_S,
+        user_message="This agent's budget cannot be checked right now. Please try again in a minute.",
+    )
+
+
 TOO_MANY_NAMES = refusal(
     "budget_exceeded",
     "TooManyTenantsError",
