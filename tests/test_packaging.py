@@ -18,6 +18,7 @@ from breakwater import __version__
 from tests.tables import each_row
 
 ROOT = Path(__file__).parent.parent
+CLOUDS = ("azure", "gcp")
 PINNED = {file.stem: file for file in (ROOT / "requirements").glob("*.txt")}
 # In pieces, so that this file does not hold what it looks for.
 REGISTRIES = ("py" + "pi.", "pythonhost" + "ed", "https://" + "files", "registry." + "npmjs", "deb" + "ian.org")
@@ -64,7 +65,7 @@ def test_pins_are_installed_without_looking_for_newer_versions() -> None:
 
 def test_a_package_has_one_version_wherever_it_is_pinned() -> None:
     dev = pins("dev")
-    for name in ("build", "runtime", "embedded"):
+    for name in ("build", "runtime", "embedded", "clouds"):
         assert pins(name).items() <= dev.items()
 
 
@@ -74,6 +75,10 @@ def test_every_dependency_of_the_project_is_pinned() -> None:
     wanted = {
         "runtime": project["dependencies"],
         "embedded": [*project["dependencies"], *project["optional-dependencies"]["embedded"]],
+        "clouds": [
+            *project["dependencies"],
+            *(name for extra in CLOUDS for name in project["optional-dependencies"][extra]),
+        ],
         "dev": [*project["dependencies"], *project["optional-dependencies"]["dev"]],
     }
     for name, requirements in wanted.items():

@@ -244,9 +244,10 @@ def _explain(problem: Mapping[str, Any]) -> list[str]:
 def _path_in_file(location: Iterable[object]) -> tuple[tuple[str, ...], type[BaseModel] | None]:
     """Returns a location as the file has it, and the settings class of the provider that it is in, if any.
 
-    Pydantic's location has extra steps, such as the kind after a provider's name; these are left out.
+    Pydantic's location has extra steps, such as the kind after a provider's name and the way of its `auth`; these are
+    left out.
     """
-    parts = tuple(str(part) for part in location if not str(part).startswith(("function-", "constrained-")))
+    parts = tuple(str(part) for part in location if not str(part).startswith(("function-", "constrained-", "auth:")))
     if parts[:1] == ("providers",) and len(parts) > 2 and parts[2] in KINDS:
         return (*parts[:2], *parts[3:]), KINDS[parts[2]]
     return parts, None

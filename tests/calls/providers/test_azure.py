@@ -28,6 +28,7 @@ async def test_a_deployment_answers_as_openai_does() -> None:
             "a b/c",
             "/openai/deployments/a%20b%2Fc/chat/completions?api-version=2025-04-01-preview",
         ),
+        ("/", "v1", "gpt-4o", "/openai/v1/chat/completions"),
     ],
 )
 async def test_the_url_names_deployment_and_version_and_the_key_has_its_header(

@@ -50,7 +50,7 @@ def test_a_provider_is_of_the_kind_it_names_or_openai_compatible(provider: str, 
             "{kind: azure, zzz: x}",
             [
                 "p.base_url: is missing",
-                "p.zzz: is not a known setting; known: api_key, api_version, auth, base_url, headers, "
+                "p.zzz: is not a known setting; known: api, api_key, api_version, auth, base_url, headers, "
                 "kind, proxy, proxy_auth, tls",
             ],
         ),

@@ -129,13 +129,24 @@ class AzureDeployments(ChatCompletions):
         return {} if key is None else {"api-key": key}
 
 
+class AzureV1(ChatCompletions):
+    """`<base_url>/openai/v1/chat/completions`, with the deployment as the model."""
+
+    def headers(self, key: str | None) -> Mapping[str, str]:
+        """Returns the key in its header."""
+        return {} if key is None else {"api-key": key}
+
+
 def openai_wires(base_url: str) -> dict[CallApi, Wire]:
     """Returns the APIs of an OpenAI-compatible endpoint."""
     chat = ChatCompletions(base_url)
     return {"chat": chat, "embeddings": EmbeddingsWire(chat), "responses": ResponsesWire(chat)}
 
 
-def azure_wires(base_url: str, api_version: str) -> dict[CallApi, Wire]:
-    """Returns the APIs of an Azure OpenAI resource."""
-    chat = AzureDeployments(base_url, api_version)
-    return {"chat": chat, "embeddings": EmbeddingsWire(chat)}
+def azure_wires(base_url: str, api_version: str | None) -> dict[CallApi, Wire]:
+    """Returns the APIs of an Azure OpenAI resource; without a version, those of its `v1`, whose paths are OpenAI's."""
+    if api_version is None:
+        chat = AzureV1(f"{base_url.rstrip('/')}/openai/v1")
+        return {"chat": chat, "embeddings": EmbeddingsWire(chat), "responses": ResponsesWire(chat)}
+    dated = AzureDeployments(base_url, api_version)
+    return {"chat": dated, "embeddings": EmbeddingsWire(dated)}

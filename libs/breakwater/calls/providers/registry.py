@@ -12,18 +12,19 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast, get_args
 
-from pydantic import BeforeValidator, Discriminator, Field, JsonValue, StringConstraints
+from pydantic import BeforeValidator, Discriminator, Field, JsonValue, StringConstraints, Tag, model_validator
 
-from breakwater.calls.providers.settings import HttpSettings, LocalSettings, ProviderSettings
+from breakwater.calls.providers.settings import Auth, CommandAuth, HttpSettings, LocalSettings, ProviderSettings
 from breakwater.kernel.errors import ConfigError
-from breakwater.kernel.security.secret_refs import EnvName, SecretRef
+from breakwater.kernel.security.secret_refs import EnvName, Secret, SecretRef
 from breakwater.kernel.types import HttpUrl, Message
 from breakwater.redaction.settings import DEFAULT_REDACTION, RedactionRules
 
 if TYPE_CHECKING:
     from breakwater.calls.providers.base import Provider
+    from breakwater.calls.providers.credentials import CredentialSource
     from breakwater.jobs.contract.job import CallApi
 
 
@@ -71,23 +72,101 @@ class OpenAISettings(HttpSettings):
         return HttpProvider(lambda _: wires, self, redaction)
 
 
+AZURE_V1 = "v1"
+"""The version of Azure's API whose requests are OpenAI's, and name the deployment as their model."""
+
+
+class EntraAuth(Auth):
+    """A token of Microsoft Entra ID. Needs `pip install 'breakwater-plane[azure]'`."""
+
+    entra: Literal["default", "managed_identity", "workload_identity", "client_secret"] = Field(
+        description="Where the identity comes from. `default` tries the variables `AZURE_*`, workload identity, "
+        "managed identity and `az login`, in this order."
+    )
+    tenant_id: HeaderText | None = Field(default=None, description="The directory, for `client_secret`.")
+    client_id: HeaderText | None = Field(
+        default=None, description="The application, or a user-assigned managed identity; default: the system-assigned."
+    )
+    client_secret: Secret | None = Field(default=None, description="The application's secret, for `client_secret`.")
+    authority: Annotated[str, Field(pattern=r"^[A-Za-z0-9.:-]+$")] | None = Field(
+        default=None, description="The host of Entra ID; default: AZURE_AUTHORITY_HOST, else login.microsoftonline.com."
+    )
+    scope: HeaderText = Field(
+        default="https://cognitiveservices.azure.com/.default", description="What the token is asked for."
+    )
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        of_secret = {"tenant_id": self.tenant_id, "client_secret": self.client_secret}
+        for name, value in of_secret.items():
+            if value is not None and self.entra != "client_secret":
+                raise ValueError(f"{name} is for entra: client_secret")
+        missing = [name for name, value in {**of_secret, "client_id": self.client_id}.items() if value is None]
+        if self.entra == "client_secret" and missing:
+            raise ValueError(f"entra: client_secret needs {', '.join(sorted(missing))}")
+        if self.entra == "managed_identity" and self.authority is not None:
+            raise ValueError("authority is not for entra: managed_identity, which asks the machine")
+        if self.entra == "default" and self.client_id is not None:
+            raise ValueError("client_id is not for entra: default, which reads AZURE_CLIENT_ID")
+        return self
+
+    def source(self) -> CredentialSource[str]:
+        """Returns where the token comes from. Raises ConfigError: azure-identity is not installed."""
+        from breakwater.calls.providers.entra import EntraSource
+
+        named = {
+            "tenant_id": self.tenant_id,
+            "client_id": self.client_id,
+            "authority": self.authority and f"https://{self.authority}",
+        }
+        options = {name: value for name, value in named.items() if value is not None}
+        return EntraSource(self.entra, self.scope, options, self.client_secret)
+
+
+def _way_of_azure(value: object) -> str:
+    return (
+        "auth:command"
+        if isinstance(value, CommandAuth) or (isinstance(value, dict) and "command" in value)
+        else "auth:entra"
+    )
+
+
+AzureAuth = Annotated[
+    Annotated[CommandAuth, Tag("auth:command")] | Annotated[EntraAuth, Tag("auth:entra")], Discriminator(_way_of_azure)
+]
+
+
 class AzureSettings(HttpSettings):
-    """An Azure OpenAI resource. Its models are named by their deployments."""
+    """An Azure OpenAI or Foundry resource. Its models are named by their deployments."""
 
     kind: Literal["azure"]
     base_url: HttpUrl = Field(description="The resource, as in `https://NAME.openai.azure.com`.")
-    api_version: ApiVersion = "2024-10-21"
+    api_version: ApiVersion = Field(
+        default="2024-10-21", description="A date, or `v1`: OpenAI's own paths, at `<base_url>/openai/v1`."
+    )
+    api: Literal["chat", "responses"] = Field(
+        default="chat", description="`responses`: requests of the Responses API go out as they are. Needs `v1`."
+    )
+    auth: AzureAuth | None = Field(  # pyright: ignore[reportIncompatibleVariableOverride]  nobody assigns it
+        default=None, description="A credential other than a key, in place of `api_key`."
+    )
+
+    @model_validator(mode="after")
+    def _responses_at_v1(self) -> Self:
+        if self.api == "responses" and self.api_version != AZURE_V1:
+            raise ValueError("api: responses needs api_version: v1")
+        return self
 
     def apis_of(self, model: str) -> Collection[CallApi]:  # noqa: ARG002  the same for all
-        """Returns chats and embeddings."""
-        return ("chat", "embeddings")
+        """Returns chats and embeddings, and Responses if the config says so."""
+        return ("chat", "embeddings", "responses") if self.api == "responses" else ("chat", "embeddings")
 
     def open(self, redaction: RedactionRules = DEFAULT_REDACTION) -> Provider:
         """Returns the provider. Raises ConfigError."""
         from breakwater.calls.providers.http import HttpProvider
         from breakwater.calls.providers.openai import azure_wires
 
-        wires = azure_wires(self.base_url, self.api_version)
+        wires = azure_wires(self.base_url, None if self.api_version == AZURE_V1 else self.api_version)
         return HttpProvider(lambda _: wires, self, redaction)
 
 

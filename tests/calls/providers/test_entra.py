@@ -1,0 +1,218 @@
+"""Azure by tokens of Entra ID, against doubles of Entra, of App Service's managed identity, and of its resource."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+from aiohttp import web
+from pydantic import ValidationError
+
+from breakwater.calls.providers import extras
+from breakwater.calls.providers.base import CallError
+from breakwater.calls.providers.registry import AzureSettings, EntraAuth
+from breakwater.calls.rules.classify import TransportFailure
+from breakwater.config import parse_config
+from breakwater.kernel.errors import ConfigError
+from breakwater.kernel.security.secret_refs import SecretRef
+from tests.calls.providers.cloud_doubles import TokenIssuer, serving
+from tests.calls.providers.kit import call, failure, perform, settings
+
+pytest.importorskip("azure.identity", reason="`make install` brings it")
+
+SECRET = "client~secret~0123"
+SCOPE = "https://cognitiveservices.azure.com/.default"
+
+
+@pytest.fixture(autouse=True)
+def _nothing_of_azure(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AZURE_CLIENT_ID", "AZURE_TENANT_ID", "AZURE_CLIENT_SECRET", "IDENTITY_ENDPOINT", "MSI_ENDPOINT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("ENTRA_SECRET", SECRET)
+
+
+@asynccontextmanager
+async def resource(issuer: TokenIssuer, seen: list[str]) -> AsyncGenerator[str]:
+    """An Azure OpenAI resource without keys."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        seen.append(request.raw_path)
+        assert "api-key" not in request.headers
+        return issuer.refusal(request) or web.json_response({"choices": [{"message": {"content": "hi"}}]})
+
+    async with serving({"POST /openai/{rest:.*}": answer}) as origin:
+        yield origin
+
+
+@asynccontextmanager
+async def app_service(issuer: TokenIssuer, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[None]:
+    """The managed identity of an app service, which demands its header."""
+
+    async def token(request: web.Request) -> web.StreamResponse:
+        if request.headers.get("X-IDENTITY-HEADER") != "of-the-app" or request.query["api-version"] != "2019-08-01":
+            return web.json_response({"statusCode": 400, "message": "no"}, status=400)
+        expires_on = {"expires_on": str(int(time.time() + issuer.lifetime_s)), "resource": "r"}
+        return issuer.issue(request.query, **expires_on)
+
+    async with serving({"GET /msi/token": token}) as origin:
+        monkeypatch.setenv("IDENTITY_ENDPOINT", f"{origin}/msi/token")
+        monkeypatch.setenv("IDENTITY_HEADER", "of-the-app")
+        yield
+
+
+async def test_a_managed_identity_calls_a_resource_and_gets_a_new_token_after_a_refusal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    issuer = TokenIssuer()
+    seen: list[str] = []
+    auth = EntraAuth(entra="managed_identity", client_id="11111111-2222")
+    async with app_service(issuer, monkeypatch), resource(issuer, seen) as origin:
+        provider = AzureSettings(kind="azure", base_url=origin, auth=auth).open()
+        for _ in range(3):
+            assert (await provider.perform(call(model="gpt-x"))).output == "hi"
+        assert len(issuer.requests) == 1
+        assert issuer.requests[0]["resource"] == "https://cognitiveservices.azure.com"
+        assert issuer.requests[0]["client_id"] == "11111111-2222"
+        issuer.revoke()
+        with pytest.raises(CallError) as caught:
+            await provider.perform(call(model="gpt-x"))
+        assert await provider.refresh_credential(caught.value.credential) is True
+        assert (await provider.perform(call(model="gpt-x"))).output == "hi"
+        await provider.close()
+    assert set(seen) == {"/openai/deployments/gpt-x/chat/completions?api-version=2024-10-21"}
+
+
+async def test_a_token_that_ends_soon_is_renewed_while_calls_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    issuer = TokenIssuer(lifetime_s=4)
+    async with app_service(issuer, monkeypatch), resource(issuer, []) as origin:
+        provider = AzureSettings(kind="azure", base_url=origin, auth=EntraAuth(entra="managed_identity")).open()
+        for _ in range(60):
+            await provider.perform(call())
+            await asyncio.sleep(0.1)
+        await provider.close()
+    assert 2 <= len(issuer.requests) <= 5
+
+
+@asynccontextmanager
+async def entra(
+    issuer: TokenIssuer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncGenerator[tuple[str, dict[str, Any]]]:
+    """Entra ID with one directory and one application."""
+    authority = trustme.CA()
+    ca = tmp_path / "ca.pem"
+    authority.cert_pem.write_to_path(str(ca))
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(ca))
+
+    async def directory(request: web.Request) -> web.StreamResponse:
+        base = f"https://{request.host}/tenant-1"
+        return web.json_response(
+            {
+                "token_endpoint": f"{base}/oauth2/v2.0/token",
+                "authorization_endpoint": f"{base}/oauth2/v2.0/authorize",
+                "issuer": f"{base}/v2.0",
+            }
+        )
+
+    async def token(request: web.Request) -> web.StreamResponse:
+        form = {name: str(value) for name, value in (await request.post()).items()}
+        if form.get("client_secret") != SECRET:
+            text = f"AADSTS7000215: Invalid client secret provided: {form.get('client_secret')}."
+            return web.json_response({"error": "invalid_client", "error_description": text}, status=401)
+        return issuer.issue(form, ext_expires_in=3600)
+
+    routes = {
+        "GET /tenant-1/v2.0/.well-known/openid-configuration": directory,
+        "POST /tenant-1/oauth2/v2.0/token": token,
+    }
+    async with serving(routes, authority) as origin:
+        fields = {
+            "entra": "client_secret",
+            "tenant_id": "tenant-1",
+            "client_id": "app-1",
+            "client_secret": SecretRef(env="ENTRA_SECRET"),
+            "authority": origin.removeprefix("https://"),
+        }
+        yield origin, fields
+
+
+async def test_an_application_shows_its_secret_to_entra_and_its_token_to_the_resource(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    issuer = TokenIssuer()
+    seen: list[str] = []
+    async with entra(issuer, tmp_path, monkeypatch) as (_, fields), resource(issuer, seen) as origin:
+        chosen = AzureSettings(kind="azure", base_url=origin, api_version="v1", auth=EntraAuth(**fields))
+        assert (await perform(chosen, call(model="gpt-x"))).output == "hi"
+    assert (issuer.requests[0]["scope"], issuer.requests[0]["client_id"]) == (SCOPE, "app-1")
+    assert seen == ["/openai/v1/chat/completions"]
+
+
+async def test_a_refused_secret_is_a_failure_that_says_so_and_does_not_show_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENTRA_SECRET", wrong := "wrong~secret~4567")
+    seen: list[str] = []
+    issuer = TokenIssuer()
+    async with entra(issuer, tmp_path, monkeypatch) as (_, fields), resource(issuer, seen) as origin:
+        error = await failure(AzureSettings(kind="azure", base_url=origin, auth=EntraAuth(**fields)))
+    assert isinstance(error.failure, TransportFailure)
+    assert error.failure.class_name == "CredentialError"
+    assert "AADSTS7000215" in error.failure.message
+    assert "Microsoft Entra ID (client_secret)" in error.failure.message
+    assert wrong not in error.failure.message
+    assert not error.maybe_billed
+    assert not seen
+
+
+async def test_where_there_is_no_identity_the_failure_names_the_places_that_were_tried(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("AZURE_POD_IDENTITY_AUTHORITY_HOST", "http://127.0.0.1:1")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    chosen = AzureSettings(kind="azure", base_url="http://127.0.0.1:1", auth=EntraAuth(entra="default"))
+    error = await failure(chosen, call(timeout_s=30))
+    for place in ("EnvironmentCredential", "WorkloadIdentityCredential", "ManagedIdentityCredential", "AzureCli"):
+        assert place in str(error)
+
+
+@pytest.mark.parametrize(
+    ("auth", "problem"),
+    [
+        ("{entra: client_secret, client_id: a}", "auth: entra: client_secret needs client_secret, tenant_id"),
+        ("{entra: default, client_id: a}", "auth: client_id is not for entra: default, which reads AZURE_CLIENT_ID"),
+        ("{entra: managed_identity, tenant_id: a}", "auth: tenant_id is for entra: client_secret"),
+        ("{entra: managed_identity, authority: a}", "auth: authority is not for entra: managed_identity"),
+        ("{entra: nobody}", "auth.entra: should be 'default', 'managed_identity', "),
+        ("{}", "auth.entra: is missing"),
+        ("{command: []}", "auth.command: "),
+        ("{entra: client_secret, client_secret: abc}", "auth.client_secret: a secret does not belong in the config"),
+    ],
+)
+def test_a_mistake_is_named_by_its_place(auth: str, problem: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(
+            f"agents: {{a: {{model: p/m}}}}\nproviders:\n  p: {{kind: azure, base_url: 'http://x', auth: {auth}}}"
+        )
+    assert f"providers.p.{problem}" in str(caught.value)
+
+
+def test_responses_need_the_new_api() -> None:
+    with pytest.raises(ValidationError, match="api: responses needs api_version: v1"):
+        AzureSettings(kind="azure", base_url="http://x", api="responses")
+    assert "responses" in AzureSettings(kind="azure", base_url="http://x", api="responses", api_version="v1").apis_of(
+        "m"
+    )
+
+
+def test_a_missing_package_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "azure.identity", None)
+    with pytest.raises(ConfigError, match=r"install it with: pip install 'breakwater-plane\[azure\]'"):
+        settings("azure", "http://x", api_key=None, auth=EntraAuth(entra="default")).open()
+    assert extras.in_one_line(ValueError("a\n\tb")) == "a b"
