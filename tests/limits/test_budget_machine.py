@@ -37,6 +37,7 @@ from breakwater.limits.store.budgets import (
     Budgets,
     CountersLost,
     DimensionsChanged,
+    HeldOtherwise,
     NotFilledError,
     OverBudget,
     Reserved,
@@ -69,8 +70,12 @@ RATES = (
     Limit("requests", (ScopePart("agent", "*"),), "requests", "hour", 24, "cheaper_model"),
     Limit("tokens", (ScopePart("agent", "*"),), "tokens", "hour", 1_000, "cheaper_model"),
     Limit("slots", (ScopePart("key", "*"),), "concurrent", None, 15, "cheaper_model"),
+    Limit("requests to m", (ScopePart("model", "m"),), "requests", "hour", 30, "cheaper_model"),
+    Limit("slots of m", (ScopePart("model", "m"),), "concurrent", None, 12, "cheaper_model"),
 )
+"""Calls of model `m` count in windows and slots that those of `n` don't."""
 RATE_TABLE = LimitTable(RATES)
+MODELS = st.sampled_from(["m", "n"])
 EXAMPLES, LENGTH = 4, 100
 """Examples of a run, and steps of an example at most."""
 
@@ -88,10 +93,15 @@ class Call:
     agent: str
     tenant: str | None
     caller: str | None
+    model: str = "m"
 
     @property
     def names(self) -> CallNames:
-        return CallNames(self.agent, self.tenant, key=self.caller)
+        return CallNames(self.agent, self.tenant, self.model, key=self.caller)
+
+    @property
+    def rates(self) -> RateLimits:
+        return RATE_TABLE.rate_limits(self.names)
 
     def name(self, of: str) -> str:
         """Of its tenant or its caller."""
@@ -111,12 +121,17 @@ class Held:
     """The scopes in which it counts for the share of its caller and its tenant."""
     in_window: InWindow | None = None
 
+    @property
+    def slots(self) -> frozenset[str]:
+        """The scopes in which it has a slot."""
+        return frozenset() if self.charged else frozenset(slots.key for slots in self.call.rates.slots)
+
 
 @dataclass(slots=True, eq=False)
 class InWindow:
-    """A call that counts in the window of its agent, until that slides on."""
+    """A call that counts in the windows of some scopes, until they slide on."""
 
-    agent: str
+    scopes: frozenset[str]
     tokens: int
     under_way: bool = True
 
@@ -206,27 +221,26 @@ class Money(RedisMachine):
         """Those that workers count in: while Redis has lost them, those that they knew."""
         return self.dimensions if self.filled else self.budgets.dimensions
 
-    def rates(self, call: Call) -> RateLimits:
-        return RATE_TABLE.rate_limits(call.names)
-
-    def usage(self, agent: str) -> tuple[int, int, int]:
-        """The requests, the tokens and the calls under way that count in the window of an agent."""
-        counted = [one for one in self.in_windows if one.agent == agent]
+    def usage(self, scope: str) -> tuple[int, int, int]:
+        """The requests, the tokens and the calls under way that count in the window of a scope."""
+        counted = [one for one in self.in_windows if scope in one.scopes]
         return len(counted), sum(one.tokens for one in counted), sum(one.under_way for one in counted)
 
-    def takers(self, caller: str | None) -> set[str]:
-        """The attempts in the slots of a caller."""
-        return {name for name, one in self.held.items() if not one.charged and caller and one.call.caller == caller}
+    def takers(self, scope: str) -> set[str]:
+        """The attempts in the slots of a scope."""
+        return {name for name, one in self.held.items() if scope in one.slots}
 
-    def over_rate(self, call: Call, amount: int, known: Held | None) -> str | None:
-        """The scope of the rate that has no room for a call."""
-        mine = None if known is None else known.in_window
-        requests, tokens, _ = self.usage(call.agent)
-        requests, tokens = (requests, tokens) if mine is None else (requests - 1, tokens - mine.tokens)
-        if requests + 1 > RATES[0].amount or tokens + amount > RATES[1].amount:
-            return f"agent:{call.agent}"
-        takers = self.takers(call.caller) - {call.attempt_id}
-        return f"key:{call.caller}" if len(takers) >= RATES[2].amount else None
+    def full_rates(self, call: Call, amount: int) -> tuple[set[str], set[str]]:
+        """The scopes whose windows, and those whose slots, have no room for a call."""
+        windows: set[str] = set()
+        for window in call.rates.windows:
+            requests, tokens, _ = self.usage(window.key)
+            for unit, after in (("requests", requests + 1), ("tokens", tokens + amount)):
+                limit = window.limits.get(unit)
+                if limit is not None and after > limit.amount:
+                    windows.add(window.key)
+        slots = {slots.key for slots in call.rates.slots if len(self.takers(slots.key)) >= slots.limit.amount}
+        return windows, slots
 
     def leave_window(self, held: Held | None, used: int | None) -> None:
         """Notes that a call has ended; None: its use is unknown, and its worst case stays."""
@@ -242,14 +256,14 @@ class Money(RedisMachine):
             if (one.call.name(of) != name) == others
         )
 
-    def is_over_share(self, place: BudgetPlace, of: str, call: Call, more: int, left: int) -> bool:
+    def is_over_share(self, place: BudgetPlace, of: str, call: Call, amount: int, left: int) -> bool:
         """Whether a call asks for too much while others use the budget: they hold some of it, or wait for it."""
         key, name = place[1], call.name(of)
-        waiting = next((amount for waiter, amount in reversed(self.waiting[place, of]) if waiter != name), None)
+        waiting = next((waits for waiter, waits in reversed(self.waiting[place, of]) if waiter != name), None)
         others = self.held_of(key, of, name, others=True) > 0 or (waiting is not None and 2 * waiting <= left)
-        return others and 2 * (self.held_of(key, of, name) + more) > left
+        return others and 2 * (self.held_of(key, of, name) + amount) > left
 
-    def refusal(self, call: Call, amount: int, more: int, *, waits: bool) -> OverBudget | CountersLost | None:
+    def refusal(self, call: Call, amount: int, *, waits: bool) -> OverBudget | CountersLost | None:
         periods, kept_out = periods_at(self.now(), ZONE), None
         if self.table.is_incomplete(call.names, self.known_dimensions):
             self.seen["lacks the past"] += self.filled
@@ -264,13 +278,13 @@ class Money(RedisMachine):
             place = period.name, counter.key
             limit = self.effective_limit(place, counter.hard_limit)
             spent, reserved = self.spent(place), self.sum_of(place, charged=False)
-            is_full = not fits(more, limit=limit, spent=spent + reserved)
-            shares = shares_of(counter) if more > 0 else ()
-            over = any(self.is_over_share(place, of, call, more, limit - spent) for of in shares)
+            is_full = not fits(amount, limit=limit, spent=spent + reserved)
+            shares = shares_of(counter) if amount > 0 else ()
+            over = any(self.is_over_share(place, of, call, amount, limit - spent) for of in shares)
             if is_full or over:
                 waits_for += [(place, of) for of in shares if 2 * amount <= limit - spent]
                 refusal = OverBudget(counter, period.end_ms, limit, spent, reserved, amount, not is_full)
-                if not fits(more, limit=limit, spent=spent):
+                if not fits(amount, limit=limit, spent=spent):
                     return refusal
                 kept_out = kept_out or refusal
         for place, of in waits_for:
@@ -282,17 +296,19 @@ class Money(RedisMachine):
     def pick(self, which: int) -> Call:
         return self.calls[-1 - which % len(self.calls)]
 
+    def is_held(self, call: Call, amount: int) -> bool:
+        """Whether a call holds what it asks for, in the places that it asks for."""
+        held = self.held.get(call.attempt_id)
+        if held is None or held.charged:
+            return held is not None
+        counters, places = self.counters(call), places_at(call, self.now(), self.known_dimensions)
+        is_same = (held.call, held.amount, set(held.places)) == (call, amount, set(places))
+        return is_same and held.shared == shared_in(counters) and held.in_window is not None
+
     def ask(self, call: Call, amount: int, *, waits: bool = True) -> None:
         """Asks for a call; one that does not wait gives up where it is kept out."""
-        counters, now, known = self.counters(call), self.now(), self.held.get(call.attempt_id)
-        # Asked again with another amount, the difference is what is asked for; or a place in the window, after a loss.
-        is_held = known is not None and known.amount == amount and known.in_window is not None
-        same = known is not None and (known.charged or is_held)
-        more = amount - (0 if known is None else known.amount)
-        expected = None if same else self.refusal(call, amount, more, waits=waits)
-        over_rate = None if same else self.over_rate(call, amount, known)
-        rates = self.rates(call)
-        waits_ms = 3_600_000 if waits else 0
+        counters, now, same = self.counters(call), self.now(), self.is_held(call, amount)
+        rates, known = call.rates, self.held.get(call.attempt_id)
         asked = self.budgets.reserve_command(
             *(call.attempt_id, call.names, amount, counters),
             now=now,
@@ -300,7 +316,7 @@ class Money(RedisMachine):
             tokens=amount,
             rates=rates,
             caller=call.caller,
-            waits_ms=waits_ms,
+            waits_ms=3_600_000 if waits else 0,
             is_incomplete=self.table.is_incomplete(call.names, self.budgets.dimensions),
         )
         [raw] = self.run(self.redis.run([asked]))
@@ -310,44 +326,60 @@ class Money(RedisMachine):
             assert self.budgets.dimensions == self.dimensions
             self.ask(call, amount, waits=waits)
             return
-        is_held_up = isinstance(expected, OverBudget) and expected.limit - expected.spent >= more
+        if isinstance(answer, HeldOtherwise):
+            assert known is not None
+            assert not same
+            self.run(self.redis.run([self.budgets.give_up_command(call.attempt_id, answer)]))
+            self.forget(known)
+            self.redis_has_what_it_must_have()
+            self.seen["asked again on another model" if known.call != call else "asked again otherwise"] += 1
+            self.ask(call, amount, waits=waits)
+            return
+        expected = None if same else self.refusal(call, amount, waits=waits)
+        full_windows, full_slots = (set[str](), set[str]()) if same else self.full_rates(call, amount)
+        is_held_up = isinstance(expected, OverBudget) and expected.by_reservations
         # What is spent precedes rates, and these what only waits for calls in flight; slots come last.
-        if over_rate is not None and (expected is None or (is_held_up and over_rate.startswith("agent"))):
+        full = full_windows or ({} if is_held_up else full_slots)
+        if full and (expected is None or is_held_up):
             assert isinstance(answer, OverRate)
-            assert answer.key == over_rate
-            self.seen[f"over the rate of its {over_rate.partition(':')[0]}"] += 1
+            assert answer.key in full
+            self.seen[f"over the rate of its {answer.key.partition(':')[0]}"] += 1
             return
         if expected is not None:
             assert answer == expected
-            held_up = isinstance(expected, OverBudget) and expected.limit - expected.spent >= more
             by_share = isinstance(expected, OverBudget) and expected.by_share
-            what = "kept out by reservations" if held_up else type(expected).__name__
+            what = "kept out by reservations" if is_held_up else type(expected).__name__
             self.seen["kept out by its share" if by_share else what] += 1
-            if held_up and not any(self.waiting.values()):
+            if is_held_up and not any(self.waiting.values()):
                 assert self.held  # else it fits
             if by_share and not any(self.held_by_others(expected.counter, call)):
                 self.seen["kept out by one who waits"] += 1
             return
         assert isinstance(answer, Reserved)
-        if known is not None:
+        if same:
+            assert known is not None
             assert answer.at == known.at
-            self.seen["asked again" if same else "asked for more" if more > 0 else "asked for less"] += 1
-        if not same:
-            places = places_at(call, answer.at, self.known_dimensions)
-            if known is not None and known.in_window is not None:
-                self.in_windows.remove(known.in_window)
-            self.in_windows.append(in_window := InWindow(call.agent, amount))
-            self.held[call.attempt_id] = held = Held(
-                *(call, amount, answer.at),
-                charged=False,
-                places=places,
-                shared=shared_in(counters),
-                in_window=in_window,
-            )
-            self.seen["alone with more than half"] += more > 0 and self.has_more_than_half(call, counters)
-            self.lost.pop(call.attempt_id, None)
-            self.grants.update(held.places)
-            self.seen["granted"] += known is None
+            self.seen["asked again"] += 1
+            return
+        assert known is None
+        self.in_windows.append(in_window := InWindow(frozenset(window.key for window in rates.windows), amount))
+        self.held[call.attempt_id] = held = Held(
+            *(call, amount, answer.at),
+            charged=False,
+            places=places_at(call, answer.at, self.known_dimensions),
+            shared=shared_in(counters),
+            in_window=in_window,
+        )
+        self.seen["alone with more than half"] += amount > 0 and self.has_more_than_half(call, counters)
+        self.lost.pop(call.attempt_id, None)
+        self.grants.update(held.places)
+        self.seen["granted"] += 1
+
+    def forget(self, held: Held) -> None:
+        """Notes that a call that is not made holds nothing any more."""
+        if held.in_window is not None:
+            self.in_windows.remove(held.in_window)
+        del self.held[held.call.attempt_id]
 
     def held_by_others(self, counter: Counter, call: Call) -> list[int]:
         """What other tenants and other callers hold of a budget."""
@@ -367,9 +399,9 @@ class Money(RedisMachine):
                     assert self.held_of(counter.key, of, call.name(of), others=True) == 0
         return found
 
-    @rule(owner=st.sampled_from(OWNERS), amount=AMOUNTS, waits=st.booleans())
-    def a_call_is_asked_for(self, owner: Owner, amount: int, waits: bool = True) -> None:
-        self.calls.append(Call(f"j|{len(self.calls)}:1", *owner))
+    @rule(owner=st.sampled_from(OWNERS), amount=AMOUNTS, waits=st.booleans(), model=MODELS)
+    def a_call_is_asked_for(self, owner: Owner, amount: int, waits: bool = True, model: str = "m") -> None:
+        self.calls.append(Call(f"j|{len(self.calls)}:1", *owner, model))
         self.ask(self.calls[-1], amount, waits=waits)
 
     @rule(owners=st.lists(st.sampled_from(OWNERS), min_size=2, max_size=5), amount=AMOUNTS)
@@ -378,12 +410,14 @@ class Money(RedisMachine):
             self.a_call_is_asked_for(owner, amount)
 
     @precondition(lambda self: self.calls)
-    @rule(which=WHICH, amount=st.none() | AMOUNTS, uncharged=st.booleans())
-    def one_is_asked_for_again(self, which: int, amount: int | None, uncharged: bool) -> None:
-        """With another amount, or, with None, with the same."""
+    @rule(which=WHICH, amount=st.none() | AMOUNTS, uncharged=st.booleans(), model=st.none() | MODELS)
+    def one_is_asked_for_again(self, which: int, amount: int | None, uncharged: bool, model: str | None) -> None:
+        """With another amount or on another model; with None, with the same."""
         held = [held.call for held in self.held.values() if uncharged and not held.charged]
         call = held[-1 - which % len(held)] if held else self.pick(which)
         known = self.held.get(call.attempt_id)
+        if model is not None and (known is None or not known.charged):
+            call = replace(call, model=model)
         self.ask(call, amount if amount is not None else 0 if known is None else known.amount)
 
     @precondition(lambda self: self.held)
@@ -394,11 +428,9 @@ class Money(RedisMachine):
     def release(self, held: Held, times: int = 1) -> None:
         call = held.call
         for _ in range(times):
-            self.run(self.redis.run([self.budgets.release_command(call.attempt_id, held.at, rates=self.rates(call))]))
+            self.run(self.redis.run([self.budgets.release_command(call.attempt_id, held.at, rates=call.rates)]))
         if not held.charged:
-            if held.in_window is not None:
-                self.in_windows.remove(held.in_window)
-            del self.held[call.attempt_id]
+            self.forget(held)
 
     @precondition(lambda self: self.filled)
     @rule(owners=st.lists(st.sampled_from(OWNERS), min_size=2, max_size=2, unique=True))
@@ -429,7 +461,7 @@ class Money(RedisMachine):
         call, cost = held.call, held.amount * percent // 100
         for _ in range(times):
             command = self.budgets.release_command(
-                *(call.attempt_id, held.at, cost), tokens=used_of(cost), rates=self.rates(call)
+                *(call.attempt_id, held.at, cost), tokens=used_of(cost), rates=call.rates
             )
             self.run(self.redis.run([command]))
         if not held.charged:
@@ -552,11 +584,11 @@ class Money(RedisMachine):
     def the_config_changes(self, key: str, daily: int | None, monthly: int | None, enforcement: Enforcement) -> None:
         self.caps[key] = Caps.model_construct(daily_usd=daily, monthly_usd=monthly, enforcement=enforcement)
 
-    @rule(owner=st.sampled_from(OWNERS))
-    def one_has_calls_up_to_its_rates_which_are_released(self, owner: Owner) -> None:
+    @rule(owner=st.sampled_from(OWNERS), model=MODELS)
+    def one_has_calls_up_to_its_rates_which_are_released(self, owner: Owner, model: str) -> None:
         first = len(self.calls)
         for _ in range(RATES[0].amount + 1):
-            self.a_call_is_asked_for(owner, 0)
+            self.a_call_is_asked_for(owner, 0, model=model)
         for call in self.calls[first:]:
             if call.attempt_id in self.held:
                 self.release(self.held[call.attempt_id])
@@ -623,7 +655,7 @@ class Money(RedisMachine):
                     at=held.at,
                     caller=call.caller,
                     tokens=held.amount,
-                    rates=RateLimits(slots=self.rates(call).slots),
+                    rates=RateLimits(slots=call.rates.slots),
                 )
                 [raw] = self.run(self.redis.run([again]))
                 assert self.budgets.read_reservation(raw, counters, held.amount, now=self.now()) == Reserved(held.at)
@@ -705,12 +737,12 @@ class Money(RedisMachine):
         )
 
     def check_rates(self) -> None:
-        for agent, _, caller in OWNERS:
-            rates = self.rates(Call("", agent, None, caller))
-            sums = self.run(cast(Any, self.redis.client.hmget(window_key(rates.windows[0]), ["r", "t", "c"])))
-            assert tuple(int(count or 0) for count in sums) == self.usage(agent)
-            for slots in rates.slots:
-                assert set(self.run(self.redis.client.zrange(slots_key(slots), 0, -1))) == self.takers(caller)
+        rates = [Call("", agent, None, caller).rates for agent, _, caller in OWNERS]
+        for window in {window.key: window for one in rates for window in one.windows}.values():
+            sums = self.run(cast(Any, self.redis.client.hmget(window_key(window), ["r", "t", "c"])))
+            assert tuple(int(count or 0) for count in sums) == self.usage(window.key)
+        for slots in {slots.key: slots for one in rates for slots in one.slots}.values():
+            assert set(self.run(self.redis.client.zrange(slots_key(slots), 0, -1))) == self.takers(slots.key)
 
     def check_caps(self, committed: Mapping[BudgetPlace, int]) -> None:
         for period in self.periods:
@@ -758,8 +790,8 @@ EVERYWHERE = {
     *(
         "granted",
         "asked again",
-        "asked for more",
-        "asked for less",
+        "asked again otherwise",
+        "asked again on another model",
         "OverBudget",
         "kept out by reservations",
         "kept out by its share",
@@ -770,7 +802,7 @@ EVERYWHERE = {
         "raised",
     ),
     *("other dimensions", "lacks the past", "has the past"),
-    *("over the rate of its agent", "over the rate of its key"),
+    *("over the rate of its agent", "over the rate of its key", "over the rate of its model"),
     *("charged", "charged by its worker", "corrected", "settled again", "not filled", "lost", "held anew"),
 }
 

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections import Counter
 from datetime import UTC, datetime
+from itertools import chain
 from zoneinfo import ZoneInfo
 
 from hypothesis import given
@@ -14,11 +15,15 @@ from hypothesis import strategies as st
 from breakwater.identity.contract import PRIORITIES
 from breakwater.jobs.rules.turns import CallerTurn
 from breakwater.kernel.redis.connection import Redis
+from breakwater.limits.rules.budget import Counter as Budget
+from breakwater.limits.rules.budget import OverBudget
 from breakwater.limits.rules.limit import Limit
 from breakwater.limits.rules.rate_limit import OverRate, RateLimits, rate_limits_of
 from breakwater.limits.rules.scopes import CallNames
+from breakwater.limits.settings import Caps
 from breakwater.limits.store.budget_counters import BudgetCounters
-from breakwater.limits.store.budgets import Budgets, Reserved, UsedTokens
+from breakwater.limits.store.budgets import Budgets, HeldOtherwise, Reserved, UsedTokens
+from tests.limits.limit_tables import limit_table
 from tests.limits.queue_model import QueueModel, shares_of
 
 ZONE, NAMES = ZoneInfo("UTC"), CallNames("a")
@@ -39,6 +44,16 @@ def per_minute(requests: int | None = None, tokens: int | None = None, scope: st
     return rate_limits_of(scope, limits)
 
 
+async def filled(redis: Redis) -> None:
+    counters = BudgetCounters(redis, ZONE)
+    assert await counters.fill(None, "log", 0, counters.periods(datetime.now(UTC)), {}, {})
+
+
+def is_held_up(answer: object) -> bool:
+    """Whether a call only has to wait for other calls to cost less than they reserve."""
+    return isinstance(answer, OverBudget) and answer.by_reservations
+
+
 class Caller:
     """Asks under limits, and ends calls."""
 
@@ -54,9 +69,24 @@ class Caller:
         lease_ms: int | None = 60_000,
         can_wait_ms: int | None = None,
     ) -> OverRate | None:
+        answer = await self.answer(attempt, turn, tokens=tokens, lease_ms=lease_ms, can_wait_ms=can_wait_ms)
+        assert isinstance(answer, Reserved | OverRate)
+        return answer if isinstance(answer, OverRate) else None
+
+    async def answer(
+        self,
+        attempt: str,
+        turn: CallerTurn,
+        *,
+        tokens: int = 1,
+        amount: int = 0,
+        counters: tuple[Budget, ...] = (),
+        lease_ms: int | None = 60_000,
+        can_wait_ms: int | None = None,
+    ) -> object:
         now = datetime.now(UTC)
         command = self._budgets.reserve_command(
-            *(attempt, NAMES, 0, ()),
+            *(attempt, NAMES, amount, counters),
             now=now,
             lease_ms=lease_ms,
             tokens=tokens,
@@ -65,13 +95,15 @@ class Caller:
             can_wait_ms=can_wait_ms,
         )
         [raw] = await self._redis.run([command])
-        answer = self._budgets.read_reservation(raw, (), 0, now=now, rates=self._rates)
-        assert isinstance(answer, Reserved | OverRate)
-        return answer if isinstance(answer, OverRate) else None
+        answer = self._budgets.read_reservation(raw, counters, amount, now=now, rates=self._rates)
+        if isinstance(answer, HeldOtherwise):  # as the gate does
+            [_, raw] = await self._redis.run([self._budgets.give_up_command(attempt, answer), command])
+            answer = self._budgets.read_reservation(raw, counters, amount, now=now, rates=self._rates)
+        return answer
 
-    async def end(self, attempt: str, tokens: int = 1) -> None:
+    async def end(self, attempt: str, tokens: int = 1, cost: int = 0) -> None:
         used = UsedTokens(tokens, tokens)
-        command = self._budgets.release_command(attempt, datetime.now(UTC), 0, tokens=used, rates=self._rates)
+        command = self._budgets.release_command(attempt, datetime.now(UTC), cost, tokens=used, rates=self._rates)
         await self._redis.run([command])
 
     async def queue_keys(self) -> list[str]:
@@ -187,6 +219,93 @@ async def test_a_call_that_does_not_ask_again_loses_its_place(redis: Redis) -> N
     await redis.client.hset(waiters, "adead", f"1|{more}")
     assert await caller.ask("next", CallerTurn("c")) is None
     assert await redis.client.exists(queue, waiters) == 0
+
+
+async def test_a_spent_counter_takes_a_waiting_call_out_of_its_queue(redis: Redis) -> None:
+    caller, cap = Caller(redis, at_once(1)), limit_table(Caps.model_construct(daily_usd=10, enforcement="hard"))
+    await filled(redis)
+    assert await caller.ask("running", CallerTurn("a")) is None
+    assert await caller.ask("waits", CallerTurn("b")) is not None
+    assert len(await caller.queue_keys()) == 2
+    refused = await caller.answer("waits", CallerTurn("b"), amount=11, counters=cap.counters(NAMES))
+    assert isinstance(refused, OverBudget)
+    assert await caller.queue_keys() == []
+
+
+async def test_who_waits_has_a_place_and_who_is_refused_or_runs_has_none(redis: Redis) -> None:
+    """Random histories of calls under a cap, on models of which one has limits, that wait, end, or are refused."""
+    kinds: Counter[str] = Counter()
+    for seed in range(20):
+        await redis.client.flushall()
+        await filled(redis)
+        rng = random.Random(seed)
+        cap = limit_table(Caps.model_construct(daily_usd=12, enforcement="hard")).counters(NAMES)
+        callers = {
+            "m": Caller(redis, at_once(2) + per_minute(6, scope="model:m") + at_once(1, "model:m")),
+            "n": Caller(redis, at_once(2)),
+        }
+        running: dict[str, str] = {}
+        waiting: dict[str, str] = {}
+        for step in range(60):
+            if running and rng.random() < 0.35:
+                attempt = rng.choice(sorted(running))
+                model = running.pop(attempt)
+                await callers[model].end(attempt, cost=rng.choice((0, 1)))
+                continue
+            again = sorted({*waiting, *running})
+            attempt = rng.choice(again) if again and rng.random() < 0.6 else f"j{step}"
+            # A worker that lost a job may have asked for another model; one that waits has not changed it.
+            model = waiting.get(attempt) or rng.choice("mn")
+            time_to_wait = {} if rng.random() < 0.8 else {"can_wait_ms": 0}
+            answer = await callers[model].answer(
+                *(attempt, CallerTurn(rng.choice("ab"), rng.choice("tu"))),
+                amount=rng.choice((0, 1, 1, 5, 13)),
+                counters=cap,
+                **time_to_wait,
+            )
+            running.pop(attempt, None)
+            was_waiting = waiting.pop(attempt, None) is not None
+            kinds[type(answer).__name__] += 1
+            if isinstance(answer, Reserved):
+                running[attempt] = model
+            elif not time_to_wait and (isinstance(answer, OverRate) or (was_waiting and is_held_up(answer))):
+                waiting[attempt] = model
+            queues = [await redis.client.zrange(key, 0, -1) for key in await redis.client.keys("bw:limits:queue:*")]
+            assert set(chain(*queues)) <= set(waiting), (seed, step)
+            assert attempt in chain(*queues) or not isinstance(answer, OverRate) or time_to_wait, (seed, step)
+            slot_keys = await redis.client.keys("bw:limits:slots:*")
+            slots = {key: set(await redis.client.zrange(key, 0, -1)) for key in slot_keys}
+            assert slots.get("bw:limits:slots:agent:x", set()) == set(running), (seed, step)
+            of_m = {name for name, model in running.items() if model == "m"}
+            assert slots.get("bw:limits:slots:model:m", set()) == of_m, (seed, step)
+            under_way = await redis.client.hget("bw:limits:window:minute:model:m", "c")
+            assert int(under_way or 0) == len(of_m), (seed, step)
+    assert min(kinds[name] for name in ("Reserved", "OverRate", "OverBudget")) > 20
+
+
+async def test_many_places_of_calls_that_ask_no_more_are_removed_in_parts(redis: Redis) -> None:
+    places, caller = 700, Caller(redis, at_once(1))
+    assert await caller.ask("running", CallerTurn("a")) is None
+    assert await caller.ask("live", CallerTurn("z"), can_wait_ms=60_000) is not None
+    [queue, waiters] = await caller.queue_keys()
+    live = await redis.client.zscore(queue, "live")
+    assert live is not None
+    async with redis.client.pipeline(transaction=False) as pipe:
+        for number in range(places):
+            pipe.zadd(queue, {f"gone-{number}": live - places + number})
+            pipe.hset(waiters, f"agone-{number}", f"1|1|1|0\nb\nt{number % 7}")
+        for tenant in range(7):
+            pipe.hset(waiters, f"wb\nt{tenant}", len(range(tenant, places, 7)))
+        pipe.hset(waiters, "kb", 7)
+        await pipe.execute()
+    await caller.end("running")
+    left = [places]
+    while (over := await caller.ask("live", CallerTurn("z"), can_wait_ms=60_000)) is not None:
+        assert over.ask_again_ms <= 50, "whoever asks again removes the next ones"
+        left.append(await redis.client.zcard(queue) - 1)
+        assert 0 < left[-2] - left[-1] <= 200
+    assert len(left) == places // 200 + 1
+    assert await caller.queue_keys() == []
 
 
 async def test_calls_without_the_time_to_wait_take_no_place_and_leave_room_for_others(redis: Redis) -> None:

@@ -40,6 +40,7 @@ from breakwater.limits.store.budgets import (
     Budgets,
     CountersLost,
     DimensionsChanged,
+    HeldOtherwise,
     LimitsChanged,
     LiveReservation,
     PeriodChanged,
@@ -79,7 +80,7 @@ class BudgetGate(Gate):
     _rates: RateLimits = NO_RATE_LIMITS
     _asked_at: datetime | None = None
     _reserved_at: datetime | None = None
-    _is_in_queue: bool = False
+    _held_otherwise: HeldOtherwise | None = None
     _known_limits: str = ""
     _limits_in_force: str = ""
     _unreadable_limit: str | None = None
@@ -161,6 +162,9 @@ class BudgetGate(Gate):
                 return WaitForCapacity(REBUILDING_POLL_S * (1 + self.jitter()), refused)
             case PeriodChanged() | DimensionsChanged():
                 return AskAgain()  # they are known now
+            case HeldOtherwise() as held:
+                self._held_otherwise = held  # by a worker that lost the job, or before the limits changed
+                return AskAgain()
             case LimitsChanged(in_force):
                 self._limits_in_force = in_force
                 self.announces = True
@@ -172,13 +176,17 @@ class BudgetGate(Gate):
 
     def release(self) -> ScriptCommand | None:
         """Releases the reservation."""
+        if self._held_otherwise is not None:
+            return self.budgets.give_up_command(self.admission.attempt_id, self._held_otherwise)
         if self._reserved_at is None:
             return None
         return self.budgets.release_command(self.admission.attempt_id, self._reserved_at, rates=self._rates)
 
     def withdraw(self) -> ScriptCommand | None:
-        """Leaves the queue of a rate: whoever stands behind would wait for a call that nobody makes."""
-        return self.budgets.withdraw_command(self.admission.attempt_id, self._rates) if self._is_in_queue else None
+        """Leaves the queues of rates: whoever stands behind would wait for a call that nobody makes."""
+        if not self._rates or self._reserved_at is not None:
+            return None
+        return self.budgets.withdraw_command(self.admission.attempt_id, self._rates)
 
     def settle(self, attempt: Attempt) -> ScriptCommand | None:
         """Replaces the reservation by what the call used, until the budget service settles its event.
@@ -266,7 +274,6 @@ class BudgetGate(Gate):
         )
         if over.limit.action != "wait" or over.wait_ms is None:
             return refused
-        self._is_in_queue = True
         # Jitter: not all at the same moment.
         delay_s = over.ask_again_ms / 1000 + FIRST_POLL_S * self.jitter()
         return WaitForCapacity(delay_s, refused, over.ahead, refusals.frees_rate(over.limit))

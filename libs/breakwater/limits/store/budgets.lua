@@ -287,22 +287,43 @@ end
 local function caller_of(key, waiting_tenant)
   return key .. '\n' .. waiting_tenant
 end
-local function leave_queue(rate, attempt)
-  local text = redis.call('HGET', rate.waiters, 'a' .. attempt)
-  redis.call('ZREM', rate.queue, attempt)
-  if text then
-    redis.call('HDEL', rate.waiters, 'a' .. attempt)
-    local key, waiting_tenant = string.match(text, '\n(.*)\n(.*)$')
-    local waiting = 'w' .. caller_of(key, waiting_tenant)
-    if redis.call('HINCRBY', rate.waiters, waiting, -1) <= 0 then
-      redis.call('HDEL', rate.waiters, waiting, 'l' .. caller_of(key, waiting_tenant))
-      if redis.call('HINCRBY', rate.waiters, 'k' .. key, -1) <= 0 then
-        redis.call('HDEL', rate.waiters, 'k' .. key)
-      end
+-- Takes calls, with what they wait with by their attempts, out of a queue.
+local function leave_queue(rate, attempts, texts)
+  redis.call('ZREM', rate.queue, unpack(attempts))
+  local fields, callers, keys = {}, {}, {}
+  for i, text in ipairs(texts) do
+    if text then
+      fields[#fields + 1] = 'a' .. attempts[i]
+      local caller = string.match(text, '\n(.*)$')
+      callers[caller] = (callers[caller] or 0) + 1
     end
+  end
+  for caller, calls in pairs(callers) do
+    if redis.call('HINCRBY', rate.waiters, 'w' .. caller, -calls) <= 0 then
+      fields[#fields + 1], fields[#fields + 2] = 'w' .. caller, 'l' .. caller
+      local key = string.match(caller, '^[^\n]*')
+      keys[key] = (keys[key] or 0) + 1
+    end
+  end
+  for key, tenants in pairs(keys) do
+    if redis.call('HINCRBY', rate.waiters, 'k' .. key, -tenants) <= 0 then
+      fields[#fields + 1] = 'k' .. key
+    end
+  end
+  if #fields > 0 then
+    redis.call('HDEL', rate.waiters, unpack(fields))
   end
   if redis.call('EXISTS', rate.queue) == 0 then
     redis.call('DEL', rate.waiters)
+  end
+end
+-- Takes one call out of all queues that it waits in.
+local function leave_queues(rates, attempt)
+  for _, rate in ipairs(rates) do
+    local text = redis.call('HGET', rate.waiters, 'a' .. attempt)
+    if text or redis.call('ZSCORE', rate.queue, attempt) then
+      leave_queue(rate, {attempt}, {text})
+    end
   end
 end
 
@@ -327,7 +348,8 @@ end
 -- are the requests and the tokens that count, and the ms until none of them does;
 -- {2, now} where that is in another period, {3} where the counters are lost and a cap could not be held, {4} where the sender
 -- has made up too many names in the period, {5, dimensions} where others are counted, {8, version} where newer limits are in
--- force, or it is unknown which.
+-- force, or it is unknown which, {9, keys} where the attempt has a reservation of other amounts or in other places, for another
+-- model perhaps: it is to be released first, with these keys of its places.
 local attempt_id, lease_ms = ARGV[1], tonumber(ARGV[4]) -- no lease: only looks, and reserves nothing
 local worst = {u = tonumber(ARGV[2]), t = tonumber(ARGV[3]), r = 1}
 local asked_at = tonumber(ARGV[5]) -- of a reservation that Redis had lost; nil: now
@@ -386,61 +408,38 @@ local function keep(key, ms)
   end
 end
 
-local before = parse(redis.call('HGET', reservations, attempt_id))
-local told = before and set_of_keys()
-local function is_as_before()
-  if before.amount ~= worst.u or before.tokens ~= worst.t then
+-- True if a reservation is of the same amounts in the same places. Once the lease of a slot has ended, another call may
+-- have it.
+local function is_as_asked(held)
+  if held.amount ~= worst.u or held.tokens ~= worst.t or #held.periods ~= #periods or #held.windows ~= #windows
+    or #held.slots ~= #slots or string.sub(held.lines, 1, #counter_lines) ~= counter_lines then
     return false
   end
-  local is_asked = {}
-  for _, counter in ipairs(counters) do
-    is_asked[counter.period.key .. '\n' .. counter.field] = true
+  for i, window in ipairs(windows) do
+    if held.windows[i].key ~= window.key then
+      return false
+    end
   end
-  -- It may lack a counter of a dimension that is counted since.
-  local is_subset = true
-  for_each(before, 'r', function(key, field)
-    is_subset = is_subset and is_asked[key .. '\n' .. field]
-  end)
-  if not is_subset then
-    return false
-  end
-  local is_held = {}
-  for _, window in ipairs(before.windows) do
-    is_held[window.key] = true
-  end
-  for _, key in ipairs(before.slots) do
-    local ends = told[key] and redis.call('ZSCORE', key, attempt_id)
-    -- Once its lease has ended, another call may have it.
-    is_held[key] = ends and tonumber(ends) > now
-  end
-  for _, rate in ipairs(rates) do
-    if not is_held[rate.key] then
+  for i, slot in ipairs(slots) do
+    local ends = held.slots[i] == slot.key and redis.call('ZSCORE', slot.key, attempt_id)
+    if not ends or tonumber(ends) <= now then
       return false
     end
   end
   return true
 end
-if before then
-  local function lacks_counters()
-    for _, period in ipairs(before.periods) do
-      if not told[period.key] then
-        return true
-      end
+local before = parse(redis.call('HGET', reservations, attempt_id))
+if before and (before.state ~= 'r' or asked_at or is_as_asked(before)) then
+  if before.state == 'r' and lease_ms then
+    redis.call('ZADD', leases, 'GT', now + lease_ms, attempt_id)
+    for _, slot in ipairs(slots) do
+      redis.call('ZADD', slot.key, 'XX', 'GT', now + lease_ms, attempt_id)
+      keep(slot.key, lease_ms)
     end
-    return false
   end
-  if before.state ~= 'r' or asked_at or lacks_counters() or is_as_before() then
-    if before.state == 'r' and lease_ms then
-      redis.call('ZADD', leases, 'GT', now + lease_ms, attempt_id)
-      for _, key in ipairs(before.slots) do
-        if told[key] then
-          redis.call('ZADD', key, 'XX', 'GT', now + lease_ms, attempt_id)
-          keep(key, lease_ms)
-        end
-      end
-    end
-    return {1, before.ms}
-  end
+  return {1, before.ms}
+elseif before and lease_ms then
+  return {9, table.concat(further_keys(before, {}) or {}, '\n')}
 end
 local source = redis.call('HMGET', filled_key, 'log', 'dimensions', 'limits')
 if version ~= '' and source[3] ~= version and not asked_at and (not source[3] or is_older(version, source[3])) then
@@ -453,11 +452,18 @@ end
 if is_incomplete then
   return {3}
 end
-local at = before and tonumber(before.ms) or asked_at or now
+local at = asked_at or now
 for _, period in ipairs(periods) do
   if at < period.first or at >= period.over then
     return {2, now}
   end
+end
+local has_queue = number_of_rates > 0 and not asked_at
+  and redis.call('EXISTS', unpack(KEYS, first_queue, first_queue + number_of_rates - 1)) > 0
+-- Answers a call that does not ask again, and so waits for nothing any more.
+local function refuse(answer)
+  leave_queues(lease_ms and has_queue and rates or {}, attempt_id)
+  return answer
 end
 -- New counters are made for so many names of one sender in a period, who may make up any.
 local names = 'names:' .. caller
@@ -467,21 +473,10 @@ for _, counter in ipairs(lease_ms and most_names and counters or {}) do
   if string.find(counter.flags, 'n', 2, true) and redis.call('HEXISTS', key, counter.field) == 0 then
     added[key] = (added[key] or tonumber(redis.call('HGET', key, names) or '0')) + 1
     if added[key] > most_names then
-      return {4}
+      return refuse({4})
     end
   end
 end
--- Reserved otherwise, for another model, by a worker that lost the job: what it holds already is not asked for again.
-local holds, window_of = {}, {}
-if before then
-  for_each(before, 'r', function(key, field, amount)
-    holds[key .. '\n' .. field] = amount
-  end)
-  for _, window in ipairs(before.windows) do
-    window_of[window.key] = window
-  end
-end
-
 -- What keeps the call out. A limit that refuses calls precedes those for which they wait; then, the longest wait counts.
 local kept_out
 local function keep_out(rank, wait_ms, answer)
@@ -561,7 +556,7 @@ for number, counter in ipairs(counters) do
   if first then
     local period = counter.period
     local limit = tonumber(counter.cap)
-    local amount = worst[counter.unit] - (holds[period.key .. '\n' .. counter.field] or 0)
+    local amount = worst[counter.unit]
     local used, reserved = period.values[first] or '0', period.values[first + 1] or '0'
     local raised_note = counter.unit == 'u' and period.values[first + 2]
     if raised_note then -- by a person, over a cap that may have changed
@@ -593,7 +588,7 @@ for number, counter in ipairs(counters) do
       end
       local refusal = {0, number, integer(limit), used, reserved, is_full and 0 or 1}
       if amount > left then
-        return refusal
+        return refuse(refusal)
       end
       keep_out(WAITS, 0, refusal) -- by calls in flight, which mostly cost less: a budget that is spent precedes it
     end
@@ -608,8 +603,11 @@ end
 -- Queues
 local FIRST = 30 -- so many calls are read from the head of a queue: what the others wait with is estimated
 local PATIENCE_MS = 2000 -- a call that asks so much later than it should has lost its place
-local has_queue = number_of_rates > 0 and not asked_at
-  and redis.call('EXISTS', unpack(KEYS, first_queue, first_queue + number_of_rates - 1)) > 0
+local may_sweep = 200 -- places of calls that did not ask again are taken from one queue, so many at most
+local function is_over(text)
+  local until_ms = string.match(text or '', '^%d+')
+  return not until_ms or tonumber(until_ms) <= now
+end
 -- The virtual time at which the call would be through: the one that it has, or the one that it would get. What it takes is its
 -- part of the amount that it needs the largest part of, in millionths.
 local function finish_of(rate)
@@ -629,34 +627,57 @@ local function finish_of(rate)
   local tenants = math.max(1, (known[3] or 0) + (known[4] and 0 or 1))
   return math.max(tonumber(known[1] or 0), tonumber(known[2] or 0)) + 1000000 * part * tenants / my_share
 end
--- What stands before the call in the queue of a rate: the number of calls, requests, tokens and nano-dollars.
-local function before_in(rate)
-  rate.finish = finish_of(rate)
-  while true do
-    local ahead = rate.waits and redis.call('ZRANK', rate.queue, attempt_id) or redis.call('ZCOUNT', rate.queue, '-inf', rate.finish)
-    local attempts, fields = ahead > 0 and redis.call('ZRANGE', rate.queue, 0, math.min(ahead, FIRST) - 1) or {}, {}
-    for i, attempt in ipairs(attempts) do
-      fields[i] = 'a' .. attempt
-    end
-    local sums, has_left = {calls = ahead, r = 0, t = 0, u = 0}, false
-    for i, text in ipairs(#fields > 0 and redis.call('HMGET', rate.waiters, unpack(fields)) or {}) do
-      local until_ms, tokens, amount = string.match(text or '', '^(%d+)|%d+|(%d+)|(%d+)\n')
-      if not until_ms or tonumber(until_ms) <= now then
-        leave_queue(rate, attempts[i])
-        has_left = true
-      else
-        sums.r, sums.t, sums.u = sums.r + 1, sums.t + tonumber(tokens), sums.u + tonumber(amount)
-      end
-    end
-    if not has_left then
-      if ahead > FIRST then
-        for _, unit in ipairs({'r', 't', 'u'}) do
-          sums[unit] = math.floor(sums[unit] * ahead / FIRST)
-        end
-      end
-      return sums
+-- The first calls of a queue, what they wait with, and of how many of them the time is over.
+local function first_of(rate, most)
+  local attempts, fields, over = most > 0 and redis.call('ZRANGE', rate.queue, 0, most - 1) or {}, {}, 0
+  for i, attempt in ipairs(attempts) do
+    fields[i] = 'a' .. attempt
+  end
+  local texts = #fields > 0 and redis.call('HMGET', rate.waiters, unpack(fields)) or {}
+  for _, text in ipairs(texts) do
+    if is_over(text) then
+      over = over + 1
     end
   end
+  return attempts, texts, over
+end
+-- Takes calls that are over out of the first places of a queue.
+local function sweep(rate, most)
+  local attempts, texts = first_of(rate, most)
+  local gone, gone_texts = {}, {}
+  for i, text in ipairs(texts) do
+    if is_over(text) then
+      gone[#gone + 1], gone_texts[#gone + 1] = attempts[i], text
+    end
+  end
+  leave_queue(rate, gone, gone_texts)
+end
+-- What stands before the call in the queue of a rate: the number of calls, requests, tokens and nano-dollars; `is_unswept` if
+-- calls that are over may be among them.
+local function before_in(rate)
+  rate.finish = finish_of(rate)
+  local function ahead()
+    return rate.waits and redis.call('ZRANK', rate.queue, attempt_id) or redis.call('ZCOUNT', rate.queue, '-inf', rate.finish)
+  end
+  local sums = {calls = ahead(), r = 0, t = 0, u = 0}
+  local _, texts, over = first_of(rate, math.min(sums.calls, FIRST))
+  if over > 0 and may_sweep > 0 then
+    sweep(rate, math.min(sums.calls, may_sweep))
+    may_sweep = 0
+    sums.calls = ahead()
+    _, texts, over = first_of(rate, math.min(sums.calls, FIRST))
+  end
+  sums.is_unswept = over > 0
+  for _, text in ipairs(texts) do
+    local tokens, amount = string.match(text or '', '^%d+|%d+|(%d+)|(%d+)\n')
+    sums.r, sums.t, sums.u = sums.r + 1, sums.t + (tokens or 0), sums.u + (amount or 0)
+  end
+  if sums.calls > FIRST then
+    for _, unit in ipairs({'r', 't', 'u'}) do
+      sums[unit] = math.floor(sums[unit] * sums.calls / FIRST)
+    end
+  end
+  return sums
 end
 local NOTHING = {calls = 0, r = 0, t = 0, u = 0}
 local waits_for -- the number of the first rate that has no room for the call
@@ -687,15 +708,13 @@ end
 -- When a call should ask again. What is under way mostly ends long before its lease, and with less than its worst case: then
 -- those who stand in front ask often.
 local function ask_again_ms(wait_ms, ahead, may_end_soon)
-  return may_end_soon and math.min(wait_ms, 50 * (1 + ahead)) or wait_ms
+  if ahead.is_unswept then
+    return math.min(wait_ms, 50)
+  end
+  return may_end_soon and math.min(wait_ms, 50 * (1 + ahead.calls)) or wait_ms
 end
 for number, window in ipairs(windows) do
   window.sums = sums_of(window, now)
-  local held_window = window_of[window.key]
-  local slice = held_window and tonumber(held_window.slice)
-  -- What is over has left the sums already.
-  local is_held = slice and slice >= window.sums.first and slice <= window.sums.last
-  local held_before = {r = is_held and 1 or 0, t = is_held and before.tokens or 0, u = is_held and before.amount or 0}
   local ahead = has_queue and not waits_for and before_in(window) or NOTHING
   for _, unit in ipairs({'r', 't', 'u'}) do
     local most = window[unit]
@@ -703,10 +722,10 @@ for number, window in ipairs(windows) do
       keep_out(NEVER_FITS, 0, {6, number, unit, -1, -1, 0})
     elseif most then
       local is_refused = string.find(window.refuses, unit, 1, true)
-      local excess = window.sums[unit] + worst[unit] - held_before[unit] - most + (is_refused and 0 or ahead[unit])
+      local excess = window.sums[unit] + worst[unit] - most + (is_refused and 0 or ahead[unit])
       if excess > 0 then
         local wait_ms = wait_ms_of(window, unit, excess)
-        local ask_ms = ask_again_ms(wait_ms, ahead.calls, unit ~= 'r' and tonumber(window.sums.c) > 0)
+        local ask_ms = ask_again_ms(wait_ms, ahead, unit ~= 'r' and tonumber(window.sums.c) > 0)
         keep_out(is_refused and REFUSES or WAITS, wait_ms, {6, number, unit, wait_ms, ask_ms, ahead.calls})
         waits_for = waits_for or not is_refused and number or nil
       end
@@ -716,9 +735,10 @@ end
 
 -- Slots: asked last, as a concurrent call may end at any moment.
 for number, slot in ipairs(kept_out and {} or slots) do
-  local ahead = slot.most and has_queue and not waits_for and slot.refuses ~= 'c' and before_in(slot).calls or 0
+  local before = slot.most and has_queue and not waits_for and slot.refuses ~= 'c' and before_in(slot) or NOTHING
+  local ahead = before.calls
   local calls = slot.most and redis.call('ZCARD', slot.key)
-  if slot.most and calls + ahead >= slot.most and not (before and redis.call('ZSCORE', slot.key, attempt_id)) then
+  if slot.most and calls + ahead >= slot.most then
     redis.call('ZREMRANGEBYSCORE', slot.key, '-inf', now)
     calls = redis.call('ZCARD', slot.key)
     if calls + ahead >= slot.most then
@@ -726,7 +746,7 @@ for number, slot in ipairs(kept_out and {} or slots) do
       local ends = redis.call('ZRANGE', slot.key, at, at, 'WITHSCORES')
       local wait_ms = ends[2] and tonumber(ends[2]) - now or PATIENCE_MS
       local is_refused = slot.refuses == 'c'
-      keep_out(is_refused and REFUSES or WAITS, wait_ms, {7, number, wait_ms, ask_again_ms(wait_ms, ahead, true), ahead})
+      keep_out(is_refused and REFUSES or WAITS, wait_ms, {7, number, wait_ms, ask_again_ms(wait_ms, before, true), ahead})
       waits_for = waits_for or not is_refused and #windows + number or nil
     end
   end
@@ -753,8 +773,8 @@ local function stand_in_queue(ask_ms)
       redis.call('HSET', rate.waiters, 'a' .. attempt_id, text)
       keep(rate.queue, ask_ms * 2 + 60000)
       keep(rate.waiters, ask_ms * 2 + 60000)
-    elseif has_queue and redis.call('ZSCORE', rate.queue, attempt_id) then
-      leave_queue(rate, attempt_id)
+    elseif has_queue then
+      leave_queues({rate}, attempt_id)
     end
   end
 end
@@ -768,17 +788,18 @@ local function with_figures(answer)
 end
 -- Here it is decided whether the call waits, or is refused.
 if kept_out then
-  if lease_ms and not asked_at then
-    local ask_ms = kept_out.answer[1] == 6 and kept_out.answer[5] or kept_out.answer[1] == 7 and kept_out.answer[4] or waits_ms
-    if kept_out.rank == WAITS and (not can_wait_ms or ask_ms < can_wait_ms) then
-      stand_in_queue(ask_ms)
-    else -- it will not ask again
-      for _, rate in ipairs(has_queue and rates or {}) do
-        leave_queue(rate, attempt_id)
-      end
-    end
+  local answer = kept_out.answer
+  local ask_ms = answer[1] == 6 and answer[5] or answer[1] == 7 and answer[4] or waits_ms
+  if answer[1] ~= 0 then
+    with_figures(answer)
   end
-  return kept_out.answer[1] == 0 and kept_out.answer or with_figures(kept_out.answer)
+  if kept_out.rank ~= WAITS or (can_wait_ms and ask_ms >= can_wait_ms) then
+    return refuse(answer)
+  end
+  if lease_ms and not asked_at then
+    stand_in_queue(ask_ms)
+  end
+  return answer
 end
 local call = {
   amount = worst.u, tokens = worst.t, ms = integer(at), agent = agent, tenant = tenant, caller = caller,
@@ -789,16 +810,12 @@ end
 for key, count in pairs(added) do
   redis.call('HSET', key, names, count)
 end
+leave_queues(has_queue and rates or {}, attempt_id)
 for _, rate in ipairs(has_queue and rates or {}) do
-  if rate.finish then
+  if rate.finish and redis.call('EXISTS', rate.queue) == 1 then
     local virtual_time = tonumber(redis.call('HGET', rate.waiters, 'v') or 0)
     redis.call('HSET', rate.waiters, 'v', string.format('%.3f', math.max(virtual_time, rate.finish)))
-    leave_queue(rate, attempt_id)
   end
-end
-if before then
-  leave(before, told, attempt_id)
-  charge(before, held_key)
 end
 local shared = {}
 for _, counter in ipairs(counters) do
@@ -821,7 +838,7 @@ share(held_key, call, worst.u)
 -- Units without a limit are counted, too: one that is set later holds immediately.
 local lines = {header_of(call, 'r'), counter_lines}
 for _, window in ipairs(windows) do
-  local sums = before and sums_of(window, now) or window.sums
+  local sums = window.sums
   local changes, added = {'first', sums.first, 'last', sums.last}, {r = 1, t = worst.t, u = worst.u, c = 1}
   for i, unit in ipairs(UNITS) do
     sums[unit] = sums[unit] + added[unit]
@@ -833,7 +850,6 @@ for _, window in ipairs(windows) do
   if sums.is_fresh then
     redis.call('PEXPIREAT', window.key, (sums.last + SLICES + 1) * window.slice_ms)
   end
-  window.sums = sums
   lines[#lines + 1] = table.concat({'\nw', window.key, '\t', integer(sums.last), '\t', window.flags})
 end
 for _, slot in ipairs(slots) do
@@ -891,9 +907,11 @@ return 1
 -- Takes a call that is not to be made out of the queues of its rates.
 -- KEYS: the queue of each rate, then what waits in each
 -- ARGV: attempt
-for i = 1, #KEYS / 2 do
-  leave_queue({queue = KEYS[i], waiters = KEYS[#KEYS / 2 + i]}, ARGV[1])
+local rates, count = {}, #KEYS / 2
+for i = 1, redis.call('EXISTS', unpack(KEYS, 1, count)) > 0 and count or 0 do
+  rates[i] = {queue = KEYS[i], waiters = KEYS[count + i]}
 end
+leave_queues(rates, ARGV[1])
 return 1
 
 --- settle

@@ -142,6 +142,14 @@ class LimitsChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldOtherwise:
+    """The attempt holds other amounts or in other places, for another model perhaps: give that up, and ask again."""
+
+    keys: tuple[str, ...]
+    """The keys of its places."""
+
+
+@dataclass(frozen=True, slots=True)
 class CountersLost:
     """A hard cap can't be enforced, because the counters are lost until the budget service has rebuilt them."""
 
@@ -346,6 +354,7 @@ class Budgets:
         | PeriodChanged
         | DimensionsChanged
         | LimitsChanged
+        | HeldOtherwise
         | CountersLost
         | TooManyNames
     ):
@@ -378,6 +387,8 @@ class Budgets:
                 return DimensionsChanged()
             case 8:
                 return LimitsChanged(answer[1])
+            case 9:
+                return HeldOtherwise(tuple(answer[1].split("\n")) if answer[1] else ())
             case _:
                 _, number, limit, spent, reserved, by_share = answer
                 counter = counters[int(number) - 1]
@@ -408,6 +419,11 @@ class Budgets:
         periods = periods_at(at, self._zone).all
         keys = [RESERVATIONS, LEASES, HELD, *map(key_of, periods), *keys_of_rate_limits(rates)]
         return ScriptCommand(LUA["release"], keys, [attempt_id, "" if cost is None else cost, *tokens.arguments])
+
+    def give_up_command(self, attempt_id: str, held: HeldOtherwise) -> ScriptCommand:
+        """Ends a reservation whose call was never made, in all its places. The script answers nothing."""
+        keys = [RESERVATIONS, LEASES, HELD, *held.keys]
+        return ScriptCommand(LUA["release"], keys, [attempt_id, "", *UNKNOWN_TOKENS.arguments])
 
     def withdraw_command(self, attempt_id: str, rates: RateLimits) -> ScriptCommand:
         """Takes a call that is not to be made out of the queues of its rates. The script answers nothing."""
@@ -535,12 +551,11 @@ def _counter_parts(counters: tuple[Counter, ...], day_ms: int, zone: ZoneInfo, *
     arguments: list[Argument] = []
     for budget_period in periods:
         arguments += [budget_period.start_ms, budget_period.end_ms, budget_period.end_ms + KEEP_MS]
-    shared: set[str] = set()
+    shared = {counter.key for counter in counters if "y" in counter.flags}
     for counter in counters:
-        is_shared = "y" in counter.flags and counter.key not in shared
-        if is_shared:
-            shared.add(counter.key)
-        kept_flags = _LETTERS[counter.unit] + ("h" if is_shared else "")
+        # Once for a scope: in the first of its periods.
+        kept_flags = _LETTERS[counter.unit] + ("h" if counter.key in shared else "")
+        shared.discard(counter.key)
         lines[counter.window] += f"\t{counter.key}\t{kept_flags}"
         cap = counter.hard_limit if has_caps else None
         arguments += [numbers[counter.window], counter.key, kept_flags + counter.flags, "" if cap is None else cap]
