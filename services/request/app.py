@@ -276,6 +276,8 @@ class RequestService:
         self._following = [asyncio.create_task(background.keep_doing(log.run)) for log in logs]
         for log in logs:
             await log.filled.wait()
+        tell = partial(self._needs.limit_editor.keep_told, Lookup(self._connection))
+        self._following.append(asyncio.create_task(background.keep_doing(tell)))
         self._subscribed = True
         structlog.get_logger().info("service_ready")
 

@@ -261,6 +261,7 @@ class LimitRecord(StateRecord):
     before: LimitSettings | None = Field(default=None, description="The limit before the change.")
     raises: tuple[LimitRaise, ...] = ()
     raised: LimitRaise | None = Field(default=None, description="The raise that the change made or ended.")
+    raised_from: LimitAmount | None = Field(default=None, description="The amount in effect before that.")
     change: LimitChange
 
     @property

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from contextlib import aclosing
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from secrets import token_hex
 
+import structlog
+
 from breakwater.identity.rules.callers import Caller
+from breakwater.kernel.errors import UnavailableError
 from breakwater.kernel.formats import exact_money
 from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.errors import BusError
+from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.state_log import ChangedMeanwhileError
+from breakwater.kernel.nats.subjects import LIMIT_SETTINGS, Stream
+from breakwater.kernel.process.outage import Outage
 from breakwater.kernel.types import ms_from_time, time_from_ms
-from breakwater.limits.contract import LimitRaise, LimitRecord, LimitSettings
+from breakwater.limits.contract import LimitEvent, LimitRaise, LimitRecord, LimitSettings, Window
 from breakwater.limits.limit_log import LimitLog
 from breakwater.limits.rules.budget import (
     KEPT_IN_LIMITS,
@@ -39,9 +49,21 @@ from breakwater.limits.rules.limit_changes import (
     raised_scope,
     set_limit,
 )
-from breakwater.limits.rules.scopes import BASE, Dimension, ScopePart, key_of, parts_of, patterns_of, scope_of
+from breakwater.limits.rules.scopes import (
+    BASE,
+    Dimension,
+    ScopePart,
+    key_from_text,
+    key_of,
+    parts_of,
+    patterns_of,
+    scope_of,
+)
 from breakwater.limits.store.budget_counters import BudgetCounters
 from breakwater.limits.store.budgets import NotFilledError
+
+TOLD_WITHIN = timedelta(seconds=30)
+"""So long after a change, whoever made it has told of it, or died."""
 
 REPEATED_FOR = timedelta(minutes=10)
 """A caller who got no response repeats a change within this time. For longer, EVENTS would not know it any more."""
@@ -151,7 +173,7 @@ class LimitEditor:
             check_place(limit, self.limits())
             return set_limit(limit_id, settings, self.log.states.get(limit_id), author)
 
-        return await self._change(limit_id, limit.scope, decide)
+        return await self._change(limit_id, decide)
 
     async def delete_limit(
         self,
@@ -173,10 +195,10 @@ class LimitEditor:
             check_rights(caller, (*parts, *key_binding))
             return delete_limit(limit_id, before, author)
 
-        if (parts := self._parts_of(limit_id)) is None:
+        if self._parts_of(limit_id) is None:
             await self._repeat(limit_id, now)
             raise unknown_limit(limit_id)
-        return await self._change(limit_id, scope_of(parts), decide)
+        return await self._change(limit_id, decide)
 
     async def raise_limit(
         self,
@@ -220,23 +242,15 @@ class LimitEditor:
             until = time_from_ms(period.end_ms)
         check_end(until, now)
         text = amount_text(limit.unit, amount)
-        spent = None if period is None else (await self.counters.use([(period, key, limit.unit)]))[0]
-        if period is not None and spent is None:
+        if period is not None and await self.counters.use([(period, key, limit.unit)]) == [None]:
             raise NotFilledError
-
-        async def tell_of_budget(limit_raise: LimitRaise) -> None:
-            if period is not None and spent is not None and limit.unit == "usd":
-                await self._tell_of_budget(limit, limit_raise, parts, period, spent[0], present, ends=ends)
-
         if (present is None and ends) or (present is not None and (present.amount, present.until) == (text, until)):
-            last_change = await self._repeat(limit.id, now)
-            last_raise = None if last_change is None else last_change.raised
-            if last_raise is not None and last_raise.amount == text:
-                await tell_of_budget(last_raise)
+            await self._repeat(limit.id, now)
             return None
+        configured = amount_text(limit.unit, limit.amount)
         limit_raise = LimitRaise(
             amount=text,
-            configured=amount_text(limit.unit, limit.amount),
+            configured=configured,
             until=until,
             scope=None if limit.is_named else scope_of(parts),
             by=caller.name,
@@ -244,14 +258,16 @@ class LimitEditor:
             at=now,
         )
         author = Author(token_hex(8), caller.name, reason, now)
+        raised_from = configured if present is None else present.amount
 
         def decide() -> LimitRecord:
             if self.find(limit.id) != limit:
                 message = f"the limit {limit.id!r} was changed at this moment; look at it first"
                 raise LimitRefusedError(409, "limit_changed", message)
-            return raise_limit(limit.id, limit_raise, self.log.states.get(limit.id), author, ends=ends)
+            before = self.log.states.get(limit.id)
+            return raise_limit(limit.id, limit_raise, raised_from, before, author, ends=ends)
 
-        return await self._change(limit.id, limit.scope, decide, lambda: tell_of_budget(limit_raise))
+        return await self._change(limit.id, decide)
 
     def _check_rights(self, caller: Caller, limit: Limit, key_binding: Collection[ScopePart]) -> None:
         """Raises LimitRefusedError: the caller may not set a limit, or it would loosen one that he may not change."""
@@ -296,31 +312,74 @@ class LimitEditor:
             )
             raise LimitRefusedError(422, "below_spent", message, limit.unit)
 
-    async def _change(
-        self,
-        limit_id: str,
-        scope: str,
-        decide: Callable[[], LimitRecord],
-        tell_more: Callable[[], Awaitable[None]] | None = None,
-    ) -> LimitRecord:
+    async def _change(self, limit_id: str, decide: Callable[[], LimitRecord]) -> LimitRecord:
         """Makes a change, tells of it, and puts it into force.
 
         It is told of first, by NATS, which has just answered: where Redis does not, repeating the request puts into
         force what the caller does not know to be done.
         """
+        before = self.log.states.get(limit_id)
         try:
             record = await self.log.change(decide, limit_id)
         except ChangedMeanwhileError:
             message = f"another caller changed the limit {limit_id!r} at this moment; look at it first"
             raise LimitRefusedError(409, "limit_changed", message) from None
-        await self._tell(record, scope)
-        if tell_more is not None:
-            await tell_more()
+        before_record = None if before is None else before.record
+        if before_record is not None and record.at - before_record.at < REPEATED_FOR:
+            await self._tell(before_record)  # whoever made that change may have died before
+        await self._tell(record)
         await self._put_into_force()
         return record
 
-    async def _tell(self, record: LimitRecord, scope: str) -> None:
-        event = event_of(record, scope)
+    async def keep_told(self, lookup: Lookup) -> None:
+        """Tells of changes whose process died before it could: at the start, and soon after a change."""
+        outage, told_version, version_before = Outage("telling of changed limits"), "", ""
+        while True:
+            version = self.log.version
+            if version != told_version:
+                tell = partial(self.tell_untold, lookup, datetime.now(UTC) - TOLD_WITHIN)
+                is_told = await outage.run_logged(tell, expected=(BusError, UnavailableError, NotFilledError))
+                told_version = version if is_told and version == version_before else told_version
+            version_before = version
+            await asyncio.sleep(TOLD_WITHIN.total_seconds())
+
+    async def tell_untold(self, lookup: Lookup, until: datetime) -> None:
+        """Tells of the last changes of limits that EVENTS lacks, as far back as it reaches.
+
+        Args:
+            lookup: reads streams.
+            until: later changes are left to those who make them.
+
+        Raises:
+            BusError, StateUnavailableError, NotFilledError: repeat it.
+        """
+        events = await lookup.facts(Stream.EVENTS)
+        first = await lookup.next(Stream.EVENTS, ">", max(events.first, 1))
+        since = events.created if first is None else first.stored_at
+        told: set[str] = set()
+        async with aclosing(lookup.scan(Stream.EVENTS, subjects.limit("*"), complete=True)) as messages:
+            async for message in messages:
+                if (event := message.read(LimitEvent)) is not None:
+                    told.add(event.event_id)
+        async with aclosing(lookup.scan(Stream.LIMITS, LIMIT_SETTINGS, start=since, complete=True)) as messages:
+            async for message in messages:
+                record = message.read(LimitRecord)
+                if record is not None and record.at <= until and record.change_id not in told:
+                    structlog.get_logger().info("limit_change_told", id=record.id, change=record.change)
+                    await self._tell(record)
+
+    async def _tell(self, record: LimitRecord) -> None:
+        """Publishes a change; of a raised budget also that, for alerts and costs. EVENTS takes each once.
+
+        Raises:
+            BusUnavailableError, StateUnavailableError: it may not be published; repeat it.
+            NotFilledError: the counters are being rebuilt.
+        """
+        settings = record.limit or record.before
+        limit = self.find(record.id) if settings is None else limit_of(record.id, settings)
+        if record.raised is not None and limit is not None and limit.budget_dimension is not None:
+            await self._tell_of_budget(limit, record, record.raised, limit.budget_dimension.window)
+        event = event_of(record, "" if limit is None else limit.scope)
         await self.publisher.event(subjects.limit(event.kind), event, id=event.event_id, at=event.at)
 
     async def _repeat(self, limit_id: str, now: datetime) -> LimitRecord | None:
@@ -332,9 +391,7 @@ class LimitEditor:
         if record is not None and now - record.at > REPEATED_FOR:
             record = None
         if record is not None:
-            limit = self.find(limit_id)
-            scope = limit.scope if limit is not None else "" if record.before is None else record.before.scope
-            await self._tell(record, scope)
+            await self._tell(record)
         await self._put_into_force()
         return record
 
@@ -342,27 +399,21 @@ class LimitEditor:
         """Lets no call be admitted by a worker that lacks the last change. May be repeated."""
         await self.counters.note_limits(self.log.version)
 
-    async def _tell_of_budget(
-        self,
-        limit: Limit,
-        limit_raise: LimitRaise,
-        parts: tuple[ScopePart, ...],
-        period: Period,
-        spent: int,
-        present: LimitRaise | None,
-        *,
-        ends: bool,
-    ) -> None:
-        """Publishes that a budget was raised, for alerts and costs."""
-        counter = self.limits().counter(key_of(parts), period.window)
+    async def _tell_of_budget(self, limit: Limit, record: LimitRecord, limit_raise: LimitRaise, window: Window) -> None:
+        key = limit.key if limit_raise.scope is None else key_from_text(limit_raise.scope)
+        period = periods_at(limit_raise.at, self.counters.zone).of(window)
+        [use] = await self.counters.use([(period, key, "usd")])
+        if use is None:
+            raise NotFilledError
+        counter = self.limits().counter(key, window)
         event = budget_event(
             counter,
             period,
             f"raised/{ms_from_time(limit_raise.at)}{KEPT_IN_LIMITS}",
-            kind="raise_ended" if ends else "raised",
+            kind="raise_ended" if record.change == "raise_ended" else "raised",
             limit=amount_of("usd", limit_raise.amount),
-            total=spent,
-            previous=limit.amount if present is None else amount_of("usd", present.amount),
+            total=use[0],
+            previous=limit.amount if record.raised_from is None else amount_of("usd", record.raised_from),
             configured=limit.amount,
             by=limit_raise.by,
             reason=limit_raise.reason,

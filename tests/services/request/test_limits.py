@@ -28,6 +28,7 @@ from breakwater.limits.rules.scopes import CallNames, Dimension, Dimensions
 from breakwater.limits.store.budget_counters import BudgetCounters
 from breakwater.limits.store.budgets import FILLED, Budgets
 from breakwater.records.reconciliation import RecordedSpend, StoredSpend
+from tests.helpers import until
 from tests.services.request.conftest import GOVERNED, Answer, HttpApi, running, settings_for
 
 UTC_ZONE = ZoneInfo("UTC")
@@ -419,3 +420,57 @@ async def test_a_change_whose_end_was_not_told_is_in_force_and_recorded_once_it_
     assert [event["kind"] for event in await governed.events("bw.limits.>")] == ["created", *kinds, *kinds]
     budgets = await governed.events("bw.budgets.>")
     assert [event["kind"] for event in budgets] == 2 * ["raised", "raise_ended"]
+
+
+async def test_a_change_whose_process_died_is_told_of_by_the_next_that_starts(
+    governed: HttpApi, redis: Redis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fill(redis, None, Dimension(("key",), "monthly"))
+    await put(governed, BOT, **A_MONTH)
+
+    async def die(*_: object) -> None:
+        raise BusUnavailableError("as if the process had died")
+
+    with monkeypatch.context() as dead:
+        dead.setattr(LimitEditor, "_tell", die)
+        assert (await put(governed, BOT, **A_MONTH | {"usd": 30})).status == 503
+        assert (await put(governed, "deleted", scope="key:other", usd=1, per="day", stop=True)).status == 503
+        assert (await governed.ask("DELETE", "/api/v1/limits/deleted", json={})).status == 503
+        assert (await governed.act(f"limits/{BOT}/raise", amount="40", reason="launch")).status == 503
+    assert len(await governed.events("bw.limits.>")) == 1
+    monkeypatch.setattr("breakwater.limits.limit_editor.TOLD_WITHIN", timedelta(seconds=0.2))
+    urls = (governed.settings.nats_url.get_secret_value(), governed.settings.redis_url.get_secret_value())
+    settings = settings_for(*urls, tmp_path)
+
+    async def is_told() -> bool:
+        return len(await governed.events("bw.limits.>")) >= 3
+
+    async with running(settings, parse_config(GOVERNED), create_key(settings.api_keys_file, "tests")):
+        await until(is_told, "the changes that were not told of")
+        await asyncio.sleep(0.6)
+    first, *events = await governed.events("bw.limits.>")
+    assert first["kind"] == "created"
+    assert sorted((event["limit_id"], event["kind"], event["by"]) for event in events) == [
+        ("deleted", "deleted", "tests"), (BOT, "raised", "tests"),
+    ], "the last change of each limit, once"  # fmt: skip
+    [raised] = await governed.events("bw.budgets.>")
+    assert [raised[name] for name in ("kind", "limit", "previous", "configured", "reason")] == [
+        *("raised", "40.000000000", "30.000000000", "30.000000000", "launch")
+    ]
+
+
+async def test_a_change_whose_process_died_is_told_of_with_the_next_change(
+    governed: HttpApi, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fill(redis, None, Dimension(("key",), "monthly"))
+
+    async def die(*_: object) -> None:
+        raise BusUnavailableError("as if the process had died")
+
+    with monkeypatch.context() as dead:
+        dead.setattr(LimitEditor, "_tell", die)
+        assert (await put(governed, BOT, **A_MONTH)).status == 503
+    assert (await put(governed, BOT, **A_MONTH | {"usd": 30})).status == 200
+    assert (await put(governed, BOT, **A_MONTH | {"usd": 31})).status == 200
+    events = await governed.events("bw.limits.>")
+    assert [event["after"]["usd"] for event in events] == [f"{usd}.000000000" for usd in (20, 30, 31)]

@@ -237,9 +237,15 @@ def delete_limit(limit_id: str, before: PlaneLimit, author: Author) -> LimitReco
 
 
 def raise_limit(
-    limit_id: str, limit_raise: LimitRaise, before: PlaneLimit | None, author: Author, *, ends: bool
+    limit_id: str,
+    limit_raise: LimitRaise,
+    raised_from: str,
+    before: PlaneLimit | None,
+    author: Author,
+    *,
+    ends: bool,
 ) -> LimitRecord:
-    """Returns the record of a limit that is raised, or whose raise ends.
+    """Returns the record of a limit that is raised, from an amount, or whose raise ends.
 
     Raises LimitRefusedError: there are too many raises.
     """
@@ -258,6 +264,7 @@ def raise_limit(
         before=settings,
         raises=other_raises if ends else (*other_raises, limit_raise),
         raised=limit_raise,
+        raised_from=raised_from,
         change="raise_ended" if ends else "raised",
         **_stated(author),
     )
