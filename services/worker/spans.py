@@ -81,7 +81,8 @@ def call_ended(
         # Omit the messages that the plane has added to the conversation, as they quote answers.
         job_messages = job.messages
         messages = [message for message in messages if message in job_messages]
-    system_apart = worker.config.providers[attempt.provider].kind == "anthropic"
+    name = worker.targets.of(job.agent_name, attempt.model).name
+    system_apart = worker.config.providers[attempt.provider].api_kind(name) == "anthropic"
     content = _conversation(worker, job, messages, system_apart=system_apart)
     if answer is not None:
         outputs = [(choice.output, choice.finish_reason) for choice in choices] or [

@@ -20,8 +20,13 @@ from breakwater.kernel.types import NANO_PER_USD
 MAX_ID = 256
 """The most characters of a provider's names for its response and its model."""
 
-_ANTHROPIC = "anthropic"
-_AZURE = "azure"
+_BY_KIND = {
+    "anthropic": "anthropic",
+    "azure": "azure.ai.openai",
+    "gemini": "gcp.gemini",
+    "vertex": "gcp.vertex_ai",
+}
+"""The provider's name in the conventions, by its kind."""
 
 _HOSTS = (
     (".api.openai.com", "openai"),
@@ -54,12 +59,7 @@ def provider_attributes(kind: str, base_url: str | None, name: str) -> SpanAttri
         name: the provider's name in the config, which is used if the conventions have no value for it.
     """
     host, port = _server(base_url)
-    if kind == _ANTHROPIC:
-        semantic_name: str | None = "anthropic"
-    elif kind == _AZURE:
-        semantic_name = "azure.ai.openai"
-    else:
-        semantic_name = next((value for end, value in _HOSTS if f".{host}".endswith(end)), None)
+    semantic_name = _BY_KIND.get(kind) or next((value for end, value in _HOSTS if f".{host}".endswith(end)), None)
     return _without_unknown(
         {
             "gen_ai.provider.name": semantic_name or name or "unknown",

@@ -151,9 +151,10 @@ def _params_objection(
         return problem
     if (problem := _tier_objection(config, agent.chain_for(job), params)) is not None:
         return problem
-    providers = {config.provider_name(agent, model) for model in agent.chain_for(job)}
     kinds = {
-        config.providers[name].kind for name in providers if name in config.providers and not config.is_local(name)
+        config.providers[name].api_kind(config.name_at_provider(name, model))
+        for model in agent.chain_for(job)
+        if (name := config.provider_name(agent, model)) in config.providers and not config.is_local(name)
     }
     if kinds and (problem := connection_objection(params)) is not None:
         return problem

@@ -84,9 +84,10 @@ def token_rules(config: Config, provider: str, model: str) -> TokenRules:
     """Returns the rules that estimate the tokens of a call, by its provider, and by the model's name there."""
     serving = config.providers.get(provider)
     settings = config.models.get(model)
+    name = config.name_at_provider(provider, model)
     return rules_for(
-        "" if serving is None else serving.kind,
+        "" if serving is None else serving.api_kind(name),
         serving.base_url if isinstance(serving, HttpSettings) else "",
-        (config.name_at_provider(provider, model), model),
+        (name, model),
         None if settings is None else settings.image_tokens,
     )

@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast, get_args
 
 from pydantic import BeforeValidator, Discriminator, Field, JsonValue, StringConstraints, Tag, model_validator
 
-from breakwater.calls.providers.settings import Auth, CommandAuth, HttpSettings, LocalSettings, ProviderSettings
+from breakwater.calls.providers.settings import (
+    Auth,
+    CommandAuth,
+    HttpSettings,
+    LocalSettings,
+    ProviderSettings,
+    is_claude,
+)
 from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.security.secret_refs import EnvName, Secret, SecretRef
 from breakwater.kernel.types import HttpUrl, Message
@@ -200,6 +207,93 @@ class AnthropicSettings(HttpSettings):
         return dropped_params(params)
 
 
+class GoogleAuth(Auth):
+    """A token of Google Cloud. Needs `pip install 'breakwater-plane[gcp]'`."""
+
+    credentials: Secret | None = Field(
+        default=None,
+        description="A credential file's content: a service account's key, workload identity federation or a user's. "
+        "Default: the application default credentials (GOOGLE_APPLICATION_CREDENTIALS, gcloud, the metadata server).",
+    )
+
+    def source(self) -> CredentialSource[str]:
+        """Returns where the token comes from. Raises ConfigError: google-auth is not installed."""
+        from breakwater.calls.providers.google import GoogleSource
+
+        return GoogleSource(self.credentials)
+
+
+def _way_of_google(value: object) -> str:
+    return (
+        "auth:command"
+        if isinstance(value, CommandAuth) or (isinstance(value, dict) and "command" in value)
+        else "auth:google"
+    )
+
+
+VertexAuth = Annotated[
+    Annotated[CommandAuth, Tag("auth:command")] | Annotated[GoogleAuth, Tag("auth:google")],
+    Discriminator(_way_of_google),
+]
+
+
+class VertexSettings(HttpSettings):
+    """Google's Vertex AI: Claude by its own API, Gemini and others by the OpenAI-compatible endpoint."""
+
+    kind: Literal["vertex"]
+    project: Annotated[str, Field(pattern=r"^[a-z0-9.:-]{1,100}$", description="The id of the project.")]
+    location: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,40}$")] = Field(
+        default="global", description="`global`, a region such as `europe-west4`, or `us` or `eu`."
+    )
+    base_url: HttpUrl = Field(default="", description="Default: the endpoint of the location.")
+    auth: VertexAuth | None = Field(  # pyright: ignore[reportIncompatibleVariableOverride]  nobody assigns it
+        default=GoogleAuth(), description="Default: the application default credentials."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _at_location(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        named = cast(dict[str, Any], values)
+        location = named.get("location", "global")
+        if "base_url" in named or not isinstance(location, str):
+            return named
+        host = {
+            "global": "aiplatform.googleapis.com",
+            "us": "aiplatform.us.rep.googleapis.com",
+            "eu": "aiplatform.eu.rep.googleapis.com",
+        }.get(location, f"{location}-aiplatform.googleapis.com")
+        return {**named, "base_url": f"https://{host}"}
+
+    @model_validator(mode="after")
+    def _no_key(self) -> Self:
+        if self.api_key is not None:
+            raise ValueError("Vertex takes no api_key: it needs a token (auth); with a key, use kind: gemini")
+        return self
+
+    def apis_of(self, model: str) -> Collection[CallApi]:
+        """Returns chats, and Messages for Claude."""
+        return ("chat", "messages") if is_claude(model) else ("chat",)
+
+    def translates_chats(self, model: str) -> bool:
+        """Returns True for Claude."""
+        return is_claude(model)
+
+    def api_kind(self, model: str) -> str:
+        """Returns Anthropic's kind for Claude."""
+        return "anthropic" if is_claude(model) else DEFAULT_KIND
+
+    def open(self, redaction: RedactionRules = DEFAULT_REDACTION) -> Provider:
+        """Returns the provider. Raises ConfigError."""
+        from breakwater.calls.providers.http import HttpProvider
+        from breakwater.calls.providers.vertex import VertexWires
+
+        place = f"v1/projects/{self.project}/locations/{self.location}"
+        return HttpProvider(VertexWires(f"{self.base_url.rstrip('/')}/{place}"), self, redaction)
+
+
+DEFAULT_KIND = "openai"
 INHERITED = ("PATH", "HOME", "LANG", "TMPDIR")
 MIB = 1024 * 1024
 
@@ -333,9 +427,9 @@ class PythonSettings(LocalSettings):
 
 
 AnyProvider = Annotated[
-    OpenAISettings | AzureSettings | AnthropicSettings | ProcessSettings | PythonSettings, Discriminator("kind")
+    OpenAISettings | AzureSettings | AnthropicSettings | VertexSettings | ProcessSettings | PythonSettings,
+    Discriminator("kind"),
 ]
-DEFAULT_KIND = "openai"
 
 
 def _kind(settings: type[ProviderSettings]) -> str:

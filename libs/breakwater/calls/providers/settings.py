@@ -44,9 +44,18 @@ class ProviderSettings(Message):
         """
         raise NotImplementedError
 
+    def api_kind(self, model: str) -> str:  # noqa: ARG002  most have one API
+        """Returns the kind of provider whose params and tokens a model has, by its name there."""
+        return getattr(self, "kind", "")
+
     def params_left_out(self, params: Mapping[str, JsonValue]) -> Sequence[str]:  # noqa: ARG002  most drop nothing
         """Returns the params that are left out of a call, as the provider has no counterpart of them."""
         return ()
+
+
+def is_claude(model: str) -> bool:
+    """Returns True for the name of a model of Anthropic's, with its publisher or without."""
+    return model.removeprefix("anthropic/").startswith("claude")
 
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
