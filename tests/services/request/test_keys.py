@@ -421,7 +421,7 @@ async def test_a_key_that_is_limited_makes_no_keys_that_its_limit_does_not_count
 async def test_a_maker_who_is_bound_to_a_team_limits_the_keys_that_he_makes_and_loosens_no_limit_of_others(
     governed: HttpApi,
 ) -> None:
-    lead = await create(governed, "lead", scopes=["submit", "limits"], team="search")
+    lead = await create(governed, "lead", scopes=["submit", "limits", "approve"], team="search")
     daily: dict[str, Any] = {"tokens": 5, "per": "day"}
 
     async def make(name: str, *limits: dict[str, Any], **fields: Any) -> Answer:
