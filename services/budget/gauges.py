@@ -89,7 +89,7 @@ class BudgetGauges:
                     now_ms,
                     spent=counters.figures.get(counter.key, AttemptSums()).spent,
                     recent=recent.get(counter.key, 0),
-                    limit=counters.limit(counter),
+                    limit=counter.effective,
                     hard=counter.enforcement == "hard",
                 )
                 if expected is not None:
@@ -133,7 +133,7 @@ def readings(table: LimitTable, snapshot: Snapshot, forecasts: Mapping[BudgetPla
             nano = counters.figures.get(counter.key, AttemptSums()).spent
             spent[labels] = nano / NANO_PER_USD
             reserved[labels] = counters.reserved.get(counter.key, 0) / NANO_PER_USD
-            if (limit := counters.limit(counter)) is not None:
+            if (limit := counter.effective) is not None:
                 limits[labels] = limit / NANO_PER_USD
             if (total := forecasts.get((counters.period.name, counter.key))) is not None:
                 # More may have been spent since the forecast.

@@ -20,7 +20,6 @@ from breakwater.limits.metrics import BudgetMetrics
 from breakwater.limits.rules.budget import (
     LimitTable,
     budget_event,
-    effective_limit,
     periods_at,
     reached_thresholds,
     threshold,
@@ -127,8 +126,8 @@ class BudgetHandler:
             for counter in limits.counters(CallNames.of(attempt), dimensions):
                 if counter.name == attempt.refused_by and attempt.refused_cap is not None:
                     period = periods_at(charged_at(attempt), self._counters.zone).of(counter.window)
-                    spent, raised = await self._counters.spend_in(period, counter.key)
-                    total = Totals(period, counter.key, spent, raised, attempt.agent)
+                    used = await self._counters.used(period, counter.key)
+                    total = Totals(period, counter.key, used[counter.key], attempt.agent)
                     await self._announce(total, refused=attempt)
 
     async def _announce(self, total: Totals, *, refused: Attempt | None = None) -> None:
@@ -137,8 +136,9 @@ class BudgetHandler:
         A cap that has refused a call is reached, unless it has been raised since.
         An announcement is recorded after it was published: after a crash in between, it is repeated with the same id.
         """
-        counter = self._limits().counter(total.key, total.period.window)
-        limit = effective_limit(counter.effective, total.raised)
+        limits = self._limits()
+        counter = limits.counter(total.key, total.period.window)
+        limit = limits.amount_in(counter, total.period)
         if limit is None:
             return
         percents = reached_thresholds(

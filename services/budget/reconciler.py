@@ -237,7 +237,7 @@ class Reconciler:
             await asyncio.sleep(self._grace_s)
         # Whatever is stored from now on is read from the log.
         logged = await self._record.logged_spend(stored, periods, dimensions=dimensions)
-        notes = await self._record.notes(stored, periods)
+        announced = await self._record.announced(stored, periods)
         earlier = stored.figures
         if lost_log:
             earlier = at_least(earlier, (await self._counters.snapshot(periods)).settled)
@@ -245,7 +245,7 @@ class Reconciler:
         log = stored.log.identity
         alone = previous is None and await self._record.is_alone(stored, periods)
         source = (previous, log, logged.upto)
-        if await self._counters.fill(*source, periods, figures, notes, alone=alone, dimensions=dimensions):
+        if await self._counters.fill(*source, periods, figures, announced, alone=alone, dimensions=dimensions):
             took_s = (self._now() - begun).total_seconds()
             logger.info("budgets_filled", stored_upto=stored.upto, logged_upto=logged.upto, took_s=round(took_s, 3))
         self._log = log

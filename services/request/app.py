@@ -7,6 +7,7 @@ import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
@@ -53,6 +54,7 @@ from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.subjects import AGENTS, AGENTS_BY_USER, CANCELS_BY_USER
 from breakwater.kernel.process import background
 from breakwater.kernel.process.byte_budget import ByteBudget
+from breakwater.kernel.process.outage import Outages
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.security.encryption import DecryptionError
@@ -277,9 +279,15 @@ class RequestService:
         for log in logs:
             await log.filled.wait()
         tell = partial(self._needs.limit_editor.keep_told, Lookup(self._connection))
-        self._following.append(asyncio.create_task(background.keep_doing(tell)))
+        self._following += [
+            asyncio.create_task(background.keep_doing(work)) for work in (tell, self._keep_stored_raises)
+        ]
         self._subscribed = True
         structlog.get_logger().info("service_ready")
+
+    async def _keep_stored_raises(self) -> None:
+        editor = self._needs.limit_editor
+        await Outages().retry_while_unavailable(lambda: editor.keep_stored_raises(datetime.now(UTC)))
 
     def _declare_requests(self) -> None:
         """Subscribes to the requests of programs. The handlers respond themselves, as some have no reply subject."""

@@ -270,7 +270,7 @@ HANDLERS: Mapping[type, Callable[[ApiDependencies], object]] = MappingProxyType(
         ),
         GuardRoutes: lambda needs: GuardRoutes(Tasks(needs.redis), needs.publisher),
         BudgetRoutes: lambda needs: BudgetRoutes(
-            needs.live.limits, needs.budget_counters, needs.publisher, needs.compare_budgets
+            needs.live.limits, needs.budget_counters, needs.limit_editor, needs.compare_budgets
         ),
         LimitRoutes: lambda needs: LimitRoutes(needs.limit_editor),
         CostRoutes: lambda needs: CostRoutes(

@@ -26,8 +26,10 @@ NOW = datetime.now(UTC)
 # With room for the time from here to the test, which a full run makes long.
 TONIGHT, LATER = NOW + timedelta(hours=9, minutes=59), NOW + timedelta(days=12, hours=23)
 LAUNCH = {
-    "limit": "50.000000000",
+    "amount": "50.000000000",
     "configured": "5.000000000",
+    "until": format_time(TONIGHT),
+    "scope": "agent:writer",
     "by": "ops",
     "reason": "launch day",
     "at": format_time(NOW),

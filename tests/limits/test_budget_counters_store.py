@@ -13,10 +13,9 @@ import pytest
 
 from breakwater.kernel.redis.connection import Redis, ScriptCommand, StateUnavailableError
 from breakwater.kernel.types import ms_from_time, time_from_ms
-from breakwater.limits.contract import CapRaise
 from breakwater.limits.rules.budget import Period, periods_at
 from breakwater.limits.rules.ledger import AttemptSums, BudgetPlace
-from breakwater.limits.store.budget_counters import PART, BudgetCounters, CounterSource, Notes, Repair
+from breakwater.limits.store.budget_counters import PART, BudgetCounters, CounterSource, Repair
 from breakwater.limits.store.budgets import BLOCK, Budgets, block_key, period_key
 from tests.limits.test_budgets_store import (
     LOG,
@@ -29,10 +28,6 @@ from tests.limits.test_budgets_store import (
     now,
     same_in_both_windows,
     settlement,
-)
-
-RAISE = CapRaise(
-    limit=15, configured=10, by="Zoë | ops", reason='a "sale": 50%', at=datetime(2026, 11, 21, 10, tzinfo=UTC)
 )
 
 
@@ -371,7 +366,7 @@ async def test_events_that_a_repair_has_counted_count_no_more_and_those_before_n
         assert await counters.repair(known, [Repair(day, "spent:global", 10)], upto)
         assert of_log(await counters.source()) == (LOG, "UTC", counts_upto, True)
     await Budgets(redis, ZONE).settle([settlement("j:1", 9, 4), settlement("k:1", 10, 1)], LOG)
-    assert await counters.spend_in(day, "global") == (51, None)
+    assert await counters.used(day, "global") == {"global": 51}
 
 
 async def test_counters_of_a_period_that_are_missing_altogether_are_repaired_and_go_with_their_period(
@@ -382,7 +377,7 @@ async def test_counters_of_a_period_that_are_missing_altogether_are_repaired_and
     assert known is not None
     # Redis has come back with what it knew before the first call of the day.
     assert await counters.repair(known, [Repair(day, "spent:global", 10)], 1)
-    assert await counters.spend_in(day, "global") == (10, None)
+    assert await counters.used(day, "global") == {"global": 10}
     assert await redis.client.pttl(period_key("daily", day.name)) > 0
 
 
@@ -403,47 +398,36 @@ async def test_counters_that_were_lost_or_filled_since_are_not_repaired(redis: R
 # What stands beside the counters
 
 
-async def test_raised_caps_and_reported_thresholds_come_back_and_survive_a_filling(redis: Redis) -> None:
+async def test_reported_thresholds_come_back_and_survive_a_filling(redis: Redis) -> None:
     counters = await filled(redis)
     day, month = current()
-    await counters.note_raise(day, "tenant:Zoë|:%", RAISE)
     await counters.announce(month, "agent:a@15@50")
-    await counters.announce(month, "agent:a@15@80")
-    assert await counters.spend_in(day, "tenant:Zoë|:%") == (0, (15, 10))
-    asked = [f"agent:a@{limit}@{percent}" for limit in (15, 16) for percent in (50, 80, 100)]
-    assert await counters.announcements(month, "global", asked) == (0, [True, True, False, False, False, False])
+    await counters.announce(month, "tenant:Zoë|:%@15@80")
+    asked = [f"{key}@{limit}@80" for key in ("agent:a", "tenant:Zoë|:%") for limit in (15, 16)]
+    assert await counters.announcements(month, "global", asked) == (0, [False, False, True, False])
     found = await counters.snapshot((day, month))
-    notes = {one.period.name: one.notes for one in found.periods}
-    reported = frozenset({"agent:a@15@50", "agent:a@15@80"})
-    assert notes == {day.name: Notes({"tenant:Zoë|:%": RAISE}), month.name: Notes({}, reported)}
+    announced = {one.period.name: one.announced for one in found.periods}
+    assert announced == {day.name: frozenset(), month.name: frozenset({"agent:a@15@50", "tenant:Zoë|:%@15@80"})}
     await redis.client.flushall()
-    assert await counters.fill(None, LOG, 0, (day, month), {}, notes)
+    assert await counters.fill(None, LOG, 0, (day, month), {}, announced)
     assert (await counters.snapshot((day, month))).periods == found.periods
-    assert await counters.spend_in(day, "tenant:Zoë|:%") == (0, (15, 10))
-    await counters.note_raise(day, "tenant:Zoë|:%", None)
-    assert await counters.spend_in(day, "tenant:Zoë|:%") == (0, None)
 
 
-async def test_notes_stay_through_settlements_and_repairs_and_go_with_their_period(redis: Redis) -> None:
+async def test_reported_thresholds_stay_through_settlements_and_repairs(redis: Redis) -> None:
     counters = await filled(redis)
     day, _ = current()
-    await counters.note_raise(day, "global", RAISE)
     await counters.announce(day, "global@15@50")
     await Budgets(redis, ZONE).settle([settlement("j:1", 1, 40)], LOG)
     known = await counters.source()
     assert known is not None
     assert await counters.repair(known, [Repair(day, "spent:global", 2)], 1)
-    assert await counters.spend_in(day, "global") == (42, (15, 10))
+    assert await counters.used(day, "global") == {"global": 42}
     assert await counters.announcements(day, "global", ["global@15@50", "global@15@80"]) == (0, [True, False])
 
 
-@pytest.mark.parametrize("note", ["raise", "announce"])
-async def test_a_note_beside_no_counters_goes_with_its_period_too(redis: Redis, note: str) -> None:
+async def test_a_reported_threshold_beside_no_counters_goes_with_its_period_too(redis: Redis) -> None:
     counters, (day, _) = BudgetCounters(redis, ZONE), current()
-    if note == "raise":
-        await counters.note_raise(day, "global", RAISE)
-    else:
-        await counters.announce(day, "global@15@50")
+    await counters.announce(day, "global@15@50")
     left_ms = await redis.client.pttl(period_key("daily", day.name))
     assert timedelta(days=3) < timedelta(milliseconds=left_ms) <= timedelta(days=4, hours=1)
     assert time_from_ms(day.end_ms) > now()

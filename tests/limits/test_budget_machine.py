@@ -23,14 +23,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
 from breakwater.jobs.contract.execution import Attempt
-from breakwater.limits.contract import CapRaise, Enforcement, Window
+from breakwater.limits.contract import Enforcement, Window
 from breakwater.limits.rules.budget import Counter, LimitTable, fits, periods_at, periods_since
 from breakwater.limits.rules.ledger import AttemptSums, BudgetPlace, figures_of, ledger, places_of
 from breakwater.limits.rules.limit import Limit
 from breakwater.limits.rules.rate_limit import OverRate, RateLimits
 from breakwater.limits.rules.scopes import ONLY_BASE, CallNames, Dimension, Dimensions, ScopePart
 from breakwater.limits.settings import Caps
-from breakwater.limits.store.budget_counters import KEEP, BudgetCounters, Notes, Repair
+from breakwater.limits.store.budget_counters import KEEP, BudgetCounters, Repair
 from breakwater.limits.store.budgets import (
     HELD,
     LEASES,
@@ -176,12 +176,10 @@ class Money(RedisMachine):
         self.counted: set[int] = set()
         self.figures: dict[BudgetPlace, AttemptSums] = {}
         self.held: dict[str, Held] = {}
-        self.raised: dict[BudgetPlace, tuple[int, int]] = {}
         self.in_windows: list[InWindow] = []
         self.waiting: defaultdict[tuple[BudgetPlace, str], list[tuple[str, int | None]]] = defaultdict(list)
         # What others know when Redis does not.
         self.lost: dict[str, Held] = {}
-        self.raises: dict[BudgetPlace, tuple[int, int]] = {}
         # Of the step before, and of this one.
         self.committed: Mapping[BudgetPlace, int] = {}
         self.grants: set[BudgetPlace] = set()
@@ -199,14 +197,6 @@ class Money(RedisMachine):
 
     def spent(self, place: BudgetPlace) -> int:
         return self.figures.get(place, AttemptSums()).spent + self.sum_of(place, charged=True)
-
-    def effective_limit(self, place: BudgetPlace, limit: int) -> int:
-        """The config's cap, or what it was raised to while it was the same."""
-        raised, over = self.raised.get(place, (0, 0))
-        if raised and over == limit:
-            self.seen["raised"] += raised > limit
-            return max(limit, raised)
-        return limit
 
     def counters(self, call: Call) -> tuple[Counter, ...]:
         by_scope: dict[str, dict[str, Caps]] = {"agent": {}, "tenant": {}, "global": {}}
@@ -276,7 +266,7 @@ class Money(RedisMachine):
                 return CountersLost()
             period = periods.of(counter.window)
             place = period.name, counter.key
-            limit = self.effective_limit(place, counter.hard_limit)
+            limit = counter.hard_limit
             spent, reserved = self.spent(place), self.sum_of(place, charged=False)
             is_full = not fits(amount, limit=limit, spent=spent + reserved)
             shares = shares_of(counter) if amount > 0 else ()
@@ -392,7 +382,7 @@ class Money(RedisMachine):
             place = periods.of(counter.window).name, counter.key
             if counter.hard_limit is None:
                 continue
-            left = self.effective_limit(place, counter.hard_limit) - self.spent(place)
+            left = counter.hard_limit - self.spent(place)
             for of in shares_of(counter):
                 if 2 * self.held_of(counter.key, of, call.name(of)) > left:
                     found = True
@@ -451,7 +441,7 @@ class Money(RedisMachine):
         for counter in self.counters(call):
             place = periods.of(counter.window).name, counter.key
             if counter.hard_limit is not None:
-                left.append(self.effective_limit(place, counter.hard_limit) - self.spent(place))
+                left.append(counter.hard_limit - self.spent(place))
         return max(0, min(left))
 
     @precondition(lambda self: self.held)
@@ -537,10 +527,8 @@ class Money(RedisMachine):
                     self.beyond[place] += max(0, figures.spent - frees)
                 self.seen["corrected"] += held is not None and held.charged
         events = [self.log[sequence - 1] for sequence in sequences]
-        assert {(total.period.name, total.key): (total.spent, total.raised) for total in totals} == {
-            place: (self.spent(place), self.raised.get(place))
-            for event in events
-            for place in places_of(event, ZONE, self.dimensions)
+        assert {(total.period.name, total.key): total.spent for total in totals} == {
+            place: self.spent(place) for event in events for place in places_of(event, ZONE, self.dimensions)
         }
 
     @precondition(lambda self: self.held)
@@ -563,20 +551,6 @@ class Money(RedisMachine):
         self.seen["charged"] += 1
 
     # People
-
-    @rule(key=st.sampled_from(KEYS), window=st.sampled_from(WINDOWS), limit=LIMITS)
-    def somebody_raises_a_cap_or_takes_it_back(self, key: str, window: Window, limit: int | None) -> None:
-        period = periods_at(self.now(), ZONE).of(window)
-        place = period.name, key
-        over = self.caps[key].limit(window) or 0
-        raised = None
-        if limit is not None:
-            raised = CapRaise(limit=limit, configured=over, by="ops", reason="Ä|\n", at=self.now())
-        self.run(self.all_counters.note_raise(period, key, raised))
-        for known in (self.raised, self.raises):
-            known.pop(place, None)
-            if limit is not None:
-                known[place] = limit, over
 
     @rule(
         key=st.sampled_from(KEYS), daily=LIMITS, monthly=LIMITS, enforcement=st.sampled_from(["hard", "hard", "soft"])
@@ -636,7 +610,7 @@ class Money(RedisMachine):
     def redis_loses_everything(self) -> None:
         self.run(self.redis.client.flushall())
         self.lost = {name: held for name, held in self.held.items() if not held.charged}
-        self.filled, self.held, self.figures, self.counted, self.raised = False, {}, {}, set(), {}
+        self.filled, self.held, self.figures, self.counted = False, {}, {}, set()
         self.waiting.clear()
         self.in_windows.clear()
         self.seen["lost"] += 1
@@ -678,20 +652,10 @@ class Money(RedisMachine):
     def fill(self, upto: int) -> None:
         self.dimensions = Dimensions(frozenset(self.limits))
         figures = ledger(self.log[:upto], ZONE, self.dimensions)
-        notes = {
-            period.name: Notes(
-                {
-                    key: CapRaise(limit=limit, configured=over, by="ops", reason="", at=self.now())
-                    for (name, key), (limit, over) in self.raises.items()
-                    if name == period.name
-                }
-            )
-            for period in self.periods
-        }
-        filling = self.all_counters.fill(None, LOG, upto, self.periods, figures, notes, dimensions=self.dimensions)
+        filling = self.all_counters.fill(None, LOG, upto, self.periods, figures, {}, dimensions=self.dimensions)
         assert self.run(filling)
         self.filled, self.figures, self.counted = True, figures, set(range(1, upto + 1))
-        self.raised, self.anew = dict(self.raises), True
+        self.anew = True
         self.waiting.clear()
 
     # What always holds
@@ -725,11 +689,6 @@ class Money(RedisMachine):
         for place in {*found.figures, *self.figures, *charged}:
             expected = self.figures.get(place, AttemptSums()) + AttemptSums(spent=charged.get(place, 0))
             assert found.figures.get(place, AttemptSums()) == expected
-        assert {
-            (one.period.name, key): (raised.limit, raised.configured)
-            for one in found.periods
-            for key, raised in one.notes.raises.items()
-        } == self.raised
         self.check_rates()
         places = {*found.figures, *found.reserved}
         self.check_caps(
@@ -758,7 +717,7 @@ class Money(RedisMachine):
                 if self.anew or limit is None:
                     continue
                 now, before = committed.get(place, 0), self.committed.get(place, 0)
-                limit = self.effective_limit(place, limit)
+                limit = limit
                 most = max(before, limit) if place in self.grants else before
                 assert now <= most + self.beyond[place]
                 self.seen["at the cap"] += now == limit
@@ -799,7 +758,6 @@ EVERYWHERE = {
         "alone with more than half",
         "CountersLost",
         "at the cap",
-        "raised",
     ),
     *("other dimensions", "lacks the past", "has the past"),
     *("over the rate of its agent", "over the rate of its key", "over the rate of its model"),

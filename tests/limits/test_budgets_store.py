@@ -14,7 +14,7 @@ from redis.exceptions import ResponseError
 
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.types import ms_from_time
-from breakwater.limits.contract import CapRaise, Enforcement, Window
+from breakwater.limits.contract import Enforcement, Window
 from breakwater.limits.rules.budget import Counter, period, periods_at
 from breakwater.limits.rules.ledger import AttemptSums, Ledger
 from breakwater.limits.rules.scopes import CallNames, Dimension, Dimensions
@@ -39,7 +39,6 @@ from tests.limits.limit_tables import limit, limit_table
 WINDOWS: tuple[Window, Window] = ("daily", "monthly")
 ZONE = ZoneInfo("UTC")
 LOG = "log"
-RAISE = CapRaise(limit=15, configured=10, by="ops", reason="a sale", at=datetime(2026, 11, 21, 10, tzinfo=UTC))
 Answer = Reserved | OverBudget | PeriodChanged | CountersLost
 
 
@@ -260,31 +259,6 @@ async def test_budgets_of_others_are_left_alone(redis: Redis) -> None:
     }  # fmt: skip
 
 
-async def test_a_cap_that_a_person_raised_grants_more_until_it_is_taken_back(redis: Redis) -> None:
-    all_counters, counters = await filled(redis), against(of_agent=caps(daily=10))
-    current = period("daily", now(), ZONE)
-    assert isinstance(await ask(redis, "j:1", 11, counters), OverBudget)
-    await all_counters.note_raise(current, "agent:a", RAISE)
-    assert isinstance(await ask(redis, "j:1", 11, counters), Reserved)
-    refused = await ask(redis, "k:1", 5, counters)
-    assert isinstance(refused, OverBudget)
-    assert refused.limit == 15
-    await all_counters.note_raise(current, "agent:a", None)
-    refused = await ask(redis, "k:1", 1, counters)
-    assert isinstance(refused, OverBudget)
-    assert (refused.limit, refused.reserved) == (10, 11)
-
-
-@pytest.mark.parametrize("cap", [20, 12, 9])
-async def test_a_cap_that_the_config_changed_since_a_raise_holds_instead_of_it(redis: Redis, cap: int) -> None:
-    all_counters, counters = await filled(redis), against(of_agent=caps(daily=cap))
-    await all_counters.note_raise(period("daily", now(), ZONE), "agent:a", RAISE)
-    refused = await ask(redis, "j:1", cap + 1, counters)
-    assert isinstance(refused, OverBudget)
-    assert refused.limit == cap
-    assert isinstance(await ask(redis, "j:1", cap, counters), Reserved)
-
-
 async def test_a_hard_cap_holds_nothing_while_the_counters_are_lost(redis: Redis) -> None:
     counters = against(caps(enforcement="soft", daily=1), of_tenant=caps(monthly=10**9))
     assert await ask(redis, "j:1", 7, counters) == CountersLost()
@@ -366,8 +340,8 @@ async def test_settling_replaces_the_reservation_by_the_cost_in_all_budgets_once
     budgets, at = Budgets(redis, ZONE), await granted(redis, "j:1", 7)
     for _ in range(3):
         totals = await budgets.settle([settlement("j:1", 5, 4, at=at)], LOG)
-        assert [(total.period.window, total.key, total.spent, total.raised) for total in totals] == [
-            (window, key, 4, None) for key in ("global", "agent:a", "tenant:t") for window in WINDOWS
+        assert [(total.period.window, total.key, total.spent) for total in totals] == [
+            (window, key, 4) for key in ("global", "agent:a", "tenant:t") for window in WINDOWS
         ]
     assert await same_in_both_windows(redis) == {**in_all("spent", 4), **in_all("calls", 1)}
     assert await budgets.reservations(["j:1"]) == [None]
@@ -379,15 +353,6 @@ async def test_events_that_many_services_settle_at_once_are_counted_once(redis: 
     events = [settlement(f"j{number}:1", number, number) for number in range(1, 101)]
     await asyncio.gather(*(Budgets(redis, ZONE).settle(events[start:], LOG) for start in range(0, 100, 10)))
     assert (await same_in_both_windows(redis))["spent:global"] == sum(range(1, 101))
-
-
-async def test_a_settlement_reports_the_cap_that_a_person_raised(redis: Redis) -> None:
-    all_counters = await filled(redis)
-    raised = CapRaise(limit=2**53, configured=2**52, by="ops", reason="a sale", at=now())
-    await all_counters.note_raise(period("monthly", now(), ZONE), "tenant:t", raised)
-    totals = await Budgets(redis, ZONE).settle([settlement("j:1", 5, 4)], LOG)
-    settlements = {(total.period.window, total.key): total.raised for total in totals if total.raised is not None}
-    assert settlements == {("monthly", "tenant:t"): (2**53, 2**52)}
 
 
 async def test_a_cost_without_a_reservation_counts_in_the_day_that_it_belongs_to(redis: Redis) -> None:

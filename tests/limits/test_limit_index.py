@@ -15,6 +15,7 @@ from breakwater.config import LiveConfig, parse_config
 from breakwater.identity.rules.callers import Caller
 from breakwater.kernel.types import ms_from_time
 from breakwater.limits.contract import LimitRaise, LimitRecord, LimitSettings
+from breakwater.limits.rules.budget import LimitTable
 from breakwater.limits.rules.limit import amount_of, amount_text, limit_of
 from breakwater.limits.rules.limit_changes import (
     MAX_PLANE_LIMITS,
@@ -28,7 +29,7 @@ from breakwater.limits.rules.limit_changes import (
 )
 from breakwater.limits.rules.limit_index import LimitIndex, PlaneLimit, PlaneLimits
 from breakwater.limits.rules.scopes import CallNames, Dimensions, parse_scope
-from tests.limits.limit_tables import limit_table
+from tests.limits.limit_tables import limit_table, with_raise
 from tests.tables import each_row
 
 AT = datetime(2026, 11, 29, 10, tzinfo=UTC)
@@ -94,7 +95,7 @@ def test_a_table_follows_changes_and_ends_and_the_config_comes_first() -> None:
     limit = limit_of("k", settings("key:k", usd="3"))
     until = AT + HOUR / 2
     limit_raise = LimitRaise(amount="7", configured="3", until=until, by="ops", reason="x", at=AT)
-    change(k=kept(raise_limit(limit.id, limit_raise, states["k"], AUTHOR, ends=False)))
+    change(k=kept(raise_limit(limit.id, limit_raise, limit_raise.configured, states["k"], AUTHOR, ends=False)))
     assert caps(key="k") == [7 * USD]
     clock.now = until
     assert caps(key="k") == [3 * USD], "the raise is over"
@@ -116,7 +117,7 @@ def test_rates_of_the_plane_are_raised_and_removed() -> None:
     live.change_limits(["r"], {"r": state}, "s/1")
     assert live.limits().rate_limits(names).windows[0].maxima == (5, None, None)
     limit_raise = LimitRaise(amount="8", configured="5", until=AT + HOUR, scope="key:k", by="ops", reason="x", at=AT)
-    raised = kept(raise_limit("r", limit_raise, state, AUTHOR, ends=False))
+    raised = kept(raise_limit("r", limit_raise, limit_raise.configured, state, AUTHOR, ends=False))
     live.change_limits(["r"], {"r": raised}, "s/2")
     assert live.limits().rate_limits(names).windows[0].maxima == (8, None, None)
     assert live.limits().rate_limits(CallNames("b", key="other")).windows[0].maxima == (5, None, None)
@@ -170,7 +171,7 @@ def test_the_index_after_any_changes_is_that_of_the_limits_that_are_left(
 def test_a_deleted_limit_is_kept_for_as_long_as_a_process_may_be_behind() -> None:
     record = set_limit("k", settings("key:k"), None, AUTHOR)
     assert (record.kept_s, record.change) == (None, "created")
-    assert delete_limit(kept(record), AUTHOR).kept_s == 30 * 86_400
+    assert delete_limit(record.id, kept(record), AUTHOR).kept_s == 30 * 86_400
     ending = set_limit("k", settings("key:k", until=AT + HOUR), kept(record), AUTHOR)
     assert (ending.kept_s, ending.change, ending.before) == (30 * 86_400 + 3_600, "changed", record.limit)
 
@@ -240,3 +241,10 @@ def test_a_cap_for_users_within_a_tenant_may_refuse_jobs_of_that_tenant_alone() 
         table = limit_table(further=[limit_of("l", settings(scope))])
         assert table.may_refuse(names) is expected, scope
         assert table.may_refuse(names | {"tenant": []}) is without_tenant, scope
+
+
+def test_a_raise_holds_for_its_scope_alone_though_another_limit_of_the_config_has_the_id_since() -> None:
+    of_key, of_user = (limit_of("budgets.limits.0.usd", settings(scope)) for scope in ("key:a", "user:b"))
+    limits = with_raise(LimitTable((of_key,)), of_key, 9 * USD).plane_limits
+    assert limits.raise_of(of_key, "key:a") is not None
+    assert limits.raise_of(of_user, "user:b") is None

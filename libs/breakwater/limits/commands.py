@@ -443,9 +443,9 @@ def _show(budget_list: BudgetList) -> None:
         output.note(NOT_FILLED, "yellow")
     for budget in budget_list.budgets:
         if (raised := budget.raised) is not None:
-            until = clock(budget.resets_at)
+            until = clock(raised.until)
             output.note(
-                f"{budget.budget} raised to {money(raised.limit)} until {until}, by {raised.by}: {raised.reason}"
+                f"{budget.budget} raised to {money(raised.amount)} until {until}, by {raised.by}: {raised.reason}"
             )
     _note_exceeded(budget_list.budgets)
 

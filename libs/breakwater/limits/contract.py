@@ -185,7 +185,10 @@ class LimitRaise(Event):
     amount: LimitAmount
     configured: LimitAmount = Field(description="Amount of the limit at that time.")
     until: Timestamp
-    scope: str | None = Field(default=None, description="Whose it is, of a limit on each name by itself (`*`).")
+    scope: str | None = Field(
+        default=None,
+        description="Whose it is: the limit's scope or, of one on each name by itself (`*`), that of a name.",
+    )
     by: str
     reason: str
     at: Timestamp
@@ -400,7 +403,7 @@ class BudgetStatus(Event):
     period: str = Field(description="`2026-11-21`, `2026-W47`, `2026-11` or `2026-Q4`, in the budget's time zone.")
     enforcement: Enforcement
     limit: Money | None = Field(default=None, description="The cap in effect; null if there is none.")
-    raised: CapRaise | None = Field(default=None, description="The raise of the cap for this period.")
+    raised: LimitRaise | None = Field(default=None, description="The raise that is in effect.")
     spent: Money
     reserved: Money = Field(description="Reserved by calls in flight.")
     remaining: Money | None = Field(default=None, description="Left for further calls; null without a cap.")
@@ -623,16 +626,6 @@ class Reconciliation(Event):
     budgets: tuple[BudgetReconciliation, ...]
     reserved: Money = Field(description="Reserved by calls in flight, according to the counters of all agents.")
     held: Money = Field(description="The same according to the calls' leases.")
-    at: Timestamp
-
-
-class CapRaise(Event):
-    """A raised cap; in effect until its period ends or the config's cap changes."""
-
-    limit: Money
-    configured: Money = Field(description="Cap in the config at that time.")
-    by: str
-    reason: str
     at: Timestamp
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from secrets import token_hex
+from typing import NamedTuple
 
 import structlog
 
@@ -22,11 +23,10 @@ from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.state_log import ChangedMeanwhileError
 from breakwater.kernel.nats.subjects import LIMIT_SETTINGS, Stream
 from breakwater.kernel.process.outage import Outage
-from breakwater.kernel.types import ms_from_time, time_from_ms
-from breakwater.limits.contract import LimitEvent, LimitRaise, LimitRecord, LimitSettings, Window
+from breakwater.kernel.types import time_from_ms
+from breakwater.limits.contract import BudgetEvent, LimitEvent, LimitRaise, LimitRecord, LimitSettings, Window
 from breakwater.limits.limit_log import LimitLog
 from breakwater.limits.rules.budget import (
-    KEPT_IN_LIMITS,
     LimitTable,
     Period,
     budget_event,
@@ -46,7 +46,6 @@ from breakwater.limits.rules.limit_changes import (
     event_of,
     invalid,
     raise_limit,
-    raised_scope,
     set_limit,
 )
 from breakwater.limits.rules.scopes import (
@@ -67,6 +66,13 @@ TOLD_WITHIN = timedelta(seconds=30)
 
 REPEATED_FOR = timedelta(minutes=10)
 """A caller who got no response repeats a change within this time. For longer, EVENTS would not know it any more."""
+
+
+class ToldChange(NamedTuple):
+    """A change of a limit, and the event of the budget that it raised, if it raised one."""
+
+    record: LimitRecord
+    budget_event: BudgetEvent | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +179,7 @@ class LimitEditor:
             check_place(limit, self.limits())
             return set_limit(limit_id, settings, self.log.states.get(limit_id), author)
 
-        return await self._change(limit_id, decide)
+        return (await self._change(limit_id, decide)).record
 
     async def delete_limit(
         self,
@@ -198,32 +204,41 @@ class LimitEditor:
         if self._parts_of(limit_id) is None:
             await self._repeat(limit_id, now)
             raise unknown_limit(limit_id)
-        return await self._change(limit_id, decide)
+        return (await self._change(limit_id, decide)).record
 
     async def raise_limit(
         self,
         limit: Limit,
+        parts: tuple[ScopePart, ...],
         amount_stated: str,
         until: datetime | None,
-        scope: str | None,
         caller: Caller,
         reason: str,
         now: datetime,
-    ) -> LimitRecord | None:
+    ) -> ToldChange | None:
         """Raises a limit for some time, or ends a raise by its own amount. Returns None if nothing was to do.
+
+        Args:
+            limit: the limit.
+            parts: the scope that it is raised for, as `raised_scope` returns it.
+            amount_stated: the new amount, in the limit's unit.
+            until: when the raise ends; None for the end of the present period.
+            caller: who raises it.
+            reason: why.
+            now: the time.
 
         Raises:
             LimitRefusedError: it can't be raised so, or not by this caller.
             NotFilledError: the counters are being rebuilt.
             BusError, StateUnavailableError: it may not be raised; repeat it.
         """
-        parts = raised_scope(limit, scope)
         check_rights(caller, parts)
         check_rights(caller, limit.parts)
         try:
             amount = amount_of(limit.unit, amount_stated)
         except ValueError as error:
             raise invalid("amount", str(error)) from None
+        await self.log.catch_up()
         table = self.limits()
         key = key_of(parts)
         dimension = limit.calendar_dimension
@@ -247,27 +262,53 @@ class LimitEditor:
         if (present is None and ends) or (present is not None and (present.amount, present.until) == (text, until)):
             await self._repeat(limit.id, now)
             return None
-        configured = amount_text(limit.unit, limit.amount)
         limit_raise = LimitRaise(
             amount=text,
-            configured=configured,
+            configured=amount_text(limit.unit, limit.amount),
             until=until,
-            scope=None if limit.is_named else scope_of(parts),
+            scope=scope_of(parts),
             by=caller.name,
             reason=reason,
             at=now,
         )
         author = Author(token_hex(8), caller.name, reason, now)
-        raised_from = configured if present is None else present.amount
 
         def decide() -> LimitRecord:
             if self.find(limit.id) != limit:
                 message = f"the limit {limit.id!r} was changed at this moment; look at it first"
                 raise LimitRefusedError(409, "limit_changed", message)
             before = self.log.states.get(limit.id)
+            earlier = self.limits().plane_limits.raise_of(limit, key)
+            raised_from = limit_raise.configured if earlier is None else earlier.amount
             return raise_limit(limit.id, limit_raise, raised_from, before, author, ends=ends)
 
         return await self._change(limit.id, decide)
+
+    async def keep_stored_raises(self, now: datetime) -> None:
+        """Keeps in LIMITS what an earlier version of the plane stored with the counters, until their periods end.
+
+        Raises BusError, StateUnavailableError; may be repeated.
+        """
+        for stored in await self.counters.stored_raises(periods_at(now, self.counters.zone).all):
+            table, limit_raise = self.limits(), stored.limit_raise
+            limit = table.counter(stored.key, stored.period.window).cap
+            is_kept = limit is not None and table.plane_limits.raise_of(limit, stored.key) is not None
+            is_of_limit = limit is not None and amount_of("usd", limit_raise.configured) == limit.amount
+            if limit is not None and is_of_limit and not is_kept:
+                await self._keep(limit, limit_raise, now)
+            await self.counters.forget_stored_raise(stored)
+
+    async def _keep(self, limit: Limit, limit_raise: LimitRaise, now: datetime) -> None:
+        author = Author(token_hex(8), limit_raise.by, limit_raise.reason, now)
+
+        def decide() -> LimitRecord:
+            before = self.log.states.get(limit.id)
+            return raise_limit(limit.id, limit_raise, limit_raise.configured, before, author, ends=False)
+
+        try:
+            await self._change(limit.id, decide)
+        except LimitRefusedError as refused:
+            structlog.get_logger().warning("raise_not_kept", limit=limit.id, scope=limit_raise.scope, why=str(refused))
 
     def _check_rights(self, caller: Caller, limit: Limit, key_binding: Collection[ScopePart]) -> None:
         """Raises LimitRefusedError: the caller may not set a limit, or it would loosen one that he may not change."""
@@ -312,7 +353,7 @@ class LimitEditor:
             )
             raise LimitRefusedError(422, "below_spent", message, limit.unit)
 
-    async def _change(self, limit_id: str, decide: Callable[[], LimitRecord]) -> LimitRecord:
+    async def _change(self, limit_id: str, decide: Callable[[], LimitRecord]) -> ToldChange:
         """Makes a change, tells of it, and puts it into force.
 
         It is told of first, by NATS, which has just answered: where Redis does not, repeating the request puts into
@@ -327,9 +368,9 @@ class LimitEditor:
         before_record = None if before is None else before.record
         if before_record is not None and record.at - before_record.at < REPEATED_FOR:
             await self._tell(before_record)  # whoever made that change may have died before
-        await self._tell(record)
+        budget_event = await self._tell(record)
         await self._put_into_force()
-        return record
+        return ToldChange(record, budget_event)
 
     async def keep_told(self, lookup: Lookup) -> None:
         """Tells of changes whose process died before it could: at the start, and soon after a change."""
@@ -368,8 +409,10 @@ class LimitEditor:
                     structlog.get_logger().info("limit_change_told", id=record.id, change=record.change)
                     await self._tell(record)
 
-    async def _tell(self, record: LimitRecord) -> None:
+    async def _tell(self, record: LimitRecord) -> BudgetEvent | None:
         """Publishes a change; of a raised budget also that, for alerts and costs. EVENTS takes each once.
+
+        Returns the latter.
 
         Raises:
             BusUnavailableError, StateUnavailableError: it may not be published; repeat it.
@@ -377,29 +420,30 @@ class LimitEditor:
         """
         settings = record.limit or record.before
         limit = self.find(record.id) if settings is None else limit_of(record.id, settings)
+        budget_event = None
         if record.raised is not None and limit is not None and limit.budget_dimension is not None:
-            await self._tell_of_budget(limit, record, record.raised, limit.budget_dimension.window)
+            budget_event = await self._tell_of_budget(limit, record, record.raised, limit.budget_dimension.window)
         event = event_of(record, "" if limit is None else limit.scope)
         await self.publisher.event(subjects.limit(event.kind), event, id=event.event_id, at=event.at)
+        return budget_event
 
-    async def _repeat(self, limit_id: str, now: datetime) -> LimitRecord | None:
+    async def _repeat(self, limit_id: str, now: datetime) -> None:
         """Tells again of a limit's last change, and puts it into force: its caller may not have been told that it is.
 
-        Returns the change if it was told of; EVENTS takes it once.
+        EVENTS takes it once.
         """
         record = await self.log.last_record(limit_id)
-        if record is not None and now - record.at > REPEATED_FOR:
-            record = None
-        if record is not None:
+        if record is not None and now - record.at <= REPEATED_FOR:
             await self._tell(record)
         await self._put_into_force()
-        return record
 
     async def _put_into_force(self) -> None:
         """Lets no call be admitted by a worker that lacks the last change. May be repeated."""
         await self.counters.note_limits(self.log.version)
 
-    async def _tell_of_budget(self, limit: Limit, record: LimitRecord, limit_raise: LimitRaise, window: Window) -> None:
+    async def _tell_of_budget(
+        self, limit: Limit, record: LimitRecord, limit_raise: LimitRaise, window: Window
+    ) -> BudgetEvent:
         key = limit.key if limit_raise.scope is None else key_from_text(limit_raise.scope)
         period = periods_at(limit_raise.at, self.counters.zone).of(window)
         [use] = await self.counters.use([(period, key, "usd")])
@@ -409,12 +453,12 @@ class LimitEditor:
         event = budget_event(
             counter,
             period,
-            f"raised/{ms_from_time(limit_raise.at)}{KEPT_IN_LIMITS}",
+            f"raised/{record.change_id}",
             kind="raise_ended" if record.change == "raise_ended" else "raised",
             limit=amount_of("usd", limit_raise.amount),
             total=use[0],
-            previous=limit.amount if record.raised_from is None else amount_of("usd", record.raised_from),
-            configured=limit.amount,
+            previous=amount_of("usd", record.raised_from or limit_raise.configured),
+            configured=amount_of("usd", limit_raise.configured),
             by=limit_raise.by,
             reason=limit_raise.reason,
             resets_at=limit_raise.until,
@@ -422,6 +466,7 @@ class LimitEditor:
         )
         subject = subjects.budget(counter.scope, counter.window)
         await self.publisher.event(subject, event, id=event.event_id, at=event.at)
+        return event
 
 
 def unknown_limit(limit_id: str) -> LimitRefusedError:

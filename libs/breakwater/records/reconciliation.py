@@ -10,7 +10,7 @@ there first, and where any of it is missing, all that EVENTS has is read from EV
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import datetime
@@ -25,11 +25,11 @@ from breakwater.kernel.clickhouse.errors import AnalyticsUnavailableError, Query
 from breakwater.kernel.nats.lookup import ClientGetter, Facts, Lookup
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.types import ms_from_time
-from breakwater.limits.contract import BudgetEvent, BudgetReconciliation, CapRaise, Reconciliation
-from breakwater.limits.rules.budget import KEPT_IN_LIMITS, Period, scope_key, threshold
+from breakwater.limits.contract import BudgetEvent, BudgetReconciliation, Reconciliation
+from breakwater.limits.rules.budget import Period, scope_key, threshold
 from breakwater.limits.rules.ledger import AttemptSums, BudgetPlace, Ledger, figures_of, places_of
 from breakwater.limits.rules.scopes import ONLY_BASE, Dimensions, scope_text
-from breakwater.limits.store.budget_counters import RESERVED, BudgetCounters, Notes, Repair, Snapshot
+from breakwater.limits.store.budget_counters import RESERVED, Announced, BudgetCounters, Repair, Snapshot
 from breakwater.limits.store.budgets import NotFilledError
 from breakwater.records.spend import budget_notes, spend, stored_attempts, stored_upto
 
@@ -197,15 +197,18 @@ class RecordedSpend:
                             sums[place] += figures
         return LoggedSpend(upto, dict(sums))
 
-    async def notes(self, stored: StoredSpend, periods: Sequence[Period]) -> dict[str, Notes]:
-        """The announced thresholds and the raised caps of budgets, by the period's name. Raises as `logged_spend`."""
-        events = {event.event_id: event for event in stored.events}
+    async def announced(self, stored: StoredSpend, periods: Sequence[Period]) -> Announced:
+        """The announced thresholds of budgets. Raises as `logged_spend`."""
+        events = [*stored.events]
         async with aclosing(self._lookup.scan(Stream.EVENTS, "bw.budgets.>", complete=True)) as messages:
             async for message in messages:
                 if (event := message.read(BudgetEvent)) is not None:
-                    events[event.event_id] = event
-        wanted = {period.name for period in periods}
-        return _notes(event for event in events.values() if event.period in wanted)
+                    events.append(event)
+        announced: dict[str, set[str]] = {period.name: set() for period in periods}
+        for event in events:
+            if event.threshold_percent is not None and event.period in announced:
+                announced[event.period].add(threshold(scope_key(event), event.limit, event.threshold_percent))
+        return announced
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,26 +380,3 @@ def at_least(first: Ledger, second: Ledger) -> dict[BudgetPlace, AttemptSums]:
 
 def _has_more(difference: AttemptSums) -> bool:
     return any(getattr(difference, figure) > 0 for figure in RESERVED.values())
-
-
-def _notes(events: Iterable[BudgetEvent]) -> dict[str, Notes]:
-    raises: dict[str, dict[str, CapRaise]] = defaultdict(dict)
-    announced: dict[str, set[str]] = defaultdict(set)
-    for event in sorted(events, key=lambda event: event.at):
-        if event.event_id.endswith(KEPT_IN_LIMITS):
-            continue
-        key = scope_key(event)
-        if event.kind == "raised" and event.limit is not None:
-            raises[event.period][key] = CapRaise(
-                limit=event.limit,
-                configured=event.configured or 0,
-                by=event.by or "",
-                reason=event.reason or "",
-                at=event.at,
-            )
-        elif event.kind == "raise_ended":
-            raises[event.period].pop(key, None)
-        elif event.threshold_percent is not None:
-            announced[event.period].add(threshold(key, event.limit, event.threshold_percent))
-    names = {*raises, *announced}
-    return {name: Notes(raises.get(name, {}), frozenset(announced.get(name, ()))) for name in names}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -19,14 +20,13 @@ from breakwater.kernel.telemetry.metrics import (
     Readings,
 )
 from breakwater.kernel.types import NANO_PER_USD
-from breakwater.limits.contract import CapRaise
 from breakwater.limits.rules.budget import Period
 from breakwater.limits.rules.ledger import AttemptSums
 from breakwater.limits.settings import Caps
-from breakwater.limits.store.budget_counters import BudgetCounters, CounterSource, Notes, PeriodCounters, Snapshot
+from breakwater.limits.store.budget_counters import BudgetCounters, CounterSource, PeriodCounters, Snapshot
 from breakwater.services.budget.gauges import FORECAST_EVERY_S, FORECAST_KEPT_S, BudgetGauges
 from tests.helpers import until
-from tests.limits.limit_tables import limit_table
+from tests.limits.limit_tables import limit, limit_table, with_raise
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 USD = NANO_PER_USD
@@ -45,13 +45,12 @@ class Counters:
     def __init__(self) -> None:
         self.filled: CounterSource | None = CounterSource("log", "UTC", 0, True, "0")
         self.spent = 6 * USD
-        self.notes = Notes()
 
     async def read(self, periods: Sequence[Period]) -> Snapshot:
         keys = ("global", "agent:writer", "tenant:nobody")
         figures = {key: AttemptSums(spent=self.spent, calls=1) for key in keys}
         held = {"agent:writer": AttemptSums(spent=USD // 2)}
-        return Snapshot(self.filled, tuple(PeriodCounters(one, figures, held, self.notes) for one in periods), (), {})
+        return Snapshot(self.filled, tuple(PeriodCounters(one, figures, held, frozenset()) for one in periods), (), {})
 
 
 class Plane:
@@ -60,6 +59,7 @@ class Plane:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.counters, self.recent, self.queries = Counters(), {"agent:writer": 3 * USD}, 0
         self.seconds, self.unavailable = 0.0, False
+        self.limits = CAPS
 
         async def spent_since(*_: object) -> dict[str, int]:
             self.queries += 1
@@ -69,7 +69,7 @@ class Plane:
 
         monkeypatch.setattr("breakwater.services.budget.gauges.spent_since", spent_since)
         counters, analytics = cast(BudgetCounters, self.counters), cast(Analytics, None)
-        self.gauges = BudgetGauges(lambda: CAPS, counters, analytics, lambda: NOON, lambda: self.seconds)
+        self.gauges = BudgetGauges(lambda: self.limits, counters, analytics, lambda: NOON, lambda: self.seconds)
 
     async def read(self) -> dict[PlaneGauge, dict[str, float]]:
         """Values by the budget's name."""
@@ -97,9 +97,9 @@ async def test_budgets_that_the_config_names_are_shown_with_what_they_spent_and_
 
 
 async def test_a_raised_cap_is_the_one_that_is_shown_until_the_config_has_another(plane: Plane) -> None:
-    raised: dict[str, Any] = {"by": "anna", "reason": "launch", "at": NOON, "limit": 20 * USD}
     for configured, shown in ((10 * USD, 20), (9 * USD, 10)):
-        plane.counters.notes = Notes({"agent:writer": CapRaise(configured=configured, **raised)})
+        of_writer = replace(limit("agent:writer", "daily", configured), id="agents.writer.budget.daily_usd")
+        plane.limits = with_raise(CAPS, of_writer, 20 * USD, now=NOON)
         assert (await plane.read())[BUDGET_LIMIT]["agent:writer/daily"] == shown
 
 

@@ -176,8 +176,7 @@ class BudgetPlane:
 
     async def spent(self, key: str = "agent:writer") -> int:
         """Of the month."""
-        spent, _ = await self.counters.spend_in(self.month, key)
-        return spent
+        return (await self.counters.used(self.month, key))[key]
 
     async def compared(self) -> BudgetComparison:
         return await compare(self.record(), self.counters, now())
@@ -505,7 +504,7 @@ async def test_a_limit_on_a_new_kind_of_scope_counts_what_was_spent_before_it(pl
     within = [key_of(parse_scope(f"user:{user} within team:research")) for user in ("ann", "bob")]
     expected = [("monthly", "key:bot", 14), ("monthly", "key:other", 11), ("weekly", "tag:project=web", 14)]
     for window, key, spent in (*expected, ("quarterly", within[0], 14), ("quarterly", within[1], 11)):
-        assert (await plane.counters.spend_in(periods.of(window), key))[0] == spent
+        assert await plane.counters.used(periods.of(window), key) == {key: spent}
     assert [event.kind for event in await plane.published()] == []
     comparison = await plane.compared()
     assert comparison.reconciliation().equal
@@ -516,7 +515,7 @@ async def test_a_limit_on_a_new_kind_of_scope_counts_what_was_spent_before_it(pl
     await plane.redis.client.flushall()
     async with plane.kept(reconciler):
         await reconciler.await_source(True)
-    assert (await plane.counters.spend_in(periods.of("weekly"), "tag:project=web"))[0] == 14
+    assert await plane.counters.used(periods.of("weekly"), "tag:project=web") == {"tag:project=web": 14}
 
 
 async def test_without_clickhouse_leases_lapse_although_a_new_limit_lacks_the_past(plane: BudgetPlane) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 from zoneinfo import ZoneInfo
 
@@ -16,9 +17,9 @@ from breakwater.kernel.nats.delivery import Delivery
 from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.redis.connection import Redis
-from breakwater.limits.contract import BudgetEvent, CapRaise
+from breakwater.limits.contract import BudgetEvent
 from breakwater.limits.metrics import BudgetMetrics
-from breakwater.limits.rules.budget import periods_at
+from breakwater.limits.rules.budget import LimitTable, periods_at
 from breakwater.limits.rules.limit import Limit
 from breakwater.limits.settings import Caps
 from breakwater.limits.store.budget_counters import BudgetCounters
@@ -26,7 +27,7 @@ from breakwater.limits.store.budgets import Budgets
 from breakwater.services.budget.handlers import BudgetHandler
 from tests.helpers import FIRST
 from tests.limits.limit_tables import limit as budget_limit
-from tests.limits.limit_tables import limit_table
+from tests.limits.limit_tables import limit_table, with_raise
 from tests.records.test_messages import attempt
 
 ZONE = ZoneInfo("UTC")
@@ -73,8 +74,17 @@ class Service:
             assert await self.counters.fill(None, LOG, 0, self.counters.periods(datetime.now(UTC)), {}, {})
 
         self.start = fresh
+        self._raise: tuple[Limit, int, dict[str, Any]] | None = None
+
+        def table() -> LimitTable:
+            table = limit_table(None, {"writer": caps()}, {}, limits)
+            if self._raise is None:
+                return table
+            of_limit, amount, fields = self._raise
+            return with_raise(table, of_limit, amount, **fields)
+
         self._handler = BudgetHandler(
-            lambda: limit_table(None, {"writer": caps()}, {}, limits),
+            table,
             Budgets(redis, ZONE),
             self.counters,
             cast(Publisher, self._heard),
@@ -89,9 +99,9 @@ class Service:
         await self._handler.handle(cast(list[Delivery], batch))
         assert all(one.is_acked for one in batch)
 
-    async def spends(self, nano: int) -> list[int]:
+    async def spends(self, nano: int, at: datetime | None = None) -> list[int]:
         """A call that costs so much; returns what is announced of it."""
-        return await self._reported([self._attempt(cost=nano, cost_basis="billed")])
+        return await self._reported([self._attempt(cost=nano, cost_basis="billed", reserved_at=at)])
 
     async def refuses(self, cap: int | None, times: int = 1, by: str = "agent:writer/daily", **names: Any) -> list[int]:
         """The cap refuses calls, which made none; returns what is announced of them."""
@@ -118,10 +128,9 @@ class Service:
     def last(self) -> BudgetEvent:
         return self._heard.events[-1]
 
-    async def raise_to(self, limit: int, configured: int) -> None:
-        now = datetime.now(UTC)
-        raised = CapRaise(limit=limit, configured=configured, by="ops", reason="a sale", at=now)
-        await self.counters.note_raise(periods_at(now, ZONE).day, "agent:writer", raised)
+    def raise_to(self, limit: int, configured: int, **fields: Any) -> None:
+        of_writer = budget_limit("agent:writer", "daily", configured)
+        self._raise = replace(of_writer, id="agents.writer.budget.daily_usd"), limit, fields
 
 
 def hard(limit: int) -> Caps:
@@ -156,7 +165,7 @@ async def test_a_refusal_by_a_cap_that_was_raised_since_reports_nothing(redis: R
     service = await started(redis, lambda: hard(limit))
     assert await service.spends(10 * USD) == [50, 80, 100]
     if by == "a person":
-        await service.raise_to(100 * USD, limit)
+        service.raise_to(100 * USD, limit)
     else:
         limit = 100 * USD
     assert await service.refuses(10 * USD) == []
@@ -173,9 +182,21 @@ async def test_a_limit_that_refuses_is_reported_by_a_service_that_has_settled_no
 
 async def test_a_refusal_by_a_raised_cap_reports_that_one(redis: Redis) -> None:
     service = await started(redis)
-    await service.raise_to(20 * USD, 10 * USD)
+    service.raise_to(20 * USD, 10 * USD)
     assert await service.refuses(20 * USD) == [100]
     assert service.last.limit == 20 * USD
+
+
+@pytest.mark.parametrize("is_raised", [True, False])
+async def test_of_a_day_that_is_over_the_limit_counts_as_it_was_raised_then(redis: Redis, is_raised: bool) -> None:
+    service = await started(redis)
+    today = datetime.fromtimestamp(periods_at(datetime.now(UTC), ZONE).day.start_ms / 1000, UTC)
+    yesterday = {"at": today - timedelta(hours=9), "until": today}
+    this_morning = {"at": today, "until": today + timedelta(days=1)}
+    service.raise_to(20 * USD, 10 * USD, **(yesterday if is_raised else this_morning))
+    late = today - timedelta(minutes=1)
+    assert await service.spends(11 * USD, at=late) == ([50] if is_raised else [50, 80, 100])
+    assert service.last.limit == (20 if is_raised else 10) * USD
 
 
 async def test_a_cap_of_nothing_reports_that_it_refuses(redis: Redis) -> None:

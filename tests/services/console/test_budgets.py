@@ -89,7 +89,8 @@ def test_a_hard_cap_is_never_passed_and_one_that_refuses_calls_is_reached():
 
 
 async def test_all_budgets_with_what_is_spent_and_how_much_of_the_cap(console: Console):
-    raised = {"limit": "10", "configured": "5", "by": "zoë", "reason": EVIL, "at": "2026-11-22T10:00:00.000Z"}
+    at = "2026-11-22T10:00:00.000Z"
+    raised = {"amount": "10", "configured": "5", "until": at, "by": "zoë", "reason": EVIL, "at": at}
     console.interface.answers["GET budgets"] = listed(
         budget(spent="2.5", reserved="0.5", raised=raised),
         budget("agent:wri/ter/monthly", spent="0", limit=None, enforcement="none"),

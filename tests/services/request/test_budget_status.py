@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from zoneinfo import ZoneInfo
 
@@ -9,12 +10,13 @@ from breakwater.config import parse_config
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.types import NANO_PER_USD
 from breakwater.limits.api.budgets import current, known_keys, statuses
-from breakwater.limits.contract import BudgetStatus, CapRaise, EstimateAccuracy
+from breakwater.limits.contract import BudgetStatus, EstimateAccuracy
 from breakwater.limits.rules.budget import LimitTable, periods_at
 from breakwater.limits.rules.ledger import AttemptSums, Ledger
 from breakwater.limits.rules.scopes import CallNames
-from breakwater.limits.store.budget_counters import BudgetCounters, Notes
+from breakwater.limits.store.budget_counters import BudgetCounters
 from breakwater.limits.store.budgets import Budgets
+from tests.limits.limit_tables import with_raise
 
 CAPS = parse_config("""
 providers: {local: {base_url: "http://127.0.0.1:9/v1"}}
@@ -38,15 +40,14 @@ async def statuses_of(caps: LimitTable, counters: BudgetCounters, now: datetime)
 async def reported(
     redis: Redis,
     figures: Ledger | None = None,
-    notes: dict[str, CapRaise] | None = None,
     caps: LimitTable = CAPS,
     now: datetime | None = None,
     announced: frozenset[str] = frozenset(),
 ) -> dict[str, BudgetStatus]:
     counters, moment = BudgetCounters(redis, ZONE), now or datetime.now(UTC)
     day = periods_at(moment, ZONE).day
-    noted = {day.name: Notes(notes or {}, announced)}
-    assert await counters.fill(await counters.source(), "log", 0, counters.periods(moment), figures or {}, noted)
+    of_day = {day.name: announced}
+    assert await counters.fill(await counters.source(), "log", 0, counters.periods(moment), figures or {}, of_day)
     return {status.budget: status for status in await statuses_of(caps, counters, moment)}
 
 
@@ -115,25 +116,22 @@ async def test_what_is_held_and_spent_is_taken_from_what_remains_and_never_below
     assert (await reported(redis, {(day, "agent:writer"): too_much}, now=now))["agent:writer/daily"].remaining == 0
 
 
-async def test_a_raised_cap_holds_where_it_is_above_the_configs(redis: Redis) -> None:
-    def raised(usd: int, over: int) -> CapRaise:
-        at = datetime(2026, 11, 21, tzinfo=UTC)
-        return CapRaise(limit=usd * NANO_PER_USD, configured=over * NANO_PER_USD, by="ops", reason="launch day", at=at)
-
-    notes = {
-        "agent:writer": raised(50, 10),
-        "tenant:zeta": raised(9, 3),  # the config's cap has changed since
-        "agent:reader": raised(5, 1),  # and is gone
-        "tenant:new": raised(7, 2),
-    }
-    budgets = await reported(redis, notes=notes)
-    writer = budgets["agent:writer/daily"]
-    assert (writer.limit, writer.remaining, writer.raised) == (50 * NANO_PER_USD, 50 * NANO_PER_USD, raised(50, 10))
-    assert (budgets["agent:writer/monthly"].limit, budgets["agent:writer/monthly"].raised) == (None, None)
-    overtaken, uncapped = budgets["tenant:zeta/daily"], budgets["agent:reader/daily"]
-    assert (overtaken.limit, overtaken.raised) == (NANO_PER_USD, None)
-    assert (uncapped.limit, uncapped.raised) == (None, None)
-    assert budgets["tenant:new/daily"].limit == 7 * NANO_PER_USD
+async def test_a_raise_holds_while_its_limit_is_as_it_was(redis: Redis) -> None:
+    [of_writer] = [limit for limit in CAPS.limits if limit.id == "agents.writer.budget.daily_usd"]
+    for configured, amount in ((of_writer.amount, 50 * NANO_PER_USD), (of_writer.amount - 1, 10 * NANO_PER_USD)):
+        caps = with_raise(CAPS, replace(of_writer, amount=configured), 50 * NANO_PER_USD)
+        budgets = await reported(redis, caps=caps)
+        writer = budgets["agent:writer/daily"]
+        assert (writer.limit, writer.remaining) == (amount, amount)
+        assert (writer.raised is None) == (configured != of_writer.amount)
+        assert (budgets["agent:writer/monthly"].limit, budgets["agent:writer/monthly"].raised) == (None, None)
+    [of_each] = [limit for limit in CAPS.limits if limit.id == "budgets.tenants.*.daily_usd"]
+    raised = with_raise(CAPS, of_each, 7 * NANO_PER_USD, scope="tenant:new")
+    day = periods_at(datetime.now(UTC), ZONE).day.name
+    figures = {(day, f"tenant:{name}"): AttemptSums(calls=1) for name in ("new", "other")}
+    budgets = await reported(redis, figures, caps=raised)
+    of_new, of_other = budgets["tenant:new/daily"], budgets["tenant:other/daily"]
+    assert (of_new.limit, of_other.limit, of_other.raised) == (7 * NANO_PER_USD, of_each.amount, None)
 
 
 async def test_how_good_the_estimates_are_is_reported_where_any_call_shows_it(redis: Redis) -> None:
@@ -163,8 +161,7 @@ async def test_a_hard_cap_that_refused_a_call_is_reached_though_the_spend_stays_
         budgets = await reported(redis, {(day, "agent:writer"): spent}, now=now, announced=known)
         assert budgets["agent:writer/daily"].reached is expected
         assert budgets["agent:writer/daily"].remaining == 10_000_000
-    raised = CapRaise(limit=20 * NANO_PER_USD, configured=10 * NANO_PER_USD, by="ops", reason="launch", at=now)
-    budgets = await reported(
-        redis, {(day, "agent:writer"): spent}, {"agent:writer": raised}, now=now, announced=announced
-    )
+    [of_writer] = [limit for limit in CAPS.limits if limit.id == "agents.writer.budget.daily_usd"]
+    raised = with_raise(CAPS, of_writer, 20 * NANO_PER_USD)
+    budgets = await reported(redis, {(day, "agent:writer"): spent}, raised, now=now, announced=announced)
     assert not budgets["agent:writer/daily"].reached, "the cap that has refused it holds no longer"

@@ -1,9 +1,11 @@
 """Budgets over HTTP: how they stand, whether their counters agree with the record, and caps that a person raises."""
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from datetime import UTC, datetime
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -17,15 +19,18 @@ from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.errors import BusUnavailableError
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.redis.connection import Redis, StateUnavailableError
-from breakwater.kernel.types import NANO_PER_USD
+from breakwater.kernel.types import NANO_PER_USD, format_time
 from breakwater.limits.api.budgets import BudgetRoutes
-from breakwater.limits.contract import BudgetEvent, BudgetReconciliation, CapRaise, Reconciliation
+from breakwater.limits.contract import BudgetEvent, BudgetReconciliation, Reconciliation
+from breakwater.limits.limit_editor import LimitEditor
 from breakwater.limits.rules.budget import Periods, periods_at
 from breakwater.limits.rules.ledger import AttemptSums, Ledger
 from breakwater.limits.rules.scopes import Dimensions
 from breakwater.limits.store.budget_counters import BudgetCounters
-from breakwater.limits.store.budgets import FILLED, NotFilledError
-from tests.services.request.conftest import HttpApi, StartApi
+from breakwater.limits.store.budgets import FILLED, NotFilledError, period_key
+from tests.helpers import until
+from tests.server_sources import RunningServer
+from tests.services.request.conftest import HttpApi, StartApi, new_api
 
 BERLIN = ZoneInfo("Europe/Berlin")
 ASKED: Any = None  # a request without parameters is not looked at
@@ -75,10 +80,9 @@ async def standing(api: HttpApi, budget: str = "agent:writer/daily") -> dict[str
     return one
 
 
-async def noted(redis: Redis, key: str = "agent:writer") -> CapRaise | None:
-    counters = BudgetCounters(redis, BERLIN)
-    [found] = (await counters.snapshot([periods().day])).periods
-    return found.notes.raises.get(key)
+async def raise_of(api: HttpApi, limit_id: str = "agents.writer.budget.daily_usd") -> dict[str, Any] | None:
+    """The raise as `/api/v1/limits` has it."""
+    return (await api.ask("GET", f"/api/v1/limits/{limit_id}")).json["raised"]
 
 
 async def test_budgets_are_listed_with_whether_their_counters_are_there(capped: HttpApi, redis: Redis) -> None:
@@ -197,16 +201,22 @@ async def test_a_cap_is_raised_until_its_day_ends_with_who_and_why_on_record(cap
     )
     assert published.resets_at is not None
     assert published.resets_at.timestamp() * 1000 == day.end_ms
-    assert published.event_id.startswith(f"agent:writer/daily/{day.name}/raised/")
+    [change] = await capped.events("bw.limits.>")
+    assert published.event_id == f"agent:writer/daily/{day.name}/raised/{change['event_id']}"
     assert await capped.events("bw.budgets.>") == [answer.json]
     assert await capped.events(SUBJECT) == [answer.json]
-    raised = await noted(redis)
-    assert raised == CapRaise(
-        limit=50 * NANO_PER_USD, configured=10 * NANO_PER_USD, by="tests", reason="launch day", at=published.at
-    )
     stands = await standing(capped)
     assert (stands["limit"], stands["remaining"]) == ("50.000000000", "41.000000000")
-    assert CapRaise.model_validate(stands["raised"]) == raised
+    assert stands["raised"] == {
+        "amount": "50.000000000",
+        "configured": "10.000000000",
+        "until": answer.json["resets_at"],
+        "scope": "agent:writer",
+        "by": "tests",
+        "reason": "launch day",
+        "at": answer.json["at"],
+    }
+    assert await raise_of(capped) == stands["raised"] == change["raised"]
     assert (await standing(capped, "agent:writer/monthly"))["limit"] is None
     assert [log for log in logs if log["event"] == "cap_raised"] == [
         {
@@ -220,6 +230,11 @@ async def test_a_cap_is_raised_until_its_day_ends_with_who_and_why_on_record(cap
             "changed": True,
         }
     ]
+    fields = await cast(Any, redis.client.hkeys(period_key("daily", day.name)))
+    assert not [name for name in fields if name.startswith(("cap:", "raised:"))], "LIMITS alone has it"
+    await redis.client.flushall()
+    await fill(redis)
+    assert (await standing(capped))["raised"] == stands["raised"]
 
 
 async def test_budgets_of_all_agents_and_of_tenants_can_be_raised(capped: HttpApi, redis: Redis) -> None:
@@ -258,7 +273,7 @@ async def test_a_raise_is_changed_or_taken_back_by_another(capped: HttpApi, redi
     ]
     assert len({event["event_id"] for event in published}) == 3
     stands = await standing(capped)
-    assert (stands["limit"], stands["raised"], await noted(redis)) == ("10.000000000", None, None)
+    assert (stands["limit"], stands["raised"], await raise_of(capped)) == ("10.000000000", None, None)
     nothing_to_take_back = await capped.act("budgets/raise", **RAISE | {"limit_usd": "10.000"})
     assert (nothing_to_take_back.status, nothing_to_take_back.json["unchanged"]) == (200, True)
 
@@ -305,11 +320,11 @@ async def test_what_can_not_be_raised_is_refused_and_nothing_is_reported(capped:
         ("tenant:acme/daily", "budgets.tenants.acme.daily_usd"),
     ]:
         answer = await capped.act("budgets/raise", **RAISE | {"budget": budget})
-        assert (answer.status, answer.code, answer.paths) == (409, "no_cap", ["budget"])
+        assert (answer.status, answer.code, answer.paths) == (409, "no_limit", ["budget"])
         assert where in answer.json["error"]["details"][0]["message"]
     answer = await capped.act("budgets/raise", **RAISE | {"limit_usd": "9.999999999"})
-    assert (answer.status, answer.code, answer.paths) == (422, "below_cap", ["limit_usd"])
-    assert answer.message == "a cap can't be lower than the config's ($10.00)"
+    assert (answer.status, answer.code, answer.paths) == (422, "below_limit", ["limit_usd"])
+    assert answer.message == "is below the limit itself ($10.00); a raise is more than that"
     assert await capped.events("bw.budgets.>") == []
 
 
@@ -335,42 +350,17 @@ async def test_secrets_in_a_reason_stay_here(capped: HttpApi, redis: Redis) -> N
     answer = await capped.act("budgets/raise", **RAISE | {"reason": f"key {secret} leaked"})
     assert answer.json["reason"] == "key [REDACTED] leaked"
     assert secret not in str(await capped.events(SUBJECT))
-    assert secret not in str(await noted(redis))
+    assert secret not in str(await raise_of(capped))
 
 
 async def test_nothing_is_raised_while_the_counters_are_not_there(capped: HttpApi, redis: Redis) -> None:
     answer = await capped.act("budgets/raise", **RAISE)
     assert (answer.status, answer.code, answer.headers["Retry-After"]) == (503, "not_filled", "1")
     assert await capped.events("bw.budgets.>") == []
-    assert await noted(redis) is None
+    assert await raise_of(capped) is None
 
 
-@pytest.mark.parametrize("filled_anew", [False, True])
-async def test_a_raise_that_meets_a_loss_of_the_counters_is_to_be_asked_for_again(
-    capped: HttpApi, redis: Redis, monkeypatch: pytest.MonkeyPatch, filled_anew: bool
-) -> None:
-    await fill(redis)
-    publishing = Publisher.event
-
-    async def losing(publisher: Publisher, subject: str, *given: Any, **more: Any) -> Any:
-        stored = await publishing(publisher, subject, *given, **more)
-        if subject == SUBJECT:  # and not what the audit log is told before and after
-            await redis.client.delete(FILLED)
-            if filled_anew:
-                await fill(redis, log="another")
-        return stored
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Publisher, "event", losing)
-        answer = await capped.act("budgets/raise", **RAISE)
-    assert (answer.status, answer.code) == (503, "not_filled")
-    if not filled_anew:
-        await fill(redis)
-    assert (await capped.act("budgets/raise", **RAISE)).status == 200
-    assert (await standing(capped))["limit"] == "50.000000000"
-
-
-async def test_one_that_is_published_but_not_noted_is_noted_when_it_is_asked_for_again(
+async def test_a_raise_that_redis_did_not_hear_of_is_in_force_once_it_is_repeated(
     capped: HttpApi, redis: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await fill(redis)
@@ -379,19 +369,51 @@ async def test_one_that_is_published_but_not_noted_is_noted_when_it_is_asked_for
         raise StateUnavailableError("Redis did not answer")
 
     with monkeypatch.context() as patch:
-        patch.setattr(BudgetCounters, "note_raise", away)
+        patch.setattr(BudgetCounters, "note_limits", away)
         answer = await capped.act("budgets/raise", **RAISE)
     assert (answer.status, answer.code) == (503, "unavailable")
-    assert await noted(redis) is None
+    before = await redis.client.hget(FILLED, "limits")  # type: ignore[misc]
     assert (await capped.act("budgets/raise", **RAISE)).status == 200
+    assert await redis.client.hget(FILLED, "limits") != before  # type: ignore[misc]
     assert (await standing(capped))["limit"] == "50.000000000"
+    assert len(await capped.events(SUBJECT)) == 1
+
+
+async def test_raises_that_an_earlier_version_stored_in_redis_are_kept_until_they_end(
+    own_nats_server: RunningServer, redis_server: RunningServer, redis: Redis, tmp_path: Path
+) -> None:
+    await fill(redis)
+    raised = {"limit": "50.000000000", "configured": "10.000000000", "by": "ann", "reason": "launch day"}
+    raised |= {"at": format_time(datetime.now(UTC))}
+    of_former_limit = raised | {"configured": "9.000000000"}
+    for key, stored in (("agent:writer", raised), ("tenant:new", of_former_limit), ("agent:gone", raised)):
+        document = {f"raised:{key}": json.dumps(stored), f"cap:{key}": "50000000000:10000000000"}
+        await cast(Any, redis.client.hset(period_key("daily", periods().day.name), mapping=document))
+    async with new_api(own_nats_server.url, redis_server.url, tmp_path, CONFIG) as api:
+
+        async def is_forgotten() -> bool:
+            fields = await cast(Any, redis.client.hkeys(period_key("daily", periods().day.name)))
+            return not [name for name in fields if name.startswith(("cap:", "raised:"))]
+
+        await until(is_forgotten)
+        stands = await standing(api)
+        assert (stands["limit"], stands["raised"]["by"], stands["raised"]["at"]) == (
+            *("50.000000000", "ann", raised["at"]),
+        )
+        assert stands["raised"]["until"] == stands["resets_at"]
+        [change] = await api.events("bw.limits.>")
+        assert (change["limit_id"], change["reason"]) == ("agents.writer.budget.daily_usd", "launch day")
+        assert await redis.client.hget(FILLED, "limits")  # type: ignore[misc]
 
 
 def routes(redis: Redis, compare: Callable[[], Awaitable[Reconciliation]]) -> BudgetRoutes:
     def nobody() -> Any:
         raise BusUnavailableError("NATS is not connected")
 
-    return BudgetRoutes(lambda: CAPS, BudgetCounters(redis, BERLIN), Publisher(nobody, "request"), compare)
+    publisher, counters = Publisher(nobody, "request"), BudgetCounters(redis, BERLIN)
+    log: Any = None
+    editor = LimitEditor((), {}, log, lambda: CAPS, counters, publisher, log)
+    return BudgetRoutes(lambda: CAPS, counters, editor, compare)
 
 
 async def test_counters_and_record_are_answered_whether_they_agree_or_not(redis: Redis) -> None:

@@ -27,7 +27,6 @@ from breakwater.limits.rules.rate_limit import rate_limits_of
 from breakwater.limits.rules.scopes import CallNames, Dimension, Dimensions
 from breakwater.limits.store.budget_counters import BudgetCounters
 from breakwater.limits.store.budgets import FILLED, Budgets
-from breakwater.records.reconciliation import RecordedSpend, StoredSpend
 from tests.helpers import until
 from tests.services.request.conftest import GOVERNED, Answer, HttpApi, running, settings_for
 
@@ -137,28 +136,29 @@ async def test_a_limit_of_the_config_can_only_be_raised(governed: HttpApi, redis
     assert [event["kind"] for event in await governed.events("bw.limits.>")] == ["raised"]
 
 
-async def test_a_raise_of_a_limit_and_a_raised_cap_are_kept_apart(governed: HttpApi, redis: Redis) -> None:
+async def test_raising_a_budget_raises_its_limit(governed: HttpApi, redis: Redis) -> None:
     await fill(redis)
 
-    async def cap() -> tuple[str, str | None]:
+    async def raised() -> tuple[str, str | None]:
         listed = (await governed.ask("GET", "/api/v1/budgets?agent=writer")).json["budgets"]
         [daily] = [budget for budget in listed if budget["budget"] == "agent:writer/daily"]
+        limit = await show(governed, WRITER)
+        assert (limit["amount"], limit["raised"]) == (daily["limit"], daily["raised"])
         return daily["limit"], daily["raised"] and daily["raised"]["reason"]
 
     await governed.act(f"limits/{WRITER}/raise", amount="10", reason="of another test")
     await governed.act("budgets/raise", budget="agent:writer/daily", limit_usd="100", reason="a sale")
-    assert await cap() == ("100.000000000", "a sale")
+    assert await raised() == ("100.000000000", "a sale")
     await governed.act(f"limits/{WRITER}/raise", amount="25", until=in_s(60), reason="launch")
-    assert await cap() == ("25.000000000", "launch"), "as the script that reserves has it"
-    refused = await governed.act("budgets/raise", budget="agent:writer/daily", limit_usd="200", reason="more")
-    assert (refused.status, refused.code, WRITER in refused.message) == (409, "limit_raised", True)
-    # Counters that are filled anew must not have a raise of LIMITS, which may end before the period does.
-    nothing: Any = None
-    stored = StoredSpend(nothing, None, 0, 0, {}, ())
-    notes = await RecordedSpend(lambda: governed.bus, nothing, UTC_ZONE).notes(stored, now().all)
-    assert [raised.limit for period in notes.values() for raised in period.raises.values()] == [100 * NANO_PER_USD]
+    assert await raised() == ("25.000000000", "launch")
+    more = await governed.act("budgets/raise", budget="agent:writer/daily", limit_usd="200", reason="more")
+    assert (more.status, more.json["previous"], more.json["limit"]) == (200, "25.000000000", "200.000000000")
+    assert await raised() == ("200.000000000", "more")
     await governed.act(f"limits/{WRITER}/raise", amount="10", reason="over")
-    assert await cap() == ("100.000000000", "a sale")
+    assert await raised() == ("10.000000000", None)
+    kinds = ["raised", "raised", "raised", "raise_ended"]
+    assert [event["kind"] for event in await governed.events("bw.limits.>")][-4:] == kinds
+    assert [event["kind"] for event in await governed.events("bw.budgets.>")][-4:] == kinds
 
 
 async def test_bad_input_is_refused_in_words_and_changes_nothing(

@@ -18,7 +18,7 @@ from tests.operator_cases import OPERATOR_CASES, OperatorCase
 from tests.server_sources import RunningServer
 from tests.services.request import test_alerts_channels, test_dead_letters
 from tests.services.request.conftest import Answer, HttpApi, StartApi, lose_nats, publish_alert
-from tests.services.request.test_budgets import fill, noted, standing
+from tests.services.request.test_budgets import fill, raise_of, standing
 from tests.services.request.test_guards import trip
 
 WITHOUT_TARGETS = """
@@ -113,7 +113,7 @@ async def test_without_nats_nothing_is_done_and_however_often_it_is_asked_for_la
         assert (await governed.ask("GET", f"/api/v1/{path}")).status == 200, path
     assert await Breakers(redis).all() == []
     assert len((await governed.ask("GET", "/api/v1/guards")).json["stopped"]) == 1
-    assert await noted(redis) is None
+    assert await raise_of(governed) is None
 
     await own_nats_server.restart_async()
     for case in OPERATOR_CASES:

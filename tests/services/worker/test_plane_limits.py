@@ -67,9 +67,9 @@ async def test_a_limit_is_in_force_for_the_next_call_of_a_worker_that_has_not_he
         assert await status("stopped") == ("dead_lettered", "budget_exceeded")
         limit = editor.find("stop")
         assert limit is not None
-        await editor.raise_limit(limit, "5", now + timedelta(hours=1), None, ADMIN, "launch", now)
+        await editor.raise_limit(limit, limit.parts, "5", now + timedelta(hours=1), ADMIN, "launch", now)
         assert await status("raised") == ("succeeded", None)
-        await editor.raise_limit(limit, "0", None, None, ADMIN, "over", now)
+        await editor.raise_limit(limit, limit.parts, "0", None, ADMIN, "over", now)
         assert await status("lowered") == ("dead_lettered", "budget_exceeded")
         rate = LimitSettings(scope="agent:writer", requests=1, per="minute")
         await editor.delete_limit("stop", ADMIN, None, now)

@@ -1,41 +1,35 @@
-"""`/api/v1/budgets`: the state of budgets, whether their counters agree with the record, and raising a cap."""
+"""`/api/v1/budgets`: the state of budgets, whether their counters agree with the record, and raising their limits."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import get_args
 
 from breakwater.identity.operations import REDIS_UNAVAILABLE, ApiRequest, operation
-from breakwater.identity.rules.callers import Caller
 from breakwater.kernel.clickhouse.errors import QueryError
 from breakwater.kernel.errors import UnavailableError
-from breakwater.kernel.formats import exact_money
 from breakwater.kernel.http.parsing import suggestion
 from breakwater.kernel.http.problems import RequestError, unavailable, unknown
-from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.errors import BusError
-from breakwater.kernel.nats.publisher import Publisher
-from breakwater.kernel.types import Message, is_identifier, ms_from_time, time_from_ms, usd_from_nano
+from breakwater.kernel.types import Message, is_identifier, time_from_ms, usd_from_nano
 from breakwater.kernel.validation import FieldError
+from breakwater.limits.api.limits import BOUND, MEANWHILE, UNSURE, refusals_as_errors
 from breakwater.limits.contract import (
     BudgetEvent,
     BudgetList,
     BudgetQuery,
     BudgetScope,
     BudgetStatus,
-    CapRaise,
     EstimateAccuracy,
     RaiseCapRequest,
     Reconciliation,
     UnchangedBudget,
     Window,
 )
-from breakwater.limits.rules.budget import WINDOWS, Counter, LimitTable, Period, budget_event, periods_at, threshold
+from breakwater.limits.limit_editor import LimitEditor
+from breakwater.limits.rules.budget import WINDOWS, Counter, LimitTable, Period, periods_at, threshold
 from breakwater.limits.rules.ledger import AttemptSums, is_reached
-from breakwater.limits.rules.limit import amount_of
-from breakwater.limits.rules.limit_changes import LimitRefusedError, check_binding
 from breakwater.limits.rules.scopes import BASE, Dimension, ScopePart, dimension_of, key_from_text, key_of, parts_of
 from breakwater.limits.settings import OTHERS
 from breakwater.limits.store.budget_counters import BudgetCounters, PeriodCounters, Snapshot
@@ -50,7 +44,7 @@ class BudgetRoutes:
     Args:
         limits: returns the current limits.
         counters: the counters in Redis.
-        publisher: publishes raised caps.
+        editor: of limits, which raises them.
         compare: compares the counters with the record. May raise StateUnavailableError, BusError,
             AnalyticsUnavailableError, QueryError, and NotFilledError if the counters are lost.
         now: the clock.
@@ -60,17 +54,15 @@ class BudgetRoutes:
         self,
         limits: Callable[[], LimitTable],
         counters: BudgetCounters,
-        publisher: Publisher,
+        editor: LimitEditor,
         compare: Callable[[], Awaitable[Reconciliation]],
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._limits = limits
         self._counters = counters
-        self._publisher = publisher
+        self._editor = editor
         self._compare = compare
         self._now = now
-        # If two people raise a cap at the same time, the raise that is recorded last must be the one in effect.
-        self._raise_lock = asyncio.Lock()
 
     @operation(
         "GET",
@@ -136,91 +128,44 @@ class BudgetRoutes:
         "POST",
         "/api/v1/budgets/raise",
         tag="budgets",
-        summary="Raise a cap until its period ends",
-        description="Setting exactly the config's cap revokes an earlier raise. If the cap already has this "
-        "value, the response is an `UnchangedBudget`.",
+        summary="Raise the limit of a budget until its period ends",
+        description="As `POST /api/v1/limits/{limit_id}/raise`, by the budget's name. The amount of the limit itself "
+        "ends an earlier raise. If the limit already has this amount, the response is an `UnchangedBudget`.",
         result="The raise, which is now in effect; or, if there was nothing to do, the budget with `unchanged`.",
         errors={
-            403: "The caller lacks the scope, or is bound to a team or a user that this is no part of (`forbidden`).",
+            403: BOUND,
             404: "There is no such budget (`unknown_budget`).",
-            409: "The budget has no cap (`no_cap`), or its limit is raised over `/api/v1/limits` (`limit_raised`).",
-            422: "The body is invalid (`invalid_request`), or the cap is below the config's (`below_cap`).",
-            503: "Redis or NATS is unavailable (`unavailable`), or the counters are being rebuilt (`not_filled`). Ask "
-            "again: repeating the request is safe.",
+            409: f"The budget has no limit (`no_limit`), or {MEANWHILE}.",
+            422: "The body is invalid (`invalid_request`), or the amount is below the limit itself (`below_limit`).",
+            503: f"{UNSURE} Or the counters are being rebuilt (`not_filled`).",
         },
     )
     async def raise_cap(self, request: ApiRequest[RaiseCapRequest]) -> BudgetEvent | UnchangedBudget:
-        """Raises a cap and publishes the raise."""
-        try:
-            async with self._raise_lock:
-                result = await self._raise(request)
-        except NotFilledError as error:
-            raise _not_filled() from error
-        limit = usd_from_nano(request.input.limit_usd)
-        changed = isinstance(result, BudgetEvent)
-        request.log("cap_raised", budget=request.input.budget, limit=limit, changed=changed)
-        return result
-
-    async def _raise(self, request: ApiRequest[RaiseCapRequest]) -> BudgetEvent | UnchangedBudget:
-        """Publishes a raise before recording it: a raise that only Redis knew would be lost when Redis is refilled."""
+        """Raises the limit of a budget."""
         now = self._now()
-        limits = self._limits()
-        limit = request.input.limit_usd
-        snapshot = await self._counters.read(current(limits, self._counters, now))
-        counter = _counter(request.input.budget, limits, snapshot)
-        _check_binding(request.caller, counter)
-        configured = counter.limit
-        if configured is None:
+        stated = request.input
+        snapshot = await self._counters.read(current(self._limits(), self._counters, now))
+        counter = _counter(stated.budget, self._limits(), snapshot)
+        if counter.cap is None:
             where = {
                 "global": f"budgets.global.{counter.window}_usd",
                 "agent": f"agents.{counter.scope_name}.budget.{counter.window}_usd",
                 "tenant": f"budgets.tenants.{counter.scope_name}.{counter.window}_usd",
             }.get(counter.scope, "budgets.limits")
-            message = f"the budget {counter.name} has no cap to raise"
-            detail = FieldError(path="budget", message=f"the config sets one with {where}")
-            raise RequestError(409, "no_cap", message, [detail])
-        if limit < configured:
-            detail = FieldError(path="limit_usd", message="use a higher one, or exactly the config's to revoke a raise")
-            message = f"a cap can't be lower than the config's ({exact_money(configured)})"
-            raise RequestError(422, "below_cap", message, [detail])
-        if (limit_raise := counter.raised) is not None and counter.cap is not None:
-            message = (
-                f"the limit {counter.cap.id!r} is raised until {limit_raise.until:%Y-%m-%d %H:%M} UTC; change that by "
-                "`breakwater limits raise`"
+            message = f"the budget {counter.name} has no limit to raise"
+            detail = FieldError(path="budget", message=f"the config sets one with {where}, `breakwater limits set` too")
+            raise RequestError(409, "no_limit", message, [detail])
+        amount = usd_from_nano(stated.limit_usd)
+        with refusals_as_errors({"amount": "limit_usd"}):
+            raised = await self._editor.raise_limit(
+                counter.cap, counter.parts, amount, None, request.caller, request.why, now
             )
-            raise RequestError(409, "limit_raised", message)
-        if snapshot.filled is None:
-            raise NotFilledError
-        period_counters = next(counters for counters in snapshot.periods if counters.period.window == counter.window)
-        before = budget_status(counter, period_counters)
-        if limit == before.limit:
-            return UnchangedBudget.model_validate(before.model_dump())
-        ends = limit == configured
-        at = time_from_ms(ms_from_time(now))
-        event = budget_event(
-            counter,
-            period_counters.period,
-            f"raised/{ms_from_time(now)}/{request.caller.id}",
-            kind="raise_ended" if ends else "raised",
-            limit=limit,
-            total=before.spent,
-            previous=before.limit,
-            configured=configured,
-            by=request.by,
-            reason=request.why,
-            at=at,
-        )
-        subject = subjects.budget(counter.scope, counter.window)
-        await self._publisher.event(subject, event, id=event.event_id, at=event.at)
-        raised = CapRaise(limit=limit, configured=configured, by=request.by, reason=request.why, at=at)
-        await self._counters.note_raise(period_counters.period, counter.key, None if ends else raised)
-        filled = snapshot.filled
-        refilled = await self._counters.source()
-        # Repairs of the counters leave raised caps alone; only a refill may have lost this one.
-        if refilled is None or (filled.log, filled.zone, filled.upto) != (refilled.log, refilled.zone, refilled.upto):
-            # Redis was refilled meanwhile, perhaps from the record before the raise.
-            raise NotFilledError
-        return event
+        request.log("cap_raised", budget=stated.budget, limit=amount, changed=raised is not None)
+        if raised is None:
+            [status] = statuses(self._limits(), snapshot, [counter.key], counter.window)
+            return UnchangedBudget.model_validate(status.model_dump())
+        assert raised.budget_event is not None
+        return raised.budget_event
 
 
 _NAMES = ("agent", "tenant", "key", "user", "team")
@@ -261,16 +206,6 @@ def _counter(budget: str, limits: LimitTable, snapshot: Snapshot) -> Counter:
     raise unknown("budget", f"there is no budget {budget!r}", "budget", hint)
 
 
-def _check_binding(caller: Caller, counter: Counter) -> None:
-    """Raises RequestError: 403, the caller is bound to a user, a team or tags, and the cap is not on a part of that."""
-    try:
-        check_binding(caller, counter.parts)
-        if counter.cap is not None:
-            check_binding(caller, counter.cap.parts)
-    except LimitRefusedError as refused:
-        raise RequestError(refused.status, refused.code, str(refused)) from None
-
-
 def _not_filled() -> RequestError:
     message = "the counters are being rebuilt from the record; until then hard caps refuse calls. Retry in a moment"
     return unavailable("not_filled", message)
@@ -289,23 +224,28 @@ def current(limits: LimitTable, counters: BudgetCounters, now: datetime) -> tupl
 
 
 def known_keys(limits: LimitTable, snapshot: Snapshot) -> tuple[str, ...]:
-    """Returns the scopes that the config names or that Redis has counters of: global, agents, tenants."""
+    """Returns the scopes that the config names, that Redis has counters of, or whose budget is raised."""
     counted = {
+        key for period_counters in snapshot.periods for key in (*period_counters.figures, *period_counters.reserved)
+    }
+    counted |= {
         key
-        for period_counters in snapshot.periods
-        for key in (*period_counters.figures, *period_counters.reserved, *period_counters.notes.raises)
+        for key in limits.plane_limits.raised_keys
+        if any(limits.counter(key, window).raised for window in _windows(limits, key))
     }
     # The sort is stable, so the scopes of the config come first, in its order.
     return tuple(sorted(limits.keys(counted), key=lambda key: _SCOPES.index(limits.counter(key, "monthly").scope)))
 
 
-def statuses(limits: LimitTable, snapshot: Snapshot, keys: Iterable[str]) -> tuple[BudgetStatus, ...]:
-    """Returns the budgets of some scopes in the periods of a snapshot."""
+def statuses(
+    limits: LimitTable, snapshot: Snapshot, keys: Iterable[str], only: Window | None = None
+) -> tuple[BudgetStatus, ...]:
+    """Returns the budgets of some scopes in the periods of a snapshot, or of one window."""
     return tuple(
         budget_status(limits.counter(key, period_counters.period.window), period_counters)
         for key in keys
         for period_counters in snapshot.periods
-        if period_counters.period.window in _windows(limits, key)
+        if period_counters.period.window in ((only,) if only else _windows(limits, key))
     )
 
 
@@ -313,12 +253,11 @@ def budget_status(counter: Counter, period_counters: PeriodCounters) -> BudgetSt
     """Returns a budget as the contract has it."""
     figures = period_counters.figures.get(counter.key, AttemptSums())
     reserved = period_counters.reserved.get(counter.key, 0)
-    notes = period_counters.notes
-    limit = period_counters.limit(counter)
+    limit = counter.effective
     enforcement = counter.enforcement
     reached = False
     if limit is not None:
-        refused = enforcement == "hard" and threshold(counter.key, limit, 100) in notes.announced
+        refused = enforcement == "hard" and threshold(counter.key, limit, 100) in period_counters.announced
         reached = is_reached(limit, figures, reserved, refused=refused)
     estimate = EstimateAccuracy(
         calls=figures.gauged,
@@ -338,8 +277,7 @@ def budget_status(counter: Counter, period_counters: PeriodCounters) -> BudgetSt
         period=period_counters.period.name,
         enforcement=enforcement,
         limit=limit,
-        # After the config has changed the cap, a raise of the earlier cap no longer counts.
-        raised=None if limit == counter.limit else _raise_of(counter) or notes.raises.get(counter.key),
+        raised=counter.raised,
         spent=figures.spent,
         reserved=reserved,
         remaining=None if limit is None else max(0, limit - figures.spent - reserved),
@@ -348,17 +286,4 @@ def budget_status(counter: Counter, period_counters: PeriodCounters) -> BudgetSt
         calls_of_unknown_cost=figures.unpriced,
         resets_at=time_from_ms(period_counters.period.end_ms),
         estimate=estimate if figures.gauged else None,
-    )
-
-
-def _raise_of(counter: Counter) -> CapRaise | None:
-    limit_raise = counter.raised
-    if limit_raise is None:
-        return None
-    return CapRaise(
-        limit=amount_of("usd", limit_raise.amount),
-        configured=amount_of("usd", limit_raise.configured),
-        by=limit_raise.by,
-        reason=limit_raise.reason,
-        at=limit_raise.at,
     )

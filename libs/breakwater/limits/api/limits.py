@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, cast
 
 from breakwater.identity.operations import NATS_UNAVAILABLE, REDIS_UNAVAILABLE, ApiRequest, operation, utc_now
@@ -37,10 +38,10 @@ from breakwater.limits.store.budgets import NotFilledError
 _WRONG = "The request is invalid (`invalid_request`), with the field that is wrong"
 _SPENT = "or a limit that refuses is below what is spent in the present period, and `stop` is not set (`below_spent`)"
 _NO_LIMIT = "There is no such limit (`unknown_limit`)."
-_BOUND = "The caller lacks the scope, or is bound to a team or a user and this is not a part of it (`forbidden`)."
+BOUND = "The caller lacks the scope, or is bound to a team or a user and this is not a part of it (`forbidden`)."
 _OF_CONFIG = "The limit is in the config (`limit_from_config`)"
-_MEANWHILE = "another caller changed the limit at this moment (`limit_changed`)"
-_UNSURE = f"{NATS_UNAVAILABLE} {REDIS_UNAVAILABLE} It may have been done; repeating the request is safe."
+MEANWHILE = "another caller changed the limit at this moment (`limit_changed`)"
+UNSURE = f"{NATS_UNAVAILABLE} {REDIS_UNAVAILABLE} It may have been done; repeating the request is safe."
 
 
 MAX_WAITING = 20
@@ -86,7 +87,7 @@ class LimitRoutes:
     )
     async def show_limit(self, request: ApiRequest[LimitUseQuery]) -> ListedLimit:
         """Shows a limit; of one on each name by itself, for one name."""
-        with _refusals():
+        with refusals_as_errors():
             limit = self._find(request.path["limit_id"])
             is_of_one = limit.is_named or request.input.scope is not None
             key = key_of(raised_scope(limit, request.input.scope)) if is_of_one else None
@@ -106,20 +107,20 @@ class LimitRoutes:
         "it is changes nothing.",
         result="The limit.",
         errors={
-            403: _BOUND,
-            409: f"{_OF_CONFIG}; another limit is on the same scope, unit and window (`limit_exists`); {_MEANWHILE}; "
+            403: BOUND,
+            409: f"{_OF_CONFIG}; another limit is on the same scope, unit and window (`limit_exists`); {MEANWHILE}; "
             "there are 30,000 limits (`too_many_limits`), or limits of 20 combinations of kinds of scopes and windows "
             "(`too_many_dimensions`).",
             422: f"{_WRONG}: a scope that can't be, an unknown agent, model or provider, too large an amount, an end "
             f"that is over, or what can't be enforced; {_SPENT}.",
-            503: _UNSURE,
+            503: UNSURE,
         },
     )
     async def set_limit(self, request: ApiRequest[SetLimitRequest]) -> ListedLimit:
         """Makes or changes a limit."""
         limit_id = request.path["limit_id"]
         fields = request.input.model_dump(include=set(LimitSettings.model_fields))
-        with _refusals():
+        with refusals_as_errors():
             record = await self.editor.set_limit(
                 limit_id,
                 LimitSettings.model_validate(fields),
@@ -138,12 +139,12 @@ class LimitRoutes:
         tag="limits",
         summary="Delete a limit",
         result="The event of that.",
-        errors={403: _BOUND, 404: _NO_LIMIT, 409: f"{_OF_CONFIG}, or {_MEANWHILE}.", 503: _UNSURE},
+        errors={403: BOUND, 404: _NO_LIMIT, 409: f"{_OF_CONFIG}, or {MEANWHILE}.", 503: UNSURE},
     )
     async def delete_limit(self, request: ApiRequest[DeleteLimitRequest]) -> LimitEvent:
         """Deletes a limit."""
         limit_id = request.path["limit_id"]
-        with _refusals():
+        with refusals_as_errors():
             self._check_read()
             record = await self.editor.delete_limit(limit_id, request.caller, request.why or None, utc_now())
         scope = "" if record.before is None else record.before.scope
@@ -158,25 +159,25 @@ class LimitRoutes:
         description="Also one of the config. The amount of the limit itself ends an earlier raise.",
         result="The limit, as it is raised now.",
         errors={
-            403: _BOUND,
+            403: BOUND,
             404: _NO_LIMIT,
             409: "The limit is on tasks or jobs (`not_raisable`), a more particular limit counts for the scope "
-            f"(`limit_not_effective`), {_MEANWHILE}, or the limit is raised for 1,000 names (`too_many_raises`).",
+            f"(`limit_not_effective`), {MEANWHILE}, or the limit is raised for 1,000 names (`too_many_raises`).",
             422: f"{_WRONG}, or the amount is below the limit itself (`below_limit`).",
-            503: f"{_UNSURE} Or the counters are being rebuilt (`not_filled`).",
+            503: f"{UNSURE} Or the counters are being rebuilt (`not_filled`).",
         },
     )
     async def raise_limit(self, request: ApiRequest[RaiseLimitRequest]) -> ListedLimit:
         """Raises a limit, or ends its raise."""
         limit_id = request.path["limit_id"]
         stated = request.input
-        with _refusals():
+        with refusals_as_errors():
             limit = self._find(limit_id)
             parts = raised_scope(limit, stated.scope)
-            record = await self.editor.raise_limit(
-                limit, stated.amount, stated.until, stated.scope, request.caller, request.why, utc_now()
+            raised = await self.editor.raise_limit(
+                limit, parts, stated.amount, stated.until, request.caller, request.why, utc_now()
             )
-        request.log("limit_raised", limit=limit_id, amount=stated.amount, changed=record is not None)
+        request.log("limit_raised", limit=limit_id, amount=stated.amount, changed=raised is not None)
         return (await self._listed([(self._find(limit_id), key_of(parts))]))[0]
 
     def _find(self, limit_id: str) -> Limit:
@@ -279,13 +280,14 @@ def _is_wanted(limit: Limit, query: LimitQuery) -> bool:
 
 
 @contextmanager
-def _refusals() -> Generator[None]:
-    """Turns refusals into errors of the API."""
+def refusals_as_errors(fields: Mapping[str, str] = MappingProxyType({})) -> Generator[None]:
+    """Turns refusals into errors of the API. `fields` has the names of fields that the request names otherwise."""
     try:
         yield
     except LimitRefusedError as refused:
-        details = [] if refused.field is None else [FieldError(path=refused.field, message=str(refused))]
-        path = f"{refused.field}: " if refused.field and refused.code == "invalid_request" else ""
+        field_name = None if refused.field is None else fields.get(refused.field, refused.field)
+        details = [] if field_name is None else [FieldError(path=field_name, message=str(refused))]
+        path = f"{field_name}: " if field_name and refused.code == "invalid_request" else ""
         raise RequestError(refused.status, refused.code, f"{path}{refused}", details) from None
     except NotFilledError:
         message = "the counters are being rebuilt from the record; retry in a moment"

@@ -382,6 +382,15 @@ class LimitTable:
             _cache(self._counters, (key, window, unit), counter)
         return counter
 
+    def amount_in(self, counter: Counter, counted: Period) -> int | None:
+        """Returns the amount of a budget's limit in a period: as it is raised now or, if that is over, at its end."""
+        limit = counter.cap
+        if limit is None or self.plane_limits.now_ms < counted.end_ms:
+            return counter.effective
+        limit_raise = self.plane_limits.raise_of(limit, counter.key, counted.end_ms - 1)
+        is_raised = limit_raise is not None and ms_from_time(limit_raise.at) < counted.end_ms
+        return amount_of(limit.unit, limit_raise.amount) if limit_raise is not None and is_raised else limit.amount
+
     def limit_like(self, limit: Limit) -> Limit | None:
         """Returns the limit on the same unit in the same window of exactly the same scope."""
         same = (index.by_place.get(limit.place) for index in self._indexes)
@@ -622,23 +631,6 @@ def scope_key(event: BudgetEvent) -> str:
     name = event.agent if event.scope == "agent" else event.tenant if event.scope == "tenant" else event.name
     key = event.scope if event.scope == "global" else f"{event.scope}:{name}"
     return key if event.within is None else key_of((*parts_of(key), *parts_of(event.within)))
-
-
-KEPT_IN_LIMITS = "/limits"
-"""The end of the ids of events of raises that LIMITS has: noted with the counters, they would outlive their end."""
-
-
-def effective_limit(limit: int | None, raised: tuple[int, int] | None) -> int | None:
-    """Returns the effective cap, in nano-dollars.
-
-    Args:
-        limit: the config's cap.
-        raised: the cap that an operator raised it to, and the config's cap at that time. A change of the config's cap
-            ends the raise.
-    """
-    if limit is None or raised is None or raised[1] != limit:
-        return limit
-    return max(limit, raised[0])
 
 
 def reached_thresholds(counter: Counter, limit: int | None, spent: int, *, refused: bool = False) -> tuple[int, ...]:

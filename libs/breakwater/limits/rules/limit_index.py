@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 
 from breakwater.kernel.types import ms_from_time
 from breakwater.limits.contract import LimitRaise, LimitRecord, LimitUnit
@@ -112,7 +113,10 @@ class PlaneLimits(LimitIndex):
         """Those that hold, by their ids."""
         self.unreadable: dict[str, tuple[ScopePart, ...]] = {}
         """The scopes of those that may hold, but are not readable here, by their ids."""
+        self.now_ms = 0
+        """The moment until which limits and raises have ended, in milliseconds since the epoch."""
         self._raises: dict[str, tuple[LimitRaise, ...]] = {}
+        """Those of the limits' records, by the ids of the limits; some may have ended."""
         self._ends: list[tuple[int, str]] = []
         """A heap of the ends of limits and raises."""
 
@@ -123,6 +127,7 @@ class PlaneLimits(LimitIndex):
 
     def change(self, changed: Mapping[str, PlaneLimit | None], now_ms: int) -> None:
         """Replaces limits by their ids; None if they are gone."""
+        self.now_ms = now_ms
         # All are removed first: a new limit may be where an old one was.
         for limit_id in changed:
             if (before := self.limits.pop(limit_id, None)) is not None:
@@ -140,9 +145,10 @@ class PlaneLimits(LimitIndex):
                 self.add(limit)
                 if limit.until_ms is not None:
                     heapq.heappush(self._ends, (limit.until_ms, limit_id))
+            if plane_limit.raises:
+                self._raises[limit_id] = plane_limit.raises
             for limit_raise in plane_limit.raises:
                 if (until_ms := ms_from_time(limit_raise.until)) > now_ms:
-                    self._raises[limit_id] = (*self._raises.get(limit_id, ()), limit_raise)
                     heapq.heappush(self._ends, (until_ms, limit_id))
 
     def end(self, states: Mapping[str, PlaneLimit], now_ms: int) -> None:
@@ -152,13 +158,26 @@ class PlaneLimits(LimitIndex):
             ended.add(heapq.heappop(self._ends)[1])
         self.change({limit_id: states.get(limit_id) for limit_id in ended}, now_ms)
 
-    def raise_of(self, limit: Limit, key: str) -> LimitRaise | None:
-        """Returns the raise of a limit for a scope, by its key; None if there is none, or the limit has changed since.
+    @property
+    def raised_keys(self) -> Iterator[str]:
+        """The keys of scopes that limits are raised for, or were."""
+        of_limits = chain(*self._raises.values())
+        return (key_from_text(limit_raise.scope) for limit_raise in of_limits if limit_raise.scope is not None)
+
+    def raise_of(self, limit: Limit, key: str, until_ms: int | None = None) -> LimitRaise | None:
+        """Returns the raise of a limit for a scope; None if there is none, or the limit has changed since.
 
         The amount of a raise is larger than that of its limit.
+
+        Args:
+            limit: the limit. Another one of the config may have its id since, which is the place in a list.
+            key: the scope's key.
+            until_ms: a moment until which the raise lasts, in milliseconds since the epoch; by default now.
         """
+        lasts_until_ms = self.now_ms if until_ms is None else until_ms
         for limit_raise in self._raises.get(limit.id, ()):
+            lasts = ms_from_time(limit_raise.until) > lasts_until_ms
             is_of_scope = limit_raise.scope is None or key_from_text(limit_raise.scope) == key
-            if is_of_scope and amount_of(limit.unit, limit_raise.configured) == limit.amount:
+            if lasts and is_of_scope and amount_of(limit.unit, limit_raise.configured) == limit.amount:
                 return limit_raise
         return None

@@ -5,19 +5,21 @@ The figures that they are filled from or compared with are computed in `breakwat
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from secrets import token_hex
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 from zoneinfo import ZoneInfo
 
 from redis.exceptions import ResponseError
 
 from breakwater.kernel.redis.connection import Argument, Redis, ScriptCommand, StateUnavailableError, read_hashes
-from breakwater.limits.contract import CapRaise, LimitUnit
-from breakwater.limits.rules.budget import WINDOWS, Counter, Period, effective_limit, periods_since
+from breakwater.kernel.types import time_from_ms
+from breakwater.limits.contract import LimitRaise, LimitUnit
+from breakwater.limits.rules.budget import WINDOWS, Period, periods_since
 from breakwater.limits.rules.ledger import FIGURES, AttemptSums, BudgetPlace, Ledger
 from breakwater.limits.rules.limit import Limit
 from breakwater.limits.rules.rate_limit import (
@@ -27,7 +29,7 @@ from breakwater.limits.rules.rate_limit import (
     WINDOW_UNITS,
     rate_limits_of,
 )
-from breakwater.limits.rules.scopes import BASE, ONLY_BASE, Dimension, Dimensions, dimension_of
+from breakwater.limits.rules.scopes import BASE, ONLY_BASE, Dimension, Dimensions, dimension_of, parts_of, scope_of
 from breakwater.limits.store.budgets import (
     BLOCK,
     FILLED,
@@ -42,7 +44,6 @@ from breakwater.limits.store.budgets import (
     block_key,
     keys_of_rate_limits,
     period_key,
-    raised_cap,
     reservation,
 )
 
@@ -75,13 +76,8 @@ class CounterSource:
     """The version of the limits that the plane keeps; empty if it is unknown."""
 
 
-@dataclass(frozen=True, slots=True)
-class Notes:
-    """The notes next to the counters of a period, by the scope's key."""
-
-    raises: Mapping[str, CapRaise] = field(default_factory=dict[str, CapRaise])
-    announced: frozenset[str] = frozenset()
-    """The thresholds that were announced, each as `<key>@<limit in nano-dollars>@<percent>`."""
+Announced = Mapping[str, Collection[str]]
+"""The thresholds that were announced, each as `<key>@<limit in nano-dollars>@<percent>`, by the period's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,17 +88,13 @@ class PeriodCounters:
     figures: Mapping[str, AttemptSums]
     reserved_figures: Mapping[str, AttemptSums]
     """The reserved part of each figure that has limits: of `spent`, `tokens` and `calls`."""
-    notes: Notes
+    announced: frozenset[str]
+    """The thresholds that were announced, as in `Announced`."""
 
     @property
     def reserved(self) -> Mapping[str, int]:
         """The reserved amounts of money, in nano-dollars."""
         return {key: sums.spent for key, sums in self.reserved_figures.items()}
-
-    def limit(self, counter: Counter) -> int | None:
-        """The effective cap of a budget in this period, in nano-dollars; None if there is none."""
-        raised = self.notes.raises.get(counter.key)
-        return effective_limit(counter.effective, None if raised is None else (raised.limit, raised.configured))
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +153,14 @@ class Snapshot:
     def held_amounts(self, *, charged: bool) -> Mapping[BudgetPlace, int]:
         """The money in `held_figures`, in nano-dollars."""
         return {place: sums.spent for place, sums in self.held_figures(charged=charged).items()}
+
+
+class StoredRaise(NamedTuple):
+    """A raise of a limit, as an earlier version of the plane stored it next to the counters of a period."""
+
+    period: Period
+    key: str
+    limit_raise: LimitRaise
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +262,7 @@ class BudgetCounters:
         upto: int,
         periods: Sequence[Period],
         figures: Ledger,
-        notes: Mapping[str, Notes],
+        announced: Announced,
         *,
         alone: bool = True,
         dimensions: Dimensions = ONLY_BASE,
@@ -275,7 +275,7 @@ class BudgetCounters:
             upto: the last event that is counted in `figures`; those after it are settled as they come.
             periods: the periods to set; the others stay.
             figures: the sums by period and scope.
-            notes: the raised caps and announced thresholds, by the period's name.
+            announced: the announced thresholds.
             alone: nothing of `figures` is from elsewhere than this log.
             dimensions: those that `figures` are of.
 
@@ -285,7 +285,8 @@ class BudgetCounters:
         before = ("", "") if source is None else (source.log, source.zone)
         arguments: list[Argument] = [log, self._zone.key, upto, int(alone), *before, dimensions.text]
         fields: dict[str, list[Argument]] = {
-            period.name: _fields_of(notes.get(period.name, Notes())) for period in periods
+            period.name: [part for name in announced.get(period.name, ()) for part in (f"announced:{name}", 1)]
+            for period in periods
         }
         for (name, key), sums in figures.items():
             if name in fields:
@@ -338,23 +339,24 @@ class BudgetCounters:
         [was_set] = await self._redis.run([ScriptCommand(LUA["count"], [FILLED], arguments)])
         return bool(was_set)
 
-    async def note_raise(self, period: Period, key: str, raised: CapRaise | None) -> None:
-        """Records that an operator raised a cap until the period's end; None revokes the raise."""
-        place = period_key(period.window, period.name)
-        async with self._redis.client.pipeline(transaction=True) as pipe:
-            if raised is None:
-                pipe.hdel(place, f"cap:{key}", f"raised:{key}")
-            else:
-                pipe.hset(place, items=_fields_of(Notes({key: raised})))
-                pipe.pexpireat(place, period.end_ms + KEEP_MS)
-            await pipe.execute()
+    async def stored_raises(self, periods: Sequence[Period]) -> list[StoredRaise]:
+        """The raises of limits that an earlier version of the plane stored next to the counters."""
+        raises: list[StoredRaise] = []
+        for period in periods:
+            client = cast(Any, self._redis.client)
+            fields = client.hscan_iter(period_key(period.window, period.name), match="raised:*", count=PART)
+            async for name, document in cast(AsyncIterator[tuple[str, str]], fields):
+                key, fields_of_raise = name.partition(":")[2], json.loads(document)
+                of_period = {"scope": scope_of(parts_of(key)), "until": time_from_ms(period.end_ms)}
+                limit_raise = LimitRaise(amount=fields_of_raise["limit"], **fields_of_raise | of_period)
+                raises.append(StoredRaise(period, key, limit_raise))
+        return raises
 
-    async def spend_in(self, period: Period, key: str) -> tuple[int, tuple[int, int] | None]:
-        """The spend of a scope in a period, and its raised cap (see `raised_cap`)."""
-        spent, cap = await cast(
-            Any, self._redis.client.hmget(period_key(period.window, period.name), [f"spent:{key}", f"cap:{key}"])
-        )
-        return int(spent or 0), raised_cap(cap)
+    async def forget_stored_raise(self, stored: StoredRaise) -> None:
+        """Removes a raise that LIMITS has now, or that has ended."""
+        fields = f"cap:{stored.key}", f"raised:{stored.key}"
+        place = period_key(stored.period.window, stored.period.name)
+        await cast(Any, self._redis.client.hdel(place, *fields))
 
     async def note_limits(self, version: str, contradicted: str = "") -> None:
         """Lets no call be admitted from now on whose worker knows an older version of the limits that the plane keeps.
@@ -471,7 +473,6 @@ def _read_source(fields: Mapping[str, str | None]) -> CounterSource | None:
 def _period_counters(period: Period, fields: Mapping[str, str]) -> PeriodCounters:
     figures: dict[str, dict[str, int]] = defaultdict(dict)
     reserved: dict[str, dict[str, int]] = defaultdict(dict)
-    raises: dict[str, CapRaise] = {}
     announced: set[str] = set()
     for name, value in fields.items():
         kind, _, key = name.partition(":")
@@ -479,19 +480,8 @@ def _period_counters(period: Period, fields: Mapping[str, str]) -> PeriodCounter
             figures[key][kind] = int(value)
         elif kind in RESERVED:
             reserved[key][RESERVED[kind]] = int(value)
-        elif kind == "raised":
-            raises[key] = CapRaise.model_validate_json(value)
         elif kind == "announced":
             announced.add(key)
     sums = {key: AttemptSums(**values) for key, values in figures.items()}
     reserved_sums = {key: AttemptSums(**values) for key, values in reserved.items()}
-    return PeriodCounters(period, sums, reserved_sums, Notes(raises, frozenset(announced)))
-
-
-def _fields_of(notes: Notes) -> list[Argument]:
-    fields: list[Argument] = []
-    for key, raised in notes.raises.items():
-        fields += [f"cap:{key}", f"{raised.limit}:{raised.configured}", f"raised:{key}", raised.model_dump_json()]
-    for threshold in sorted(notes.announced):
-        fields += [f"announced:{threshold}", 1]
-    return fields
+    return PeriodCounters(period, sums, reserved_sums, frozenset(announced))

@@ -496,7 +496,6 @@ for _, counter in ipairs(counters) do
     local n = #fields
     counter.first_value = n + 1
     fields[n + 1], fields[n + 2] = field_of(counter.unit, true, counter.scope), counter.field
-    fields[n + 3] = counter.unit == 'u' and 'cap:' .. counter.scope or nil -- people raise caps on money
   end
 end
 for _, period in ipairs(periods) do
@@ -558,13 +557,6 @@ for number, counter in ipairs(counters) do
     local limit = tonumber(counter.cap)
     local amount = worst[counter.unit]
     local used, reserved = period.values[first] or '0', period.values[first + 1] or '0'
-    local raised_note = counter.unit == 'u' and period.values[first + 2]
-    if raised_note then -- by a person, over a cap that may have changed
-      local raised, over = string.match(raised_note, '^(%d+):(%d+)$')
-      if over == counter.cap then
-        limit = math.max(limit, tonumber(raised))
-      end
-    end
     local left = limit - tonumber(used) -- added up, a double might not hold them
     local is_full, is_over, sharers = amount > left - tonumber(reserved), false, {}
     -- A caller's part of less than half is no more than its share.
@@ -922,7 +914,7 @@ return 1
 -- attempt, sequence, index of the block's key, bit, tokens, all and without input from a cache ('' = unknown), '1' where the
 -- provider's rate limit refused it, number of figures, their names and values, number of places, their numbers.
 -- Returns {for each settlement 1 (counted), 0 (counted before) or the further keys of its reservation, with which it is
--- repeated; for each place its spend and its raised cap ('' = none)}; {3} where the counters are not those of this log,
+-- repeated; for each place its spend}; {3} where the counters are not those of this log,
 -- {5, dimensions} where others are counted.
 local log, zone, block_keep_ms, settlements = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local first_period, number_of_places = 5 + tonumber(ARGV[5]), tonumber(ARGV[6])
@@ -949,8 +941,8 @@ end
 local places = {}
 for p = 1, number_of_places do
   local period, scope = periods[tonumber(take())], take()
+  period.asked[#period.asked + 1] = 'spent:' .. scope
   places[p] = {period = period, scope = scope, at = #period.asked}
-  period.asked[#period.asked + 1], period.asked[#period.asked + 2] = 'spent:' .. scope, 'cap:' .. scope
 end
 local batch, attempts = {}, {}
 for i = 1, settlements do
@@ -1045,8 +1037,7 @@ for _, period in ipairs(periods) do
 end
 local totals = {}
 for _, place in ipairs(places) do
-  totals[#totals + 1] = place.period.values[place.at + 1] or '0'
-  totals[#totals + 1] = place.period.values[place.at + 2] or ''
+  totals[#totals + 1] = place.period.values[place.at] or '0'
 end
 return {answers, totals}
 

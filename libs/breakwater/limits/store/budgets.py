@@ -2,10 +2,9 @@
 
 A period's counters are one hash (`bw:limits:daily:2026-11-21`). Its fields are the names of
 `limits.rules.ledger.Figures` and `read_reservation`, each followed by the scope's key: `spent:global`,
-`reserved:agent:<name>`, `calls:tenant:<name>`. Next to them are a cap that an operator raised (`cap:`, `raised:`) and
-the thresholds that were announced (`announced:`). The holdings of callers under hard caps, each for an agent and a
-tenant, are a hash apart: one that holds nothing has no field in it. Filling, comparing and repairing the counters is
-in `limits.store.budget_counters`.
+`reserved:agent:<name>`, `calls:tenant:<name>`. Next to them are the thresholds that were announced (`announced:`). The
+holdings of callers under hard caps, each for an agent and a tenant, are a hash apart: one that holds nothing has no
+field in it. Filling, comparing and repairing the counters is in `limits.store.budget_counters`.
 
 Limits on a rate are counted by Redis' clock, in slices of 1 % of the window with running sums, in one hash for each
 scope and window: at most 410 small fields, however much is called. A call counts for at least the whole window and at
@@ -260,8 +259,6 @@ class Totals:
     period: Period
     key: str
     spent: int
-    raised: tuple[int, int] | None
-    """The cap that an operator set, and the config's cap that it raised."""
     agent: str
     """The agent of the last settled call."""
 
@@ -590,12 +587,6 @@ def _window_states(rates: RateLimits, figures: Sequence[int]) -> tuple[WindowSta
     return tuple(states)
 
 
-def raised_cap(text: str | None) -> tuple[int, int] | None:
-    """Parses a raised cap as Redis has it: the new cap, and the config's cap that it raised."""
-    to, _, over = (text or "").partition(":")
-    return (int(to), int(over)) if over else None
-
-
 @dataclass(frozen=True, slots=True)
 class _SettledBatch:
     """Settlements of one script, and the places that it returns the totals of."""
@@ -654,8 +645,6 @@ class _SettledBatch:
     def totals(self, counted: Sequence[str]) -> dict[BudgetPlace, Totals]:
         """Reads the totals that the script returned."""
         return {
-            (budget_period.name, key): Totals(budget_period, key, int(spent), raised_cap(cap), agent)
-            for (budget_period, key), agent, spent, cap in zip(
-                self.places, self.agents, counted[::2], counted[1::2], strict=True
-            )
+            (budget_period.name, key): Totals(budget_period, key, int(spent), agent)
+            for (budget_period, key), agent, spent in zip(self.places, self.agents, counted, strict=True)
         }

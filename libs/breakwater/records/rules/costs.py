@@ -16,7 +16,6 @@ from breakwater.limits.contract import BudgetEvent, CostLine, CostsBy, Window
 from breakwater.limits.rules.budget import (
     LimitTable,
     Period,
-    effective_limit,
     forecast,
     next_forecast,
     period,
@@ -130,12 +129,18 @@ def cap_of(key: str | None, limits: LimitTable, raises: Raises) -> Cap:
         return Cap()
     daily, monthly = limits.counters_of(key)
     caps = {
-        counter.window: effective_limit(counter.limit, raises.get((counter.window, key)))
-        for counter in (daily, monthly)
+        counter.window: _raised_limit(counter.limit, raises.get((counter.window, key))) for counter in (daily, monthly)
     }
     capping_counter = daily if monthly.limit is None else monthly
     raised_from = capping_counter.limit if caps[capping_counter.window] != capping_counter.limit else None
     return Cap(caps["monthly"], monthly.hard_limit is not None, caps["daily"], raised_from)
+
+
+def _raised_limit(limit: int | None, raised: tuple[int, int] | None) -> int | None:
+    """Returns a limit, in nano-dollars, as it was raised; a raise is of one amount, and its limit may have changed."""
+    if limit is None or raised is None or raised[1] != limit:
+        return limit
+    return max(limit, raised[0])
 
 
 def scope_of(by: CostsBy, name: str | None) -> str | None:
