@@ -18,7 +18,7 @@ from breakwater import __version__
 from tests.tables import each_row
 
 ROOT = Path(__file__).parent.parent
-CLOUDS = ("azure", "gcp")
+CLOUDS = ("aws", "azure", "gcp")
 PINNED = {file.stem: file for file in (ROOT / "requirements").glob("*.txt")}
 # In pieces, so that this file does not hold what it looks for.
 REGISTRIES = ("py" + "pi.", "pythonhost" + "ed", "https://" + "files", "registry." + "npmjs", "deb" + "ian.org")

@@ -14,7 +14,7 @@ from breakwater.breakers.rules.breaker import caller_of
 from breakwater.calls.assignment import Assignment, Checkpoint, Deferred, InFlight, JobEnd
 from breakwater.calls.gate import POLL_S, Admission, AskAgain, Gate, Refused, WaitForCapacity
 from breakwater.calls.providers.base import Answer
-from breakwater.calls.rules.classify import WORKER_LOST
+from breakwater.calls.rules.classify import WORKER_LOST, is_of_key
 from breakwater.calls.rules.parameters import RefusedParams, refused_params
 from breakwater.calls.rules.repairs import NO_REPAIRS, JsonMessage, Repaired
 from breakwater.calls.rules.retry import (
@@ -389,7 +389,7 @@ class Attempts:
         )
         if repaired is not None:
             return repaired
-        if failure.status_code == 401 and not repairs.credential_refreshed and await self._has_new_key(ended):
+        if is_of_key(failure) and not repairs.credential_refreshed and await self._has_new_key(ended):
             return Repaired("credential_refresh", repairs.model_copy(update={"credential_refreshed": True}))
         return None
 

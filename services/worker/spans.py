@@ -82,7 +82,7 @@ def call_ended(
         job_messages = job.messages
         messages = [message for message in messages if message in job_messages]
     name = worker.targets.of(job.agent_name, attempt.model).name
-    system_apart = worker.config.providers[attempt.provider].api_kind(name) == "anthropic"
+    system_apart = worker.config.providers[attempt.provider].api_kind(name) in ("anthropic", "bedrock")
     content = _conversation(worker, job, messages, system_apart=system_apart)
     if answer is not None:
         outputs = [(choice.output, choice.finish_reason) for choice in choices] or [

@@ -23,6 +23,7 @@ MAX_ID = 256
 _BY_KIND = {
     "anthropic": "anthropic",
     "azure": "azure.ai.openai",
+    "bedrock": "aws.bedrock",
     "gemini": "gcp.gemini",
     "vertex": "gcp.vertex_ai",
 }

@@ -26,7 +26,7 @@ def pricing_of(config: Config, provider: str, model: str) -> Pricing | None:
         return configured if cost_per_call is None else CallPrice(cost_per_call, configured)
     if configured is not None:
         return configured
-    listed = _list_price(model, settings)
+    listed = _list_price(model, settings, None if provider_settings is None else provider_settings.seller)
     return None if listed is None else replace(listed, tools=tools)
 
 
@@ -72,5 +72,7 @@ def long_inputs_cost_more(model: str, settings: ModelSettings) -> int | None:
     return next((above for above, _ in steps if above > 0), None)
 
 
-def _list_price(model: str, settings: ModelSettings | None) -> ListedPricing | None:
-    return listed_pricing(model) if settings is None else listed_pricing(model, settings.name, settings.provider)
+def _list_price(model: str, settings: ModelSettings | None, seller: str | None = None) -> ListedPricing | None:
+    if settings is None:
+        return listed_pricing(model, seller=seller)
+    return listed_pricing(model, settings.name, settings.provider, seller=seller)

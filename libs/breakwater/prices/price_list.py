@@ -145,19 +145,22 @@ def _nano(usd: Decimal) -> int:
     return int((usd * NANO_PER_USD).quantize(Decimal(1), ROUND_HALF_UP))
 
 
-def listed_pricing(model: str, name: str | None = None, provider: str | None = None) -> ListedPricing | None:
+def listed_pricing(
+    model: str, name: str | None = None, provider: str | None = None, *, seller: str | None = None
+) -> ListedPricing | None:
     """Returns a model's prices by the list; None if it does not have the model.
 
     Args:
         model: the model's id.
         name: its name at the provider, if that is known to differ.
         provider: the provider that the name is of, if it is known.
+        seller: the provider in the list, if it is known.
     """
     # The import takes a second, so it is made only for a model that the config does not price.
     from genai_prices.data_snapshot import get_snapshot
 
     prices = get_snapshot()
-    for candidate, provider_id in _candidates(model, name, provider):
+    for candidate, provider_id in _candidates(model, name, provider, seller):
         try:
             _, info = prices.find_provider_model(candidate, None, provider_id, None)
         except LookupError:
@@ -166,9 +169,13 @@ def listed_pricing(model: str, name: str | None = None, provider: str | None = N
     return None
 
 
-def _candidates(model: str, name: str | None, provider: str | None) -> Iterator[tuple[str, str | None]]:
+def _candidates(
+    model: str, name: str | None, provider: str | None, seller: str | None
+) -> Iterator[tuple[str, str | None]]:
     """Yields the names that the list may have a model under, with their providers, the best match first."""
     prefix, _, name_in_id = model.partition("/")
+    if seller is not None:
+        yield from ((candidate, seller) for candidate in (name, name_in_id, model) if candidate)
     if name is not None:
         yield name, provider or (prefix if name_in_id else None)
         yield name, None

@@ -386,6 +386,10 @@ class Messages:
         """Returns a reader of the events of a message."""
         return MessageEvents(self.usage)
 
+    def readable(self, answer: dict[str, Any], call: Call) -> dict[str, Any]:  # noqa: ARG002  it stays as it is
+        """Returns the answer as it is."""
+        return answer
+
     def usage(self, answer: Mapping[str, Any]) -> Usage | None:
         """Returns the tokens of a message."""
         return of_message(answer)

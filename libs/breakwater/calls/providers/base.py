@@ -281,8 +281,16 @@ class Wire(Protocol):
         """
         ...
 
+    def readable(self, answer: dict[str, Any], call: Call) -> dict[str, Any]:
+        """Returns a whole answer in the form that records keep, which is that of a stream's reader.
+
+        Raises:
+            UnusableAnswerError: it can't be read.
+        """
+        ...
+
     def usage(self, answer: Mapping[str, Any]) -> Usage | None:
-        """Returns the tokens that an answer reports; None if it reports none."""
+        """Returns the tokens that an answer reports, as its provider sent it or in its readable form; else None."""
         ...
 
     def choices(self, answer: Mapping[str, Any]) -> Sequence[Choice]:

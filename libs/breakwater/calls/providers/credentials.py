@@ -8,8 +8,6 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-import structlog
-
 from breakwater.kernel.errors import BreakwaterError, ConfigError
 from breakwater.kernel.security.secret_refs import SecretRef
 
@@ -163,6 +161,8 @@ class Credential(Generic[ValueT]):
 
     async def _fetch_once(self) -> None:
         assert self._source is not None
+        import structlog  # as in child.py
+
         log = structlog.get_logger()
         try:
             issued = await asyncio.to_thread(_fetch_valid, self._source, self._clock)

@@ -49,7 +49,7 @@ class EmbeddingsWire:
         omitted = {"encoding_format"}.intersection(call.left_out)
         return {**{name: value for name, value in call.native.items() if name not in omitted}, "model": call.model}
 
-    def pack_vectors(self, answer: Mapping[str, Any], call: Call) -> dict[str, Any]:
+    def readable(self, answer: dict[str, Any], call: Call) -> dict[str, Any]:
         """Returns an answer with a packed vector for each input, in order. Raises UnusableAnswerError."""
         assert call.native is not None
         try:

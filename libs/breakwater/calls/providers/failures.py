@@ -8,7 +8,7 @@ import json
 import re
 import socket
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, timedelta, timezone
@@ -36,13 +36,18 @@ _SHORT = 2 * MAX_DEPTH
 _STATUS_BY_NAME = {
     name: status
     for status, names in {
-        400: "invalid_request_error INVALID_ARGUMENT FAILED_PRECONDITION context_length_exceeded ValidationException",
+        400: "invalid_request_error INVALID_ARGUMENT FAILED_PRECONDITION context_length_exceeded ValidationException "
+        "ServiceQuotaExceededException",
         401: "authentication_error UNAUTHENTICATED invalid_api_key",
         402: "billing_error",
-        403: "permission_error PERMISSION_DENIED",
-        404: "not_found_error NOT_FOUND model_not_found",
+        403: "permission_error PERMISSION_DENIED AccessDeniedException ExpiredTokenException "
+        "UnrecognizedClientException",
+        404: "not_found_error NOT_FOUND model_not_found ResourceNotFoundException",
+        408: "ModelTimeoutException",
         413: "request_too_large",
-        429: "rate_limit_error RESOURCE_EXHAUSTED rate_limit_exceeded insufficient_quota ThrottlingException",
+        424: "ModelErrorException ModelStreamErrorException",
+        429: "rate_limit_error RESOURCE_EXHAUSTED rate_limit_exceeded insufficient_quota ThrottlingException "
+        "ModelNotReadyException",
         500: "api_error INTERNAL InternalServerException",
         503: "UNAVAILABLE ServiceUnavailableException",
         504: "timeout_error DEADLINE_EXCEEDED",
@@ -54,6 +59,30 @@ _STATUS_BY_NAME = {
 
 OpenAI's types are too broad: `server_error` says only that there was an error.
 """
+_ADVICE: Mapping[str, Sequence[tuple[re.Pattern[str], str]]] = {
+    "AccessDeniedException": (
+        (
+            re.compile(r"access to the model|model access", re.I),
+            "the account has no access to this model in this region: ask for it in Bedrock's console",
+        ),
+        (
+            re.compile(r"not authorized to perform", re.I),
+            "allow the role this action for the model, and for an inference profile also for the model in each of its "
+            "regions",
+        ),
+    ),
+    "ValidationException": (
+        (
+            re.compile(r"model identifier is invalid", re.I),
+            "the model may not exist in this region, or only by an inference profile, such as `us.` before its id",
+        ),
+        (
+            re.compile(r"on-demand throughput", re.I),
+            "use the id of an inference profile: `us.`, `eu.`, `apac.` or `global.` before that of the model",
+        ),
+    ),
+}
+"""Advice on errors of Bedrock's, by its exception and the error's words."""
 _NO_ERROR = frozenset({"none", "0", "200", "ok", "success"})
 _BEIJING = timezone(timedelta(hours=8))
 
@@ -76,6 +105,9 @@ def http_failure(status: int, payload: bytes, headers: Mapping[str, str]) -> Htt
     if error is None:
         with suppress(EventTooLargeError):
             error = next((_error_of(_parse(data)) for _, data in EventReader().feed(payload + b"\n\n")), None)
+    aws_code = lowered.get("x-amzn-errortype", "").partition(":")[0].rpartition("#")[2]
+    if aws_code:
+        error = {**(error or {}), "code": aws_code}
     if error is None:
         text = _plain_text(payload)
         return HttpFailure(
@@ -91,6 +123,7 @@ def http_failure(status: int, payload: bytes, headers: Mapping[str, str]) -> Htt
 def _failure(status: int, error: dict[str, Any], headers: Mapping[str, str], default_message: str) -> HttpFailure:
     message = _text(error.get("message")) or default_message
     code = _name(error, "code")
+    message = _with_advice(code or _name(error, "type") or "", message)
     limits = dict.fromkeys(name for name in _limits(error.get("details")) if name)
     if isinstance(source := fields(error.get("metadata")).get("limit_source"), str):
         limits[source] = None
@@ -118,6 +151,11 @@ def _failure(status: int, error: dict[str, Any], headers: Mapping[str, str], def
         tuple(limits),
         moment_in(reset if isinstance(reset, int | float) else f"until {reset}" if reset else message, zone),
     )
+
+
+def _with_advice(code: str, message: str) -> str:
+    advice = next((advice for words, advice in _ADVICE.get(code, ()) if words.search(message)), None)
+    return message if advice is None else f"{message} ({advice})"
 
 
 def carries_error(body: Mapping[str, Any]) -> bool:
@@ -252,7 +290,7 @@ def _error_at(place: Mapping[str, Any], depth: int = 3) -> dict[str, Any] | None
     return {"code": _first(place, "statusCode", "error_code"), **place, "message": message}
 
 
-_MESSAGES = ("message", "msg", "error_msg", "error_message", "detail", "errors")
+_MESSAGES = ("message", "Message", "msg", "error_msg", "error_message", "detail", "errors")
 
 
 def _upstream_headers(error: Mapping[str, Any]) -> dict[str, str]:

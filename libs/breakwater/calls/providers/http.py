@@ -40,7 +40,7 @@ from breakwater.calls.providers.failures import (
     says_why,
     transport_failure,
 )
-from breakwater.calls.providers.http_stream import StreamBrokenError, assemble, is_of_events, receive
+from breakwater.calls.providers.http_stream import StreamBrokenError, assemble, is_of_events, is_stream, receive
 from breakwater.calls.providers.settings import HttpSettings
 from breakwater.calls.rules.classify import BrokenAnswer, CallFailure, EmptyAnswer, Flaw, TransportFailure
 from breakwater.dialects.rules.chat_chunks import Assembly, Chunk
@@ -90,7 +90,7 @@ class HttpProvider:
         self._chat = wires_of("model")["chat"]
         self._origin = _origin_of(self._chat.url("model"))
         self._headers = {"Content-Type": "application/json", **settings.all_headers}
-        self._auth = settings.auth
+        self._headers_of_key = settings.key_headers
         self._credential = settings.credential()
         self._proxy = Proxy.of(settings)
         self._certificates = None if settings.tls is None else Certificates(settings.tls)
@@ -134,7 +134,7 @@ class HttpProvider:
         """Reads the key's source again. Returns True if there is another key than the one used."""
         return await self._credential.refresh(used)
 
-    async def _key(self, timeout_s: float) -> str | None:
+    async def _key(self, timeout_s: float) -> Any:
         """Returns the key, which may have to be fetched first. Raises CallError: nothing was sent."""
         try:
             async with asyncio.timeout(timeout_s):
@@ -150,7 +150,7 @@ class HttpProvider:
             await self._session.close()
             self._session = None
 
-    async def _post(self, wire: Wire, call: Call, key: str | None) -> _HttpReply:
+    async def _post(self, wire: Wire, call: Call, key: Any) -> _HttpReply:
         state = _RequestState()
         try:
             async with AnswerTimeout(call.timeout_s), self._request(wire, call, key, state) as response:
@@ -162,7 +162,7 @@ class HttpProvider:
             # A request that never left this process is not billed: the connection was refused, or TLS failed.
             raise CallError(transport_failure(error), maybe_billed=state.sent) from error
 
-    async def _stream(self, wire: Wire, call: Call, key: str | None, streaming: Streaming) -> Answer:
+    async def _stream(self, wire: Wire, call: Call, key: Any, streaming: Streaming) -> Answer:
         state = _RequestState()
         reader = wire.stream_reader(streaming.answer)
         failure: CallFailure | None = None
@@ -174,7 +174,7 @@ class HttpProvider:
                 AnswerTimeout(min(call.timeout_s, streaming.total_timeout_s)) as limit,
                 self._request(wire, call, key, state) as response,
             ):
-                if response.content_type != "text/event-stream" or not 200 <= response.status <= 299:
+                if not is_stream(response) or not 200 <= response.status <= 299:
                     # This is an error, perhaps as an event, or the whole answer of a server that does not stream.
                     return self._read(wire, call, await _reply(response, MAX_ANSWER_BYTES))
                 status = response.status
@@ -205,14 +205,15 @@ class HttpProvider:
                 cause = error
         raise CallError(failure, maybe_billed=maybe_billed, usage=usage) from cause
 
-    def _request(self, wire: Wire, call: Call, key: str | None, state: _RequestState) -> _Requesting:
+    def _request(self, wire: Wire, call: Call, key: Any, state: _RequestState) -> _Requesting:
         data = encode_json(wire.body(call))
-        headers = {"X-Client-Request-Id": call.attempt_id, **self._key_headers(wire, key)}
+        target = wire.url(call.model, streamed=call.streaming is not None)
+        headers = {"X-Client-Request-Id": call.attempt_id, **self._key_headers(wire, key, target, data)}
         if call.native is not None:
             headers |= {name: self._join_header(name, value) for name, value in call.headers.items()}
         if call.traceparent:
             headers["traceparent"] = call.traceparent
-        url = URL(wire.url(call.model, streamed=call.streaming is not None), encoded=True)
+        url = URL(target, encoded=True)
         if url.scheme == "http":
             headers |= self._proxy.headers  # without TLS, the proxy gets the request itself, and no CONNECT before it
         return self._client_session().post(
@@ -225,10 +226,9 @@ class HttpProvider:
             proxy_headers=self._proxy.headers,
         )
 
-    def _key_headers(self, wire: Wire, key: str | None) -> Mapping[str, str]:
-        if self._auth is None or key is None:
-            return wire.headers(key)
-        return {**wire.headers(None), **self._auth.headers(key)}
+    def _key_headers(self, wire: Wire, key: Any, url: str, data: bytes) -> Mapping[str, str]:
+        headers = None if key is None else self._headers_of_key(key, url, data)
+        return wire.headers(key) if headers is None else {**wire.headers(None), **headers}
 
     def _join_header(self, name: str, value: str) -> str:
         """Returns a client's header, appended to the config's header of the same name: both are lists."""
@@ -273,8 +273,7 @@ class HttpProvider:
         if carries_error(body):
             raise CallError(error_in_answer(body, status), maybe_billed=self._has_begun(wire, body), usage=usage)
         try:
-            readable_body = wire.pack_vectors(body, call) if isinstance(wire, EmbeddingsWire) else body
-            return self._answer(wire, readable_body, status, usage)
+            return self._answer(wire, wire.readable(body, call), status, usage)
         except UnusableAnswerError as error:
             if says_why(body):
                 raise CallError(error_in_answer(body, status), maybe_billed=False, usage=usage) from error
@@ -449,6 +448,7 @@ class _LongNames:
         self.body = wire.body
         self.usage = wire.usage
         self.choices = wire.choices
+        self.readable = wire.readable
 
     def stream_reader(self, answer: Assembly) -> StreamReader:
         """Returns a reader of one stream."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import chain
 from typing import Any, cast
 
 import aiohttp
@@ -17,6 +18,7 @@ from breakwater.calls.providers.base import (
     StreamReader,
     UnusableAnswerError,
 )
+from breakwater.calls.providers.event_stream import EVENT_STREAM, EventStreamReader
 from breakwater.calls.providers.failures import carries_error, error_in_answer, first_of, read_json
 from breakwater.calls.providers.server_sent import EventReader, EventTooLargeError
 from breakwater.calls.rules.classify import CallFailure
@@ -93,7 +95,7 @@ async def receive(
         TimeoutError: nothing has arrived for too long.
         aiohttp.ClientError: the connection broke.
     """
-    events = EventReader()
+    events = EventStreamReader() if response.content_type == EVENT_STREAM else EventReader()
     joiner = EventJoiner()
     answer = streaming.answer
     content = response.content
@@ -101,8 +103,7 @@ async def receive(
     at_end = False
     while not (at_end or reader.ended):
         at_end = content.at_eof()
-        # The last event may lack the empty line that ends it.
-        piece = b"\n\n" if at_end else await _read_piece(content)
+        piece = b"" if at_end else await _read_piece(content)
         chunks = list[Chunk]()
         length_before = answer.length
         try:
@@ -126,6 +127,11 @@ async def receive(
             await content.read()
 
 
+def is_stream(response: aiohttp.ClientResponse) -> bool:
+    """Returns True for an answer that is streamed, by its content type."""
+    return response.content_type in ("text/event-stream", EVENT_STREAM)
+
+
 def is_of_events(body: bytes) -> bool:
     """Returns True if a body is a stream: some servers stream unasked, or with another content type."""
     return body[:64].lstrip().startswith((b"data:", b"event:"))
@@ -133,7 +139,7 @@ def is_of_events(body: bytes) -> bool:
 
 def assemble(body: bytes, reader: StreamReader, answer: Assembly, secrets: KnownSecrets) -> None:
     """Reads a stream whose whole body has arrived. Raises StreamBrokenError, UnusableAnswerError."""
-    for chunk in _chunks(EventReader(), EventJoiner(), reader, body + b"\n\n", secrets, is_last=True):
+    for chunk in _chunks(EventReader(), EventJoiner(), reader, body, secrets, is_last=True):
         answer.add(chunk)
     _check_end(reader, answer)
 
@@ -166,7 +172,7 @@ async def _read_piece(content: aiohttp.StreamReader) -> bytes:
 
 
 def _chunks(
-    events: EventReader,
+    events: EventReader | EventStreamReader,
     joiner: EventJoiner,
     reader: StreamReader,
     piece: bytes,
@@ -175,7 +181,7 @@ def _chunks(
     is_last: bool,
 ) -> Iterator[Chunk]:
     try:
-        for name, data in events.feed(piece):
+        for name, data in chain(events.feed(piece), events.end()) if is_last else events.feed(piece):
             if name in _ALIVE:
                 continue
             if data == b"[DONE]":

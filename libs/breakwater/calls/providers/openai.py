@@ -65,6 +65,10 @@ class ChatCompletions:
         """Returns a reader that passes on chunks as they are."""
         return _Chunks(answer)
 
+    def readable(self, answer: dict[str, Any], call: Call) -> dict[str, Any]:  # noqa: ARG002  it stays as it is
+        """Returns the answer as it is."""
+        return answer
+
     def usage(self, answer: Mapping[str, Any]) -> Usage | None:
         """Returns the tokens of a completion."""
         return of_completion(answer, thinks_apart=self._host.endswith("perplexity.ai"))

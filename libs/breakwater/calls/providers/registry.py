@@ -11,8 +11,10 @@ import resource
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from datetime import date
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast, get_args
+from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, Discriminator, Field, JsonValue, StringConstraints, Tag, model_validator
 
@@ -25,13 +27,14 @@ from breakwater.calls.providers.settings import (
     is_claude,
 )
 from breakwater.kernel.errors import ConfigError
-from breakwater.kernel.security.secret_refs import EnvName, Secret, SecretRef
+from breakwater.kernel.formats import words
+from breakwater.kernel.security.secret_refs import EnvName, Secret, SecretRef, variable
 from breakwater.kernel.types import HttpUrl, Message
 from breakwater.redaction.settings import DEFAULT_REDACTION, RedactionRules
 
 if TYPE_CHECKING:
     from breakwater.calls.providers.base import Provider
-    from breakwater.calls.providers.credentials import CredentialSource
+    from breakwater.calls.providers.credentials import Credential, CredentialSource
     from breakwater.jobs.contract.job import CallApi
 
 
@@ -294,6 +297,129 @@ class VertexSettings(HttpSettings):
 
 
 DEFAULT_KIND = "openai"
+_AWS_VARIABLES = words(
+    """
+    AWS_ACCESS_KEY_ID AWS_BEARER_TOKEN_BEDROCK AWS_CA_BUNDLE AWS_CONFIG_FILE AWS_CONTAINER_AUTHORIZATION_TOKEN
+    AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE AWS_CONTAINER_CREDENTIALS_FULL_URI AWS_CONTAINER_CREDENTIALS_RELATIVE_URI
+    AWS_DEFAULT_PROFILE AWS_EC2_METADATA_DISABLED AWS_EC2_METADATA_SERVICE_ENDPOINT AWS_ENDPOINT_URL_STS AWS_PROFILE
+    AWS_ROLE_ARN AWS_ROLE_SESSION_NAME AWS_SECRET_ACCESS_KEY AWS_SESSION_TOKEN AWS_SHARED_CREDENTIALS_FILE
+    AWS_STS_REGIONAL_ENDPOINTS AWS_USE_DUALSTACK_ENDPOINT AWS_USE_FIPS_ENDPOINT AWS_WEB_IDENTITY_TOKEN_FILE
+    """
+)
+_BEDROCK_KEY = "AWS_BEARER_TOKEN_BEDROCK"
+"""The variable in which AWS' tools look for one of Bedrock's own keys."""
+_AWS_DOMAINS = {"cn-": "amazonaws.com.cn", "eusc-": "amazonaws.eu"}
+
+
+class BedrockSettings(HttpSettings):
+    """Amazon Bedrock in a region. A model is the id or ARN of a model or of an inference profile.
+
+    Without `api_key` or `auth`, calls are signed with AWS' credentials: those of the environment, a profile, web
+    identity, or the container's or instance's role. Enable betas of Anthropic's under `headers`.
+    """
+
+    variables: ClassVar[Collection[str]] = _AWS_VARIABLES
+    seller: ClassVar[str | None] = "aws"
+
+    kind: Literal["bedrock"]
+    region: str = Field(pattern=r"^[a-z]{2,4}(-[a-z]+)+-\d{1,2}$", description="As in `eu-central-1`.")
+    base_url: HttpUrl = Field(
+        default="",
+        description="By default `https://bedrock-runtime.REGION.amazonaws.com`, with `/openai/v1` for an `api` of "
+        "OpenAI's. Another one for a VPC endpoint, or `https://bedrock-mantle.REGION.api.aws/openai/v1`.",
+    )
+    api_key: Secret | None = Field(
+        default=None, description=f"One of Bedrock's own keys; by default that in {_BEDROCK_KEY}, if there is one."
+    )
+    profile: str | None = Field(default=None, min_length=1, description="A profile in AWS' config files.")
+    role_arn: str | None = Field(
+        default=None, pattern=r"^arn:aws[\w-]*:iam::\d{12}:role/.+$", description="A role to assume by STS."
+    )
+    external_id: str | None = Field(default=None, min_length=2, description="The external id that the role asks for.")
+    api: Literal["converse", "chat", "responses"] = Field(
+        default="converse",
+        description="`converse`: all models by Converse, and Claude's native Messages as they are. `chat` and "
+        "`responses`: chat completions, or Responses too, at the endpoint that is compatible with OpenAI's.",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_url(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        named = cast(dict[str, Any], value)
+        region = named.get("region")
+        if named.get("base_url") or not isinstance(region, str):
+            return named
+        domain = next((domain for start, domain in _AWS_DOMAINS.items() if region.startswith(start)), "amazonaws.com")
+        path = "" if named.get("api", "converse") == "converse" else "/openai/v1"
+        return {**named, "base_url": f"https://bedrock-runtime.{region}.{domain}{path}"}
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        if (self.profile or self.role_arn) and (self.api_key or self.auth):
+            raise ValueError("give either api_key or auth, or profile and role_arn")
+        if self.external_id and not self.role_arn:
+            raise ValueError("external_id is set without role_arn")
+        return self
+
+    def apis_of(self, model: str) -> Collection[CallApi]:
+        """Returns chats, and for Claude also Messages, unless the API is OpenAI's."""
+        if self.api != "converse":
+            return ("chat",) if self.api == "chat" else ("chat", "responses")
+        return ("chat", "messages") if is_claude(model) else ("chat",)
+
+    def translates_chats(self, model: str) -> bool:  # noqa: ARG002  the same for all
+        """Returns True unless the API is OpenAI's."""
+        return self.api == "converse"
+
+    def api_kind(self, model: str) -> str:
+        """Returns `anthropic` for Claude, as its params and tokens are the same there."""
+        if self.api != "converse":
+            return "openai"
+        return "anthropic" if is_claude(model) else self.kind
+
+    def open(self, redaction: RedactionRules = DEFAULT_REDACTION) -> Provider:
+        """Returns the provider. Raises ConfigError: also if botocore is not installed, or there is no such region."""
+        from breakwater.calls.providers.bedrock import bedrock_wires, check_region, compatible_wires
+        from breakwater.calls.providers.http import HttpProvider
+
+        if urlsplit(self.base_url).hostname == f"bedrock-runtime.{self.region}.amazonaws.com":
+            check_region(self.region)
+        if self.api != "converse":
+            wires = compatible_wires(self.base_url)
+            return HttpProvider(lambda _: wires, self, redaction)
+        return HttpProvider(partial(bedrock_wires, self.base_url, self.headers), self, redaction)
+
+    def credential(self) -> Credential[Any]:
+        """Returns a key, or AWS' credentials, which are fetched with the first call. Raises ConfigError."""
+        from breakwater.calls.providers.bedrock import AwsSource
+        from breakwater.calls.providers.credentials import Credential, read_now
+
+        if self.api_key is not None or self.auth is not None:
+            return HttpSettings.credential(self)
+        if variable(_BEDROCK_KEY) and self.profile is None and self.role_arn is None:
+            return read_now(SecretRef(env=_BEDROCK_KEY))
+        return Credential(AwsSource(self.region, self.profile, self.role_arn, self.external_id))
+
+    def key_headers(self, credential: Any, url: str, body: bytes) -> Mapping[str, str] | None:
+        """Returns the signature of a request with AWS' credentials; a key is sent as it is."""
+        if isinstance(credential, str):
+            return HttpSettings.key_headers(self, credential, url, body)
+        from breakwater.calls.providers.bedrock import signature
+
+        return signature(credential, self.region, url, body)
+
+    def params_left_out(self, params: Mapping[str, JsonValue]) -> Sequence[str]:
+        """Returns those that Messages or Converse lack and that do not change the answer."""
+        from breakwater.calls.providers.anthropic import dropped_params
+
+        if self.api != "converse":
+            return ()
+        unsent = {name for name in ("metadata", "user") if params.get(name) is not None}
+        return sorted(unsent.union(dropped_params(params)))
+
+
 INHERITED = ("PATH", "HOME", "LANG", "TMPDIR")
 MIB = 1024 * 1024
 
@@ -427,7 +553,13 @@ class PythonSettings(LocalSettings):
 
 
 AnyProvider = Annotated[
-    OpenAISettings | AzureSettings | AnthropicSettings | VertexSettings | ProcessSettings | PythonSettings,
+    OpenAISettings
+    | AzureSettings
+    | AnthropicSettings
+    | BedrockSettings
+    | VertexSettings
+    | ProcessSettings
+    | PythonSettings,
     Discriminator("kind"),
 ]
 

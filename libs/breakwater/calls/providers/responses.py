@@ -64,6 +64,10 @@ class ResponsesWire:
         """Returns a reader of the events of a response."""
         return _ResponseReader(answer)
 
+    def readable(self, answer: dict[str, Any], call: Call) -> dict[str, Any]:  # noqa: ARG002  it stays as it is
+        """Returns the answer as it is."""
+        return answer
+
     def usage(self, answer: Mapping[str, Any]) -> Usage | None:
         """Returns the tokens of a response."""
         return of_response(answer)

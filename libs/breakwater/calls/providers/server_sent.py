@@ -53,3 +53,7 @@ class EventReader:
                     yield name, data
         if len(self._rest) + sum(map(len, self._data)) > MAX_EVENT_BYTES:
             raise EventTooLargeError(f"an event of the stream is over {MAX_EVENT_BYTES} bytes")
+
+    def end(self) -> Iterator[tuple[bytes, bytes]]:
+        """Yields the last event of a body that lacks the empty line that ends it."""
+        yield from self.feed(b"\n\n")

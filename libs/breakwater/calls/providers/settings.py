@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, Field, JsonValue, model_validator
 
@@ -24,6 +24,10 @@ class ProviderSettings(Message):
 
     local: ClassVar[bool] = False
     """True for a program or a callable, which needs no model and takes any JSON as input."""
+    variables: ClassVar[Collection[str]] = ()
+    """Environment variables that a library of its maker's reads, in addition to those of its secrets."""
+    seller: ClassVar[str | None] = None
+    """The provider in the price list, where that follows from the kind, and not from the names of models."""
 
     def apis_of(self, model: str) -> Collection[CallApi]:  # noqa: ARG002  most have the same for all models
         """Returns the APIs whose requests the provider takes for a model, by its name there."""
@@ -54,8 +58,8 @@ class ProviderSettings(Message):
 
 
 def is_claude(model: str) -> bool:
-    """Returns True for the name of a model of Anthropic's, with its publisher or without."""
-    return model.removeprefix("anthropic/").startswith("claude")
+    """Returns True for the name of a model of Anthropic's, alone or after its publisher, in Bedrock's ids and ARNs."""
+    return re.search(r"(?:^|[/.])claude", model) is not None
 
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
@@ -144,7 +148,17 @@ class HttpSettings(ProviderSettings):
         """The headers of every call, without those of the credential."""
         return self.headers
 
-    def credential(self) -> Credential[str]:
+    def key_headers(self, credential: Any, url: str, body: bytes) -> Mapping[str, str] | None:  # noqa: ARG002
+        """Returns the headers with a credential that is not the API's own kind of key; None for that one.
+
+        Args:
+            credential: the credential.
+            url: the URL of a POST request, for one that signs it.
+            body: the request's body.
+        """
+        return None if self.auth is None else self.auth.headers(credential)
+
+    def credential(self) -> Credential[Any]:
         """Returns the credential; a key is read now, anything else with the first call.
 
         Raises:

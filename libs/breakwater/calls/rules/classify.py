@@ -270,7 +270,7 @@ _SPENT = words(
     insufficient_quota billing_not_active billing_hard_limit_reached billing_error usage_limit_reached
     exceeded_current_quota_error 1113 1304 1308 1310 arrearage allocationquota.freetieronly accountoverdueerror
     insufficient_balance insufficient_balance_error insufficient_user_quota insufficient_credits quota_exceeded
-    quotaexceeded quota_exhausted budget_exceeded
+    quotaexceeded quota_exhausted budget_exceeded servicequotaexceededexception
     """
 )
 """Codes and types of OpenAI, Anthropic, Moonshot, Zhipu (the account, then limits of its plans), Alibaba, ByteDance,
@@ -589,12 +589,34 @@ _OTHER_API = re.compile(
 _KEY_OR_MODEL_OF_CODE = {
     "invalid_api_key": 401,
     "api_key_invalid": 401,
+    "expiredtokenexception": 401,
+    "incompletesignature": 401,
+    "incompletesignatureexception": 401,
+    "invalidclienttokenid": 401,
+    "invalidsignatureexception": 401,
+    "missingauthenticationtoken": 401,
+    "missingauthenticationtokenexception": 401,
+    "unrecognizedclientexception": 401,
     "model_not_found": 404,
     "model_not_available": 404,
     "invalid_model": 404,
 }
-_BAD_KEY = re.compile(r"api key (?:is )?(?:not valid|invalid|expired)", re.I)
-"""Gemini's words."""
+_BAD_KEY = re.compile(
+    r"api key (?:is )?(?:not valid|invalid|expired)|make sure your api key is valid|bearer token (?:has|is) (?:expired"
+    r"|invalid)",
+    re.I,
+)
+"""Gemini's and Bedrock's words."""
+_NO_MODEL = re.compile(r"model identifier is invalid|on-demand throughput isn.t supported", re.I)
+"""Bedrock's words for a model that its region doesn't have, or not by this id."""
+
+_OF_MODEL: Mapping[str, tuple[ErrorKind, str]] = {
+    "modelerrorexception": ("server", "ServerError"),
+    "modelnotreadyexception": ("transient", "ServiceUnavailableError"),
+    "modelstreamerrorexception": ("server", "ServerError"),
+    "modeltimeoutexception": ("transient", "RequestTimeoutError"),
+}
+"""Bedrock's exceptions whose statuses (424, 429, 424, 408) say less than they do."""
 
 
 def classify(failure: CallFailure, now: datetime) -> Classification:
@@ -651,6 +673,11 @@ def classify(failure: CallFailure, now: datetime) -> Classification:
 
 _OF_DEPLOYMENT_CLASSES = frozenset({_CLIENT_CLASSES[status] for status in (401, 403, 404)})
 _OF_DEPLOYMENT_STATUSES = frozenset({401, 403, 404, 405, 407, 410})
+
+
+def is_of_key(verdict: Classification) -> bool:
+    """Returns True if a provider refused the key, whatever the status: Gemini sends 400, and Bedrock 403."""
+    return verdict.status_code == 401 or verdict.class_name == _CLIENT_CLASSES[401]
 
 
 def follows_request(error: ErrorInfo) -> bool:
@@ -711,6 +738,8 @@ def _by_status(failure: HttpFailure, now: datetime) -> Classification:
         status in {400, 403}
         and bool(_THROTTLED.search(f"{failure.code} {failure.type}") or _THROTTLED_WORDS.search(message))
     )
+    for name in _names(failure.code, failure.type) & _OF_MODEL.keys():
+        return fails(*_OF_MODEL[name], after_s=wait_s)
     if (throttled and _NEVER_FITS.search(message)) or (status in _MAY_BE_OF_PLAN and _NOT_IN_PLAN.search(message)):
         return fails("context_overflow", "ContextOverflowError")
     stated_waits = (reset_s, latest_reset_s(failure.headers, now), wait_s)
@@ -741,14 +770,22 @@ def _by_status(failure: HttpFailure, now: datetime) -> Classification:
             return fails("logic", MALFORMED)
         if (refused := refused_parameter(failure.code, failure.param, message)) is not None:
             return replace(fails("client", UNSUPPORTED), param=refused)
-        meant_status = 401 if _BAD_KEY.search(message) else _KEY_OR_MODEL_OF_CODE.get((failure.code or "").lower())
-        if meant_status is not None:
-            return fails("client", _CLIENT_CLASSES[meant_status])
+    meant_status = _status_of_key_or_model(failure)
+    if meant_status == 401 or (meant_status is not None and status in _MAY_BE_OF_THE_CONVERSATION):
+        return fails("client", _CLIENT_CLASSES[meant_status])
     of_state = state_error(failure.code, failure.param, message) if status == 404 else None
     if of_state is not None and of_state[0] == UNREADABLE:
         return fails("client", UNREADABLE)  # OpenAI's answer to an item of reasoning that it has not stored
     # An unknown status counts as the caller's mistake: repeating a call that was not understood does not help.
     return fails("client", _CLIENT_CLASSES.get(status, "ClientError"))
+
+
+def _status_of_key_or_model(failure: HttpFailure) -> int | None:
+    """Returns the status that a refused key or an unknown model would have; None if the failure is neither's."""
+    if _BAD_KEY.search(failure.message):
+        return 401
+    named = _KEY_OR_MODEL_OF_CODE.get((failure.code or "").lower())
+    return 404 if named is None and _NO_MODEL.search(failure.message) else named
 
 
 def _is_spent(failure: HttpFailure, latest_s: float, *, throttled: bool) -> bool:

@@ -78,6 +78,7 @@ _BY_KIND: Mapping[str, frozenset[str]] = {
     "openai": _COMMON | _OF_SERVERS,
     "azure": _COMMON,
     "anthropic": _COMMON | _OF_ANTHROPIC,
+    "bedrock": _COMMON | _OF_ANTHROPIC,
 }
 """Params that cost nothing but tokens, by the kind of provider."""
 KNOWN_PARAMS = (
@@ -145,7 +146,7 @@ def unknown_objection(params: Mapping[str, JsonValue], kind: str, allowed: Colle
             return FieldError(name, "is not known to cost tokens alone, and to leave the model as it is")
     for place, tool in () if "tools" in allowed else _tools(params):
         type_ = tool.get("type")
-        if kind == "anthropic":
+        if kind in ("anthropic", "bedrock"):
             if type_ not in (None, "function", "custom") and not is_run_by_client(type_):
                 return FieldError(f"{place}.type", f"{type_!r} is not known to be run by the client")
         elif type_ not in ("function", "custom"):
