@@ -606,7 +606,7 @@ class Attempts:
             ended = answered(self._worker, self._job, flight, flight.started_at, stored_answer)
             attempt = ended.attempt
         target = self._worker.targets.of(self._job.agent_name, flight.model)
-        admission = Admission(self._job, target, self._checkpoint, flight, 0, 0.0, attempt.attempt_id, None)
+        admission = Admission(self._job, target, self._checkpoint, flight, 0.0, attempt.attempt_id, None)
         try:
             await self._record(attempt, [gate(admission=admission) for gate in self._gates])
         except ClaimLostError:
