@@ -21,19 +21,19 @@ def test_every_table_has_its_retention_and_keeps_rows_for_400_days_unless_config
 
 
 def test_what_is_set_is_what_the_tables_are_made_with() -> None:
-    config = parse_config(PLAIN + "clickhouse: {cluster: '{cluster}', retention_days: {executions: 30, attempts: 62}}")
+    config = parse_config(PLAIN + "clickhouse: {cluster: '{cluster}', retention_days: {executions: 30, attempts: 100}}")
     made = layout(config)
     assert made.cluster == "{cluster}"
     days = {table.name: table.days(made) for table in TABLES}
-    assert days == {**{table.name: 400 for table in TABLES}, "executions": 30, "attempts": 62}
+    assert days == {**{table.name: 400 for table in TABLES}, "executions": 30, "attempts": 100}
 
 
 @each_row(
     ("settings", "words"),
     [
-        ("retention_days: {attempts: 61}", "clickhouse.retention_days.attempts: must be at least 62 days, not 61"),
-        ("retention_days: {budget_events: 1}", "clickhouse.retention_days.budget_events: must be at least 62 days"),
-        ("retention_days: {attempts: 61}", "if Redis loses its counters, the budgets of this month and the previous"),
+        ("retention_days: {attempts: 99}", "clickhouse.retention_days.attempts: must be at least 100 days, not 99"),
+        ("retention_days: {budget_events: 1}", "clickhouse.retention_days.budget_events: must be at least 100 days"),
+        ("retention_days: {attempts: 61}", "if Redis loses its counters, the budgets of this quarter are rebuilt"),
         ("retention_days: {executions: 0}", "executions: should be greater than or equal to 1 (found 0)"),
         ("retention_days: {alerts: 1.5}", "alerts: should be a valid integer"),
         ("retention_days: {alert: 5}", "alert: is not a known setting; did you mean 'alerts'?"),

@@ -63,8 +63,9 @@ from breakwater.limits.api.limits import LimitRoutes
 from breakwater.limits.contract import Reconciliation
 from breakwater.limits.limit_editor import LimitEditor
 from breakwater.limits.limit_log import LimitLog
-from breakwater.limits.rules.budget import Period
-from breakwater.limits.rules.scopes import Dimension
+from breakwater.limits.rules.budget import TOTAL, Period
+from breakwater.limits.rules.ledger import AttemptSums
+from breakwater.limits.rules.scopes import Dimension, Dimensions, dimension_of
 from breakwater.limits.store.budget_counters import BudgetCounters
 from breakwater.limits.store.deployments import Deployments
 from breakwater.limits.store.tasks import Tasks
@@ -75,7 +76,7 @@ from breakwater.records.api.export import ExportRoutes
 from breakwater.records.api.figures import FigureRoutes
 from breakwater.records.api.query import Analyst, QueryRoutes
 from breakwater.records.reconciliation import RecordedSpend, compare
-from breakwater.records.spend import spent_since
+from breakwater.records.spend import spend
 from breakwater.redaction.rules.redact import Redactor
 from breakwater.services.request.observe import ServiceRoutes
 
@@ -216,9 +217,11 @@ class ApiDependencies:
             self._recorded_spend,
         )
 
-    async def _recorded_spend(self, period: Period, dimension: Dimension) -> Mapping[str, int]:
-        begin, end = time_from_ms(period.start_ms), time_from_ms(period.end_ms)
-        return await spent_since(self.analytics, begin, end, (dimension,))
+    async def _recorded_spend(self, period: Period, dimension: Dimension) -> Mapping[str, AttemptSums]:
+        every_log = time_from_ms(TOTAL.end_ms)
+        dimensions = Dimensions(frozenset((dimension,)))
+        sums = await spend(self.analytics, [period], log_created=every_log, upto=0, dimensions=dimensions)
+        return {key: figures for (_, key), figures in sums.items() if dimension_of(key, period.window) == dimension}
 
     @cached_property
     def openid_provider(self) -> OpenIdProvider | None:

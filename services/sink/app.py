@@ -16,6 +16,7 @@ from breakwater.jobs.contract.plans import PlanChange
 from breakwater.kernel.clickhouse.client import connect
 from breakwater.kernel.nats.broker import Batches, ServiceApp, connection_of, make_broker, publisher_of
 from breakwater.kernel.nats.delivery import Delivery
+from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.process.settings import Settings
 from breakwater.limits.contract import BudgetEvent, GuardEvent, LimitEvent
 from breakwater.records.channels import (
@@ -31,6 +32,7 @@ from breakwater.records.channels import (
     PLANS,
 )
 from breakwater.records.metrics import SinkMetrics
+from breakwater.services.sink.closing import SpendCloser
 from breakwater.services.sink.comparison import LogComparer
 from breakwater.services.sink.handlers import Sink
 
@@ -78,6 +80,7 @@ def build(settings: Settings, config: Config) -> ServiceApp:
     # Before the application waits for the last batches: it ends their waiting for ClickHouse.
     app.on_shutdown(sink.stop)
     app.run_alongside(comparer.run)
+    app.run_alongside(SpendCloser(analytics, Lookup(connection), config.budgets.zone, now).run)
     app.run_alongside(StorageWatch("clickhouse", lambda: sink.clickhouse_outage, open_incidents, now).run)
     app.before_reading(comparer.begin)
 

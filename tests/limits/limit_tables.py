@@ -17,7 +17,7 @@ from breakwater.limits.rules.scopes import parts_of
 from breakwater.limits.settings import OTHERS, Caps, GuardRules, RateLimit
 
 WINDOWS: Mapping[Window, LimitWindow] = {
-    "daily": "day", "weekly": "week", "monthly": "month", "quarterly": "quarter"
+    "daily": "day", "weekly": "week", "monthly": "month", "quarterly": "quarter", "total": "total"
 }  # fmt: skip
 
 

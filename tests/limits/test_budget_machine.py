@@ -273,7 +273,7 @@ class Money(RedisMachine):
             over = any(self.is_over_share(place, of, call, amount, limit - spent) for of in shares)
             if is_full or over:
                 waits_for += [(place, of) for of in shares if 2 * amount <= limit - spent]
-                refusal = OverBudget(counter, period.end_ms, limit, spent, reserved, amount, not is_full)
+                refusal = OverBudget(counter, period.resets_at, limit, spent, reserved, amount, not is_full)
                 if not fits(amount, limit=limit, spent=spent):
                     return refusal
                 kept_out = kept_out or refusal

@@ -167,7 +167,7 @@ async def test_a_day_and_a_month_that_end_while_calls_are_made_have_each_what_is
     async def worker(name: str, behind: timedelta) -> int:
         """Asks until the new day's cap is reached, by a clock that is slow; returns how often the answer said so."""
         one, elsewhen, number = Budgets(redis, BERLIN), 0, 0
-        while not (refused and refused[-1].resets_at_ms == new.day.end_ms):
+        while not (refused and refused[-1].resets_at == new.day.resets_at):
             now = datetime.now(UTC) - behind
             attempt_id = f"{name}{number}:1"
             command = one.reserve_command(attempt_id, CallNames("a", "t"), 1, counters, now=now, lease_ms=60_000)
@@ -188,7 +188,7 @@ async def test_a_day_and_a_month_that_end_while_calls_are_made_have_each_what_is
     assert reported == [1, 1, 1]
     by_day = {one.name: [name for name, at in granted.items() if one.holds(at)] for one in (old.day, new.day)}
     assert {name: len(attempts) for name, attempts in by_day.items()} == {"the last day": room, "the first day": room}
-    assert {over.resets_at_ms for over in refused} == {midnight, new.day.end_ms}
+    assert {over.resets_at for over in refused} == {old.day.resets_at, new.day.resets_at}
     held = (await all_counters.snapshot(periods)).reservations
     assert {one.attempt_id: tuple(dict.fromkeys(name for name, _ in one.places)) for one in held} == {
         **dict.fromkeys(by_day["the last day"], ("the last day", "the old month")),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from breakwater.kernel.types import ms_from_time, time_from_ms
 from breakwater.limits.contract import Window
-from breakwater.limits.rules.budget import period, period_named, periods_at, periods_since
+from breakwater.limits.rules.budget import TOTAL, period, period_named, periods_at, periods_since
 from tests.tables import each_row
 
 WINDOWS: tuple[Window, Window] = ("daily", "monthly")
@@ -98,7 +98,15 @@ def test_a_week_begins_on_monday_and_a_quarter_with_its_first_month(
     assert (found.name, time_from_ms(found.start_ms), time_from_ms(found.end_ms)) == (name, at(start), at(end))
 
 
-@given(MOMENTS, st.sampled_from(get_args(Window)), ZONES)
+@given(MOMENTS, ZONES)
+def test_a_total_never_ends(moment: datetime, zone: ZoneInfo) -> None:
+    assert period("total", moment, zone) == period_named("total", zone) == TOTAL
+    assert TOTAL.holds(ms_from_time(moment))
+    assert TOTAL.resets_at is None
+    assert periods_since(moment - timedelta(days=9), moment, zone, ["total"]) == (TOTAL,)
+
+
+@given(MOMENTS, st.sampled_from([window for window in get_args(Window) if window != "total"]), ZONES)
 def test_periods_follow_each_other_without_gap(moment: datetime, window: Window, zone: ZoneInfo) -> None:
     found = period(window, moment, zone)
     assert found.holds(ms_from_time(moment))

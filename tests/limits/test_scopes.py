@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -39,6 +40,7 @@ budgets:
   tenants: {{"*": {{daily_usd: 7, enforcement: hard}}, own: {{monthly_usd: 9, enforcement: hard}}}}
   limits: [{}]
 """
+AT = datetime(2026, 11, 22, tzinfo=UTC)
 KINDS = st.sampled_from(["agent", "model", "provider", "tenant", "key", "user", "team", "tag:project", "tag:a b"])
 NAMES = st.text(st.characters(blacklist_categories=("Cc", "Cs")), min_size=1, max_size=20)
 DIMENSIONS = st.builds(
@@ -193,17 +195,21 @@ def test_a_refusal_by_tokens_or_requests_says_how_many() -> None:
     table = caps('{scope: "key:*", tokens: 100, per: day}', '{scope: "key:*", requests: 5000, per: week}')
     counted = Dimensions(table.dimensions)
     tokens, requests = (counter for counter in table.counters(CallNames("a", key="bot"), counted) if counter.cap)
-    error = over_budget(OverBudget(tokens, 0, 100, 50, 30, 21), "m", 60)
+    error = over_budget(OverBudget(tokens, AT, 100, 50, 30, 21), "m", 60)
     assert error.message.startswith("the daily budget of tokens of key bot has no room for a call to m; it resets at")
     assert error.figures is not None
     assert error.figures.startswith(
         "It has 20 tokens of 100 tokens left (30 tokens are reserved by calls in flight), and a call to m may use "
         "up to 21 tokens. To do: lower `max_tokens`, raise the cap (budgets.limits.0.tokens), or wait"
     )
-    assert over_budget(OverBudget(tokens, 0, 100, 50, 30, 101), "m", 60).message == (
+    assert over_budget(OverBudget(tokens, AT, 100, 50, 30, 101), "m", 60).message == (
         "a call to m may use more than the whole of the daily budget of tokens of key bot; no such call ever fits"
     )
-    held = budget_held(OverBudget(requests, 0, 5_000, 4_998, 2, 1), "m")
+    never = over_budget(OverBudget(tokens, None, 100, 50, 30, 21), "m", None)
+    assert "it never resets" in never.message
+    assert "raise the cap (budgets.limits.0.tokens)" in (never.figures or "")
+    assert never.retry_after_s is None
+    held = budget_held(OverBudget(requests, AT, 5_000, 4_998, 2, 1), "m")
     assert (held.figures or "").startswith("It has 2 requests of 5,000 requests left, 2 requests of it held by calls")
 
 
@@ -246,7 +252,7 @@ def test_a_call_over_the_whole_cap_of_a_user_does_not_make_its_agent_unhealthy()
     table = caps(*(f'{{scope: "{scope}", usd: 1, per: week}}' for scope in scopes))
     for scope, never_fits in scopes.items():
         counter = table.counter(key_of(parse_scope(scope.replace("*", "x"))), "weekly")
-        error = over_budget(OverBudget(counter, 0, limit=5, spent=0, reserved=0, amount=9), "m", 1.0)
+        error = over_budget(OverBudget(counter, AT, limit=5, spent=0, reserved=0, amount=9), "m", 1.0)
         assert (error.class_ in NEVER_FITS) is never_fits, scope
 
 

@@ -15,7 +15,7 @@ from breakwater.kernel.clickhouse.client import Analytics, connect
 from breakwater.limits.contract import BudgetEvent, GuardEvent, LimitEvent
 from breakwater.records import rows
 from breakwater.records.migrations import migrate
-from breakwater.records.schema import TABLES
+from breakwater.records.schema import CLOSED_SPEND, TABLES
 from tests.server_sources import RunningServer
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -77,7 +77,8 @@ async def empty(analytics: Analytics) -> object:
     """
     tables = list((await analytics.query(sql, {"database": analytics.database})).named_rows())
     filled = {table["name"] for table in tables if table["total_rows"]}
-    for table in TABLES:  # truncating an empty one takes as long as one that is not, and most tests fill one or two
+    # Truncating an empty one takes as long as one that is not, and most tests fill one or two.
+    for table in (*TABLES, CLOSED_SPEND):
         if table.name in filled:
             await analytics.execute(f"TRUNCATE TABLE {table.name}")
     return {(table["name"], table["uuid"], table["altered_at"], table["columns"]) for table in tables}

@@ -400,7 +400,9 @@ class BudgetStatus(Event):
     name: str | None = Field(default=None, description="Name of any other scope, such as the key's.")
     within: str | None = Field(default=None, description="The scope within which it counts, such as `team:research`.")
     window: Window
-    period: str = Field(description="`2026-11-21`, `2026-W47`, `2026-11` or `2026-Q4`, in the budget's time zone.")
+    period: str = Field(
+        description="`2026-11-21`, `2026-W47`, `2026-11`, `2026-Q4` or `total`, in the budget's time zone."
+    )
     enforcement: Enforcement
     limit: Money | None = Field(default=None, description="The cap in effect; null if there is none.")
     raised: LimitRaise | None = Field(default=None, description="The raise that is in effect.")
@@ -414,7 +416,7 @@ class BudgetStatus(Event):
     )
     calls: Count
     calls_of_unknown_cost: Count
-    resets_at: Timestamp
+    resets_at: Timestamp | None = Field(default=None, description="Null for a total, which never resets.")
     estimate: EstimateAccuracy | None = Field(default=None, description="Null before the first call.")
 
 
@@ -533,7 +535,7 @@ GuardRule = Literal[
 BudgetScope = Literal["global", "agent", "tenant", "model", "provider", "key", "user", "team", "tag"]
 
 
-Window = Literal["daily", "weekly", "monthly", "quarterly"]
+Window = Literal["daily", "weekly", "monthly", "quarterly", "total"]
 
 
 Enforcement = Literal["none", "soft", "hard"]
@@ -581,7 +583,9 @@ class BudgetEvent(Event):
     )
     within: str | None = Field(default=None, description="The scope within which it counts, such as `team:research`.")
     window: Window
-    period: str = Field(description="`2026-11-21`, `2026-W47`, `2026-11` or `2026-Q4`, in the budget's time zone.")
+    period: str = Field(
+        description="`2026-11-21`, `2026-W47`, `2026-11`, `2026-Q4` or `total`, in the budget's time zone."
+    )
     threshold_percent: Count | None = Field(default=None, description="For `soft_cap` and `hard_cap`.")
     limit: Money | None = Field(default=None, description="The cap; null only if a budget without one is repaired.")
     total: Money = Field(description="Spent in the period until `at`.")

@@ -23,7 +23,6 @@ from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.state_log import ChangedMeanwhileError
 from breakwater.kernel.nats.subjects import LIMIT_SETTINGS, Stream
 from breakwater.kernel.process.outage import Outage
-from breakwater.kernel.types import time_from_ms
 from breakwater.limits.contract import BudgetEvent, LimitEvent, LimitRaise, LimitRecord, LimitSettings, Window
 from breakwater.limits.limit_log import LimitLog
 from breakwater.limits.rules.budget import (
@@ -33,6 +32,7 @@ from breakwater.limits.rules.budget import (
     periods_at,
     settings_problems,
 )
+from breakwater.limits.rules.ledger import AttemptSums
 from breakwater.limits.rules.limit import Limit, amount_of, amount_text, limit_of
 from breakwater.limits.rules.limit_changes import (
     Author,
@@ -86,7 +86,7 @@ class LimitEditor:
         limits: returns all limits that hold.
         counters: of what is spent, with the version of the limits.
         publisher: publishes what was changed.
-        recorded_spend: returns the spend in a period by the keys of a dimension's scopes, as it is recorded. May raise
+        recorded_spend: returns the sums of a period by the keys of a dimension's scopes, as it is recorded. May raise
             AnalyticsUnavailableError and QueryError.
     """
 
@@ -96,7 +96,7 @@ class LimitEditor:
     limits: Callable[[], LimitTable]
     counters: BudgetCounters
     publisher: Publisher
-    recorded_spend: Callable[[Period, Dimension], Awaitable[Mapping[str, int]]]
+    recorded_spend: Callable[[Period, Dimension], Awaitable[Mapping[str, AttemptSums]]]
 
     def find(self, limit_id: str) -> Limit | None:
         """Returns a limit that holds; None if there is none."""
@@ -251,10 +251,12 @@ class LimitEditor:
             raise LimitRefusedError(422, "below_limit", message, "amount")
         present = table.plane_limits.raise_of(limit, key)
         ends = amount == limit.amount
+        if until is None and ends and present is not None:
+            until = present.until
         if until is None:
-            if period is None:
+            if period is None or period.resets_at is None:
                 raise invalid("until", "is missing: the limit is of no period of a calendar, with which a raise ends")
-            until = time_from_ms(period.end_ms)
+            until = period.resets_at
         check_end(until, now)
         text = amount_text(limit.unit, amount)
         if period is not None and await self.counters.use([(period, key, limit.unit)]) == [None]:
@@ -338,10 +340,9 @@ class LimitEditor:
         source = await self.counters.source()
         if source is not None and (dimension in BASE or dimension in source.dimensions.complete):
             used = await self.counters.used(period, limit.key if limit.is_named else None, limit.unit)
-        elif limit.unit == "usd":
-            used = await self.recorded_spend(period, dimension)
         else:
-            return  # calls wait until they are counted, and are refused if that is too much
+            recorded = await self.recorded_spend(period, dimension)
+            used = {key: figures.used(limit.unit) for key, figures in recorded.items()}
         table = self.limits()
         over = {key: amount for key, amount in used.items() if amount > limit.amount and _counts_for(limit, key, table)}
         if over:

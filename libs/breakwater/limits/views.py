@@ -85,7 +85,7 @@ COLUMNS: tuple[Column[BudgetStatus], ...] = (
         "resets",
         lambda budget: budget.resets_at,
         "ago",
-        lambda budget: time_until(budget.resets_at),
+        lambda budget: "never" if budget.resets_at is None else time_until(budget.resets_at),
         smallest_first=True,
         drop=2,
     ),

@@ -82,7 +82,7 @@ BREAKERS = Channel(
 BUDGETS = Channel(
     "budgets",
     "bw.budgets.{scope}.{window}",
-    {"scope": "`global`, `agent`, `key` and so on.", "window": "`daily`, `weekly`, `monthly` or `quarterly`."},
+    {"scope": "`global`, `agent`, `key` and so on.", "window": "`daily`, `weekly`, `monthly`, `quarterly` or `total`."},
     BudgetEvent,
     Stream.EVENTS,
     "A budget reached a threshold (published once per period), its cap was raised, or its counter was repaired.",

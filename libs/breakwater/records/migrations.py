@@ -21,7 +21,15 @@ from breakwater.kernel.clickhouse.client import Analytics, database_ddl, quote_n
 from breakwater.kernel.clickhouse.errors import SchemaMismatchError
 from breakwater.kernel.clickhouse.table import PLAIN, Layout
 from breakwater.records.log_comparison import LOG_COMPARISONS
-from breakwater.records.schema import ATTEMPTS, BUDGET_EVENTS, EXECUTIONS, GUARD_EVENTS, PLAN_CHANGES, TABLES
+from breakwater.records.schema import (
+    ATTEMPTS,
+    BUDGET_EVENTS,
+    CLOSED_SPEND,
+    EXECUTIONS,
+    GUARD_EVENTS,
+    PLAN_CHANGES,
+    TABLES,
+)
 
 VIEWS = {
     file.name.removesuffix(".sql"): without_comments(file.read_text("utf-8"))
@@ -43,6 +51,9 @@ class Migration:
     name: str
     statements: tuple[str, ...]
 
+
+_INTERNAL = (LOG_COMPARISONS, CLOSED_SPEND)
+"""Tables of the plane's own, which hold no messages."""
 
 _FALLBACK_VIEWS = ("executions_per_minute", "figures_per_minute")
 
@@ -142,7 +153,7 @@ async def missing(analytics: Analytics, layout: Layout = PLAIN) -> tuple[Missing
     """Returns the tables, columns and views that the database lacks. Raises as `Analytics.query` does."""
     existing_columns = await _existing_columns(analytics)
     lacking: list[MissingObject] = []
-    for table in (*TABLES, LOG_COMPARISONS):
+    for table in (*TABLES, *_INTERNAL):
         if table.name not in existing_columns:
             lacking.append(MissingObject(f"table {table.name}", table.ddl(layout)))
             continue
@@ -199,7 +210,8 @@ async def migrate(analytics: Analytics, layout: Layout = PLAIN) -> tuple[str, ..
     if await analytics.create_database(layout.on_cluster):
         changes.append(f"created database {analytics.database}")
     await analytics.execute(_record(layout))
-    await analytics.execute(LOG_COMPARISONS.ddl(layout))
+    for table in _INTERNAL:
+        await analytics.execute(table.ddl(layout))
     applied = {row[0] for row in (await analytics.query("SELECT DISTINCT version FROM schema_migrations")).rows}
     is_empty = not applied and await _is_empty(analytics, layout)
     if applied:
@@ -287,7 +299,7 @@ def script(database: str, layout: Layout) -> Iterator[str]:
     yield f"{database_ddl(database, layout.on_cluster)};"
     yield f"USE {quote_name(database)};"
     yield f"{_record(layout)};"
-    yield f"{LOG_COMPARISONS.ddl(layout)};"
+    yield from (f"{table.ddl(layout)};" for table in _INTERNAL)
     for migration in migrations(layout):
         yield f"-- {migration.version}: {migration.name}"
         yield from (f"{statement.strip()};" for statement in migration.statements)

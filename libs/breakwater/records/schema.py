@@ -23,6 +23,7 @@ from breakwater.kernel.clickhouse.table import (
     MONEY,
     MONEY_BY_WORD,
     MONEY_OR_NULL,
+    MONEY_SUM,
     TEXT_BY_WORD,
     TEXT_OR_NULL,
     TIME,
@@ -378,6 +379,38 @@ AUDIT = Table(
     order_by=("at", "audit_id"),
     time="at",
 )
+
+CLOSED_SPEND = Table(
+    "closed_spend",
+    {
+        "until": TIME,
+        "names": "String",
+        "agent": WORD,
+        "tenant": WORD_OR_NULL,
+        "model": WORD,
+        "provider": WORD,
+        "submitted_by": WORD_OR_NULL,
+        "user": TEXT_OR_NULL,
+        "team": WORD_OR_NULL,
+        "cost_tags": TEXT_BY_WORD,
+        "spent": MONEY_SUM,
+        "calls": "UInt64",
+        "unpriced": "UInt64",
+        "gauged": "UInt64",
+        "foreseen": MONEY_SUM,
+        "measured": MONEY_SUM,
+        "exceeded": "UInt64",
+        "tokens": "UInt64",
+        "event_sequence": "UInt64",
+    },
+    order_by=("until", "names"),
+    time="until",
+    kept_days=10_000,
+)
+"""The sums over the calls of past months, up to a moment and from the one before it on, by all names of a call.
+
+Totals need them when `attempts` has forgotten the calls. `names` is a hash; `event_sequence` is when a row was made.
+"""
 
 TABLES = (
     EXECUTIONS,

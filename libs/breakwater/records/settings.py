@@ -8,16 +8,16 @@ from pydantic import AfterValidator, Field
 
 from breakwater.kernel.types import Message
 
-MIN_DAYS_FOR_BUDGETS = 62
-"""The days of attempts that budgets need. Lost counters are rebuilt from ClickHouse, for this month and for the
-previous one, whose last calls may still be in flight: at most two months of 31 days."""
+MIN_DAYS_FOR_BUDGETS = 100
+"""The days of attempts that budgets need. Lost counters are rebuilt from ClickHouse, for this quarter and for the
+previous month, whose last calls may still be in flight."""
 
 
 def _long_enough(days: int) -> int:
     if days < MIN_DAYS_FOR_BUDGETS:
         raise ValueError(
             f"must be at least {MIN_DAYS_FOR_BUDGETS} days, not {days}: if Redis loses its counters, the budgets of "
-            "this month and the previous one are rebuilt from these rows"
+            "this quarter are rebuilt from these rows"
         )
     return days
 

@@ -24,12 +24,13 @@ from breakwater.kernel.clickhouse.client import Analytics, statements
 from breakwater.kernel.time_window import TimeWindow
 from breakwater.kernel.types import ms_from_time, time_from_ms
 from breakwater.limits.contract import BudgetEvent, CostsBy
-from breakwater.limits.rules.budget import Period, period, recent_from
+from breakwater.limits.rules.budget import TOTAL, Period, period, recent_from
 from breakwater.limits.rules.ledger import FIGURES, AttemptSums, BudgetPlace
 from breakwater.limits.rules.scopes import BASE, ONLY_BASE, CallNames, Dimension, Dimensions, parts_of
+from breakwater.limits.store.budget_counters import KEEP
 from breakwater.records.rows import budget_of
 from breakwater.records.rules.costs import CostSums
-from breakwater.records.schema import ATTEMPTS, BUDGET_EVENTS
+from breakwater.records.schema import ATTEMPTS, BUDGET_EVENTS, CLOSED_SPEND
 
 SQL = statements(__file__)
 
@@ -67,19 +68,57 @@ async def spend(
     for budget_period in periods:
         counted = [dimension for dimension in dimensions.all if dimension.window == budget_period.window]
         grouping = _Grouping.by(counted)
+        start_ms, rows = budget_period.start_ms, ()
+        if budget_period == TOTAL:
+            start_ms = await _closed_until(analytics)
+            parameters = {**grouping.parameters, "closed_until": time_from_ms(start_ms)}
+            rows = await analytics.read(dict[str, Any], SQL["closed_spend"] % grouping.columns, parameters)
         parameters = {
-            **_within(budget_period.start_ms, budget_period.end_ms, _MARGIN_MS),
+            **_within(start_ms, budget_period.end_ms, _MARGIN_MS),
             **grouping.parameters,
             "log_created": log_created,
             "upto": upto,
         }
-        for row in await analytics.read(dict[str, Any], SQL["spend"] % grouping.columns, parameters):
+        rows += await analytics.read(dict[str, Any], SQL["spend"] % grouping.columns, parameters)
+        for row in rows:
             names = grouping.names(row)
             figures = AttemptSums(**{figure: row[figure] or 0 for figure in FIGURES})
             for dimension in counted:
                 if (key := dimension.key(names)) is not None:
                     sums[budget_period.name, key] += figures
     return dict(sums)
+
+
+async def _closed_until(analytics: Analytics) -> int:
+    """The moment before which all calls are in `closed_spend`, in ms since the epoch; 0 for none."""
+    await analytics.catch_up(CLOSED_SPEND)
+    [(until,)] = (await analytics.query(SQL["closed_until"])).rows
+    return 0 if until is None else ms_from_time(until)
+
+
+async def close_spend(analytics: Analytics, zone: ZoneInfo, logged_since: datetime) -> bool:
+    """Stores the sums over the calls of months of which EVENTS has none any more, so that they are final.
+
+    Several processes may do it at once, as they store the same.
+
+    Args:
+        analytics: the database.
+        zone: the budgets' time zone, whose months are closed.
+        logged_since: when the first call that EVENTS has was stored.
+
+    Returns:
+        False if no further month is over for so long.
+    """
+    start_ms = await _closed_until(analytics)
+    # A call is stored some time after the moment that it is charged at.
+    end_ms = period("monthly", logged_since - KEEP, zone).start_ms
+    if end_ms <= start_ms:
+        return False
+    await analytics.catch_up(ATTEMPTS)
+    # Whatever is stored is of an EVENTS from before that time.
+    parameters = {**_within(start_ms, end_ms, _MARGIN_MS), "log_created": time_from_ms(TOTAL.end_ms), "upto": 0}
+    await analytics.execute(SQL["close_spend"] % (SQL["spend"] % SQL["names_of_closed"]), parameters)
+    return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from breakwater.kernel.process import background
 from breakwater.kernel.redis.connection import Redis
 from breakwater.limits.contract import BudgetEvent
 from breakwater.limits.metrics import BudgetMetrics
-from breakwater.limits.rules.budget import LimitTable, Period, periods_at
+from breakwater.limits.rules.budget import TOTAL, LimitTable, Period, periods_at
 from breakwater.limits.rules.scopes import CallNames, Dimensions, key_of, parse_scope
 from breakwater.limits.settings import Caps
 from breakwater.limits.store.budget_counters import BudgetCounters
@@ -40,6 +40,7 @@ from breakwater.records.rows import StoredRow, attempt_row
 from breakwater.services.budget import reconciler as reconciler_module
 from breakwater.services.budget.handlers import BudgetHandler
 from breakwater.services.budget.reconciler import Reconciler
+from breakwater.services.sink.closing import SpendCloser
 from tests.helpers import FIRST, until
 from tests.limits.limit_tables import limit, limit_table
 from tests.records.samples import new_database
@@ -516,6 +517,49 @@ async def test_a_limit_on_a_new_kind_of_scope_counts_what_was_spent_before_it(pl
     async with plane.kept(reconciler):
         await reconciler.await_source(True)
     assert await plane.counters.used(periods.of("weekly"), "tag:project=web") == {"tag:project=web": 14}
+
+
+async def test_a_total_counts_what_was_spent_ever_and_comes_back_after_a_loss(plane: BudgetPlane) -> None:
+    await plane.fill()
+    long_ago = now() - timedelta(days=200)
+    names = {"submitted_by": "bot", "user": "ann", "cost_tags": {"project": "web"}}
+    old = attempt(
+        **names, attempt_id="old:1", execution_id="old", cost=90, cost_basis="billed", started_at=long_ago, model="m",
+        input_tokens=3, output_tokens=1,
+    )  # fmt: skip
+    await plane.analytics.insert(schema.ATTEMPTS, [attempt_row(old, 1, long_ago)])
+    closer = SpendCloser(plane.analytics, plane.lookup, ZONE, now)
+    await plane.spend(5, 7, **names)
+    assert await closer.close()
+    assert not await closer.close()
+    forgotten = "ALTER TABLE attempts DELETE WHERE attempt_id = 'old:1' SETTINGS mutations_sync = 2"
+    await plane.analytics.execute(forgotten)
+    scopes = ("key:*", "tag:project=web", "user:ann within key:bot")
+    limits = [limit(key_of(parse_scope(scope)), "total", 1_000) for scope in scopes]
+    limits += [limit("global", "total", 9, unit="requests"), limit("global", "total", 9, unit="tokens")]
+    limited = replace(CAPS, limits=(*CAPS.limits, *limits))
+    reconciler = plane.reconciler(of_caps=lambda: limited)
+    async with plane.kept(reconciler), asyncio.timeout(60):
+        while (source := await plane.counters.source()) is None or source.dimensions != Dimensions(limited.dimensions):
+            await asyncio.sleep(0.01)
+    await plane.spend(2, **names)
+    keys = [key_of(parse_scope(scope)) for scope in ("key:bot", *scopes[1:], "plane")]
+
+    async def used() -> list[dict[str, int]]:
+        return [await plane.counters.used(TOTAL, key) for key in keys] + [
+            await plane.counters.used(TOTAL, "global", unit) for unit in ("tokens", "requests")
+        ]
+
+    expected = [{key: 104} for key in keys] + [{"global": 4}, {"global": 4}]
+    assert await used() == expected
+    assert (await plane.compared()).reconciliation().equal
+    await plane.redis.client.flushall()
+    async with plane.kept(reconciler):
+        await reconciler.await_source(True)
+    assert await used() == expected
+    [state] = [counters for counters in (await plane.compared()).snapshot.periods if counters.period == TOTAL]
+    assert state.figures[keys[0]].spent == 104
+    assert [event.kind for event in await plane.published()] == []
 
 
 async def test_without_clickhouse_leases_lapse_although_a_new_limit_lacks_the_past(plane: BudgetPlane) -> None:

@@ -474,3 +474,25 @@ async def test_a_change_whose_process_died_is_told_of_with_the_next_change(
     assert (await put(governed, BOT, **A_MONTH | {"usd": 31})).status == 200
     events = await governed.events("bw.limits.>")
     assert [event["after"]["usd"] for event in events] == [f"{usd}.000000000" for usd in (20, 30, 31)]
+
+
+async def test_a_total_is_set_shown_and_raised_and_never_resets(governed: HttpApi, redis: Redis) -> None:
+    total = Dimension(("key",), "total")
+    await fill(redis, {("total", "key:acme-bot"): AttemptSums(spent=5 * NANO_PER_USD, calls=1)}, total)
+    a_total: dict[str, Any] = {"scope": "key:acme-bot", "usd": 20, "per": "total"}
+    below = await put(governed, "all", **a_total | {"usd": 4})
+    assert (below.status, below.code) == (422, "below_spent"), below.body
+    made = await put(governed, "all", **a_total)
+    assert made.status == 200, made.body
+    assert [made.json[name] for name in ("per", "used", "remaining", "resets_at")] == [
+        *("total", "5.000000000", "15.000000000", None)
+    ]
+    endless = await governed.act("limits/all/raise", amount="30", reason="launch")
+    assert (endless.status, endless.json["error"]["details"][0]["path"]) == (422, "until")
+    raised = await governed.act("limits/all/raise", amount="30", until=in_s(600), reason="launch")
+    assert raised.json["amount"] == "30.000000000"
+    assert (await governed.act("limits/all/raise", amount="20", reason="over")).json["amount"] == "20.000000000"
+    [event, *_] = await governed.events("bw.budgets.key.total")
+    assert (event["period"], event["kind"]) == ("total", "raised")
+    budgets = (await governed.ask("GET", "/api/v1/budgets?scope=key:acme-bot")).json["budgets"]
+    assert [(budget["budget"], budget["resets_at"]) for budget in budgets] == [("key:acme-bot/total", None)]

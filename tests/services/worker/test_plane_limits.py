@@ -16,6 +16,7 @@ from breakwater.kernel.nats.publisher import Publisher
 from breakwater.limits.contract import LimitSettings
 from breakwater.limits.limit_editor import LimitEditor
 from breakwater.limits.limit_log import LimitLog
+from breakwater.limits.rules.ledger import AttemptSums
 from breakwater.limits.rules.limit_changes import LimitRefusedError
 from breakwater.limits.rules.scopes import CallNames, Dimension, Dimensions
 from breakwater.limits.store.budget_counters import BudgetCounters
@@ -107,6 +108,23 @@ async def test_calls_under_a_limit_that_the_worker_can_not_read_wait_until_it_is
                 await work
         await editor.delete_limit("later", ADMIN, None, datetime.now(UTC))
         assert (await plane.run({"agent": "writer", "job_id": "again", "prompt": "x"}))["status"] == "succeeded"
+
+
+async def test_a_total_refuses_calls_once_it_is_spent(start_worker: StartWorker) -> None:
+    async with start_worker(models={"sim/m": model()}, agents={"writer": {"model": "sim/m"}}) as plane:
+        counters = BudgetCounters(plane.worker.redis, plane.worker.config.budgets.zone)
+        dimensions = Dimensions(frozenset({Dimension(("model",), "total")}))
+        periods = counters.periods(datetime.now(UTC), dimensions)
+        spent = {("total", "model:sim/m"): AttemptSums(spent=4_999_999_999, calls=9)}
+        await counters.fill(None, "log", 0, periods, spent, {}, dimensions=dimensions)
+        await plane.limit_log.catch_up()
+        limit = LimitSettings.model_validate({"scope": "model:sim/m", "usd": "5", "per": "total"})
+        await editor_of(plane).set_limit("all", limit, ADMIN, None, datetime.now(UTC), stop=True)
+        result = await plane.run({"agent": "writer", "job_id": "j", "prompt": "x"})
+        assert (result["status"], result["reason"]) == ("dead_lettered", "budget_exceeded")
+        assert "the total budget of model sim/m has no room" in result["error"]["message"]
+        assert "it never resets" in result["error"]["message"]
+        assert result["error"]["retry_after_s"] is None
 
 
 async def test_a_worker_without_nats_waits_instead_of_admitting_under_older_limits(start_worker: StartWorker) -> None:

@@ -11,6 +11,7 @@ WORD_OR_NULL = "LowCardinality(Nullable(String))"
 TEXT_OR_NULL = "Nullable(String)"
 MONEY = "Decimal(18, 9)"
 MONEY_OR_NULL = f"Nullable({MONEY})"
+MONEY_SUM = "Decimal(38, 9)"
 MONEY_BY_WORD = f"Map(LowCardinality(String), {MONEY})"
 TEXT_BY_WORD = "Map(LowCardinality(String), String)"
 COUNT_BY_WORD = "Map(LowCardinality(String), UInt32)"
@@ -35,7 +36,7 @@ class Layout:
     """The replicated cluster that every statement is for, as the server's config names it; None for one server. Each
     server identifies itself by its macros `shard` and `replica`."""
     retention_days: Mapping[str, int] = field(default_factory=dict[str, int])
-    """By table; others keep rows for `RETENTION_DAYS`."""
+    """By table; others keep rows for their `kept_days`."""
 
     @property
     def on_cluster(self) -> str:
@@ -74,6 +75,8 @@ class Table:
     """SQL for the value of a column in rows that were stored before it was added."""
     computed: Mapping[str, tuple[str, str]] = field(default_factory=dict[str, tuple[str, str]])
     """Columns that are not stored but follow from others when they are read: their types, and the SQL."""
+    kept_days: int = RETENTION_DAYS
+    """The days that rows are kept unless the config says otherwise."""
 
     def ddl(self, layout: Layout = PLAIN) -> str:
         """The statement that creates the table where it is missing."""
@@ -108,7 +111,7 @@ class Table:
 
     def days(self, layout: Layout) -> int:
         """The days that rows are kept."""
-        return layout.retention_days.get(self.name, RETENTION_DAYS)
+        return layout.retention_days.get(self.name, self.kept_days)
 
     def _ttl(self, layout: Layout) -> str:
         return f"toDateTime({self.time}) + INTERVAL {self.days(layout)} DAY"

@@ -12,7 +12,7 @@ from breakwater.kernel.errors import UnavailableError
 from breakwater.kernel.http.parsing import suggestion
 from breakwater.kernel.http.problems import RequestError, unavailable, unknown
 from breakwater.kernel.nats.errors import BusError
-from breakwater.kernel.types import Message, is_identifier, time_from_ms, usd_from_nano
+from breakwater.kernel.types import Message, is_identifier, usd_from_nano
 from breakwater.kernel.validation import FieldError
 from breakwater.limits.api.limits import BOUND, MEANWHILE, UNSURE, refusals_as_errors
 from breakwater.limits.contract import (
@@ -284,6 +284,6 @@ def budget_status(counter: Counter, period_counters: PeriodCounters) -> BudgetSt
         reached=reached,
         calls=figures.calls,
         calls_of_unknown_cost=figures.unpriced,
-        resets_at=time_from_ms(period_counters.period.end_ms),
+        resets_at=period_counters.period.resets_at,
         estimate=estimate if figures.gauged else None,
     )

@@ -263,7 +263,7 @@ class LimitRoutes:
             used=None if used is None else text(used),
             reserved=None if reserved is None else text(reserved),
             remaining=None if used is None else text(max(0, amount - used - (reserved or 0))),
-            resets_at=None if period is None else time_from_ms(period.end_ms),
+            resets_at=None if period is None else period.resets_at,
             raised=limit_raise,
             shadowed_by=None if same is None or same.id == limit.id else same.id,
             by=None if record is None else record.by,

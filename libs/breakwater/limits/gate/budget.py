@@ -249,7 +249,7 @@ class BudgetGate(Gate):
         return Refused("budget_exceeded", refusals.unpriced_model(flight.model, cap, setting), refused_by=refused_by)
 
     def _over_budget(self, over: OverBudget) -> Refused:
-        wait_s = max(0.0, over.resets_at_ms / 1000 - self.now().timestamp())
+        wait_s = None if over.resets_at is None else max(0.0, (over.resets_at - self.now()).total_seconds())
         return Refused(
             "budget_exceeded",
             refusals.over_budget(over, self.admission.flight.model, wait_s),

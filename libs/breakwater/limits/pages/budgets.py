@@ -53,7 +53,9 @@ MAX_ROWS = 200
 _RecentSpend = dict[Window, dict[str, int]]
 """Recent spend in nano-dollars, by window and scope."""
 
-_TABLES = {"daily": "Today", "weekly": "This week", "monthly": "This month", "quarterly": "This quarter"}
+_TABLES = {
+    "daily": "Today", "weekly": "This week", "monthly": "This month", "quarterly": "This quarter", "total": "In total"
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,9 +214,9 @@ async def _figures(visit: Visit, models: ReadModels) -> BudgetFigures:
     ]
     rows.sort(key=lambda row: (-1.0 if row.used is None else row.used, row.status.spent), reverse=True)
     if name:
-        charted = [row for row in rows if row.status.budget == name]
+        charted = [row for row in rows if row.status.budget == name and row.status.resets_at]
     else:
-        charted = [row for row in rows if row.bar][:MAX_CHARTS]
+        charted = [row for row in rows if row.bar and row.status.resets_at][:MAX_CHARTS]
     if recent.problem == CLICKHOUSE_AWAY:
         # Does not wait for ClickHouse again.
         charts = [BudgetChart(row, PagePart(None, recent.problem), 0) for row in charted]
@@ -311,6 +313,8 @@ def outlook(status: BudgetStatus, expected: Forecast | None, is_recent_known: bo
         return "Cap reached" if limit else "Cap is zero"
     if not status.spent:
         return "Nothing spent yet"
+    if status.resets_at is None:
+        return "Never resets"
     if expected is None:
         return (
             f"Too early in the {period_name} to forecast" if is_recent_known else "Unknown: ClickHouse is unavailable"

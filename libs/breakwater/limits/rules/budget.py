@@ -57,11 +57,11 @@ WINDOWS: tuple[Window, ...] = get_args(Window)
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """A calendar day, week, month or quarter.
+    """A calendar day, week, month or quarter, or the total, which never ends.
 
     Attributes:
         window: its kind.
-        name: `2026-11-21`, `2026-W47`, `2026-11` or `2026-Q4`.
+        name: `2026-11-21`, `2026-W47`, `2026-11`, `2026-Q4` or `total`.
         start_ms: its first moment, in milliseconds since the epoch.
         end_ms: the first moment after it, in milliseconds since the epoch.
     """
@@ -71,9 +71,18 @@ class Period:
     start_ms: int
     end_ms: int
 
+    @property
+    def resets_at(self) -> datetime | None:
+        """Its end; None if it never ends."""
+        return None if self == TOTAL else time_from_ms(self.end_ms)
+
     def holds(self, moment_ms: int) -> bool:
         """Returns True if a moment lies in the period."""
         return self.start_ms <= moment_ms < self.end_ms
+
+
+TOTAL = Period("total", "total", 0, 7_258_118_400_000)
+"""The period that never ends: until the year 2200, which ClickHouse can store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,15 +131,20 @@ def _periods_of_day(day: date, zone: ZoneInfo) -> Periods:
         "quarterly": (f"{day:%Y}-Q{quarter.month // 3 + 1}", quarter, (quarter + timedelta(days=95)).replace(day=1)),
     }
     return Periods(
-        tuple(
-            Period(window, name, ms_from_time(start), ms_from_time(end))
-            for window, (name, start, end) in bounds.items()
+        (
+            *(
+                Period(window, name, ms_from_time(start), ms_from_time(end))
+                for window, (name, start, end) in bounds.items()
+            ),
+            TOTAL,
         )
     )
 
 
 def period_named(name: str, zone: ZoneInfo) -> Period:
     """Returns the period with a name."""
+    if name == TOTAL.name:
+        return TOTAL
     year, _, rest = name.partition("-")
     window: Window = "daily"
     noon = datetime(int(year), 1, 1, 12, tzinfo=zone)
@@ -621,7 +635,7 @@ def budget_event(
         "window": counted.window,
         "period": counted.name,
         "enforcement": counter.enforcement,
-        "resets_at": time_from_ms(counted.end_ms),
+        "resets_at": counted.resets_at,
     }
     return BudgetEvent(**of_budget | fields)
 
@@ -684,7 +698,7 @@ class OverBudget:
 
     Attributes:
         counter: the budget that refused it.
-        resets_at_ms: the end of the budget's period, in milliseconds since the epoch.
+        resets_at: the end of the budget's period; None if it never ends.
         limit: the cap, in nano-dollars, tokens or requests, as the other amounts.
         spent: what was used so far.
         reserved: the amounts reserved for calls in flight.
@@ -693,7 +707,7 @@ class OverBudget:
     """
 
     counter: Counter
-    resets_at_ms: int
+    resets_at: datetime | None
     limit: int
     spent: int
     reserved: int
@@ -783,7 +797,7 @@ def _growth(period: Period, now_ms: int, spent: int, recent: int, over_ms: int) 
     """Returns the spend over some time at the mean of a period's overall and its recent pace; None if it is unknown."""
     length_ms = period.end_ms - period.start_ms
     elapsed_ms = now_ms - period.start_ms
-    if spent <= 0 or not period.holds(now_ms) or elapsed_ms * MIN_ELAPSED_PARTS < length_ms:
+    if spent <= 0 or period == TOTAL or not period.holds(now_ms) or elapsed_ms * MIN_ELAPSED_PARTS < length_ms:
         return None
     recent_ms = now_ms - recent_from(period, now_ms)
     recent = min(max(recent, 0), spent)

@@ -12,6 +12,7 @@ from zoneinfo import ZoneInfo
 from pydantic import JsonValue
 
 from breakwater.jobs.contract.execution import Attempt
+from breakwater.limits.contract import LimitUnit
 from breakwater.limits.rules.budget import periods_at
 from breakwater.limits.rules.scopes import ONLY_BASE, CallNames, Dimensions
 
@@ -49,6 +50,10 @@ class AttemptSums:
     def largest(self, sums: AttemptSums) -> AttemptSums:
         """Returns the larger one of each pair of figures."""
         return AttemptSums(*(max(pair) for pair in zip(astuple(self), astuple(sums), strict=True)))
+
+    def used(self, unit: LimitUnit) -> int:
+        """Returns what counts towards a limit on a unit."""
+        return self.spent if unit == "usd" else self.tokens if unit == "tokens" else self.calls
 
     def items(self) -> Iterable[tuple[str, int]]:
         """Returns the names and values of all figures."""

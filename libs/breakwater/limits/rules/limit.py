@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import Protocol
+from typing import Protocol, get_args
 
 from breakwater.kernel.types import MAX_COUNTED, ms_from_time, nano_from_usd, usd_from_nano
 from breakwater.limits.contract import Enforcement, LimitAction, LimitSettings, LimitUnit, LimitWindow, Window
@@ -79,14 +79,17 @@ class Limit:
 
     @property
     def budget_dimension(self) -> Dimension | None:
-        """The dimension that it is counted in; None if it is no budget: no limit on spend by the calendar."""
+        """The dimension that it is counted in; None if it is no budget: no limit on recorded spend."""
         return self.calendar_dimension if self.unit == "usd" else None
 
     @property
     def calendar_dimension(self) -> Dimension | None:
-        """The dimension that it is counted in; None if its window is none of the calendar."""
+        """The dimension that it is counted in; None if it counts nothing that is recorded.
+
+        Guards of tasks and jobs themselves count what those use in total.
+        """
         window = None if self.window is None else CALENDAR.get(self.window)
-        return None if window is None else Dimension(self.kinds, window)
+        return None if window is None or {"task", "job"}.intersection(self.kinds) else Dimension(self.kinds, window)
 
     @property
     def is_rate(self) -> bool:
@@ -105,11 +108,13 @@ OF_SETTINGS = ("agents.", "budgets.", "models.")
 SOFT_PERCENT = 80
 """Share of a cap at which people are notified, once for each task."""
 
-CALENDAR: Mapping[str, Window] = {"day": "daily", "week": "weekly", "month": "monthly", "quarter": "quarterly"}
-"""The windows of a calendar, as budgets are named by them."""
+PERIODS: Mapping[str, LimitWindow] = {
+    "daily": "day", "weekly": "week", "monthly": "month", "quarterly": "quarter", "total": "total"
+}  # fmt: skip
+"""The periods of a calendar, by the windows of budgets; a total is one that never ends."""
 
-PERIODS: Mapping[str, LimitWindow] = {"daily": "day", "weekly": "week", "monthly": "month", "quarterly": "quarter"}
-"""The periods of a calendar, by the windows of budgets."""
+CALENDAR: Mapping[str, Window] = {PERIODS[window]: window for window in get_args(Window)}
+"""The windows of a calendar, as budgets are named by them."""
 
 
 SLIDING: frozenset[LimitWindow] = frozenset({"minute", "hour", "rolling day"})
@@ -204,8 +209,6 @@ def enforcement_problem(settings: LimitSettings) -> str | None:
         if settings.action in ("count", "alert"):
             return "a rate is not recorded, so it can raise no alert; use refuse, wait or cheaper_model"
         return None
-    if settings.per not in CALENDAR:
-        return "only limits by minute, hour, day, week, month or quarter are enforced yet; use one of them"
     if settings.action == "wait":
         return f"a limit of {settings.unit} can't wait for its next {settings.per}; use refuse"
     if settings.action == "alert" and settings.unit != "usd":

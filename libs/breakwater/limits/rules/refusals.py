@@ -9,7 +9,6 @@ from breakwater.breakers.settings import GUARD_PRESETS
 from breakwater.calls.rules.refusals import command, refusal
 from breakwater.jobs.contract.execution import ErrorInfo
 from breakwater.kernel.formats import beyond, moment, money, moneys
-from breakwater.kernel.types import time_from_ms
 from breakwater.limits.contract import GuardRule
 from breakwater.limits.rules.budget import MAX_MADE_UP_SCOPES, Counter, OverBudget, fits
 from breakwater.limits.rules.limit import PERIODS, SOFT_PERCENT, Limit
@@ -57,8 +56,11 @@ TOO_MANY_NAMES = refusal(
 )
 
 
-def over_budget(over: OverBudget, model: str, wait_s: float) -> ErrorInfo:
-    """Builds the error of a call that a hard cap has no room for. The period ends in `wait_s` seconds."""
+def over_budget(over: OverBudget, model: str, wait_s: float | None) -> ErrorInfo:
+    """Builds the error of a call that a hard cap has no room for.
+
+    The period ends in `wait_s` seconds; None if it never does.
+    """
     counter = over.counter
     budget = _budget(over.counter)
     if over.limit == 0:
@@ -88,15 +90,18 @@ def over_budget(over: OverBudget, model: str, wait_s: float) -> ErrorInfo:
             "Please make it shorter.",
         )
     reservations = f" ({reserved} {'is' if is_money else 'are'} reserved by calls in flight)" if over.reserved else ""
-    resets = moment(time_from_ms(over.resets_at_ms))
+    resets = None if over.resets_at is None else moment(over.resets_at)
     return refusal(
         "budget_exceeded",
         "BudgetExceededError",
-        f"{budget} has no room for a call to {model}; it resets at {resets}",
+        f"{budget} has no room for a call to {model}; it {f'resets at {resets}' if resets else 'never resets'}",
         figures=f"it has {remaining} of {cap} left{reservations}, and {worst}",
-        to_do=f"lower `max_tokens`, raise the cap ({raise_cap(counter)}), or wait until it resets",
+        to_do=f"lower `max_tokens`{',' if resets else ' or'} raise the cap ({raise_cap(counter)})"
+        f"{', or wait until it resets' if resets else ''}",
         retry_after_s=wait_s,
-        user_message=f"This agent has used up its budget for now. It can be used again after {resets}.",
+        user_message=f"This agent has used up its budget for now. It can be used again after {resets}."
+        if resets
+        else "This agent has used up its budget. Please contact its owner.",
     )
 
 
@@ -152,14 +157,16 @@ def raise_cap(counter: Counter) -> str:
     """Returns the setting that raises a cap and, for one on money, the command, in words."""
     if counter.unit != "usd":
         return str(counter.setting)
-    return f"{counter.setting}, or for this {PERIODS[counter.window]} `{raise_command(counter.name)}`"
+    time = "some time" if counter.window == "total" else f"this {PERIODS[counter.window]}"
+    return f"{counter.setting}, or for {time} `{raise_command(counter.name)}`"
 
 
 def raise_command(budget: str) -> str:
     """Returns the command that raises the cap of a budget, by its name."""
     scope, _, window = budget.rpartition("/")
     place = f"{shlex.quote(scope_of(parts_of(key_from_text(scope))))} --per {PERIODS[window]}"
-    return f"breakwater limits raise {place} --to USD --reason WHY"
+    until = " --until WHEN" if window == "total" else ""
+    return f"breakwater limits raise {place} --to USD{until} --reason WHY"
 
 
 def _budget(counter: Counter) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, get_args
 
 from breakwater.limits.contract import Window
 
@@ -252,5 +252,5 @@ class Dimensions:
         return tuple((dimension.window, key) for dimension, key in keys if key is not None)
 
 
-_WINDOWS: dict[str, Window] = {"daily": "daily", "weekly": "weekly", "monthly": "monthly", "quarterly": "quarterly"}
+_WINDOWS: dict[str, Window] = {window: window for window in get_args(Window)}
 ONLY_BASE = Dimensions()

@@ -389,7 +389,7 @@ class Budgets:
             case _:
                 _, number, limit, spent, reserved, by_share = answer
                 counter = counters[int(number) - 1]
-                ends = self._current(now).of(counter.window).end_ms
+                ends = self._current(now).of(counter.window).resets_at
                 asked_amount = amount if counter.unit == "usd" else tokens if counter.unit == "tokens" else 1
                 return OverBudget(counter, ends, int(limit), int(spent), int(reserved), asked_amount, bool(by_share))
 

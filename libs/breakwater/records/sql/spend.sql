@@ -28,6 +28,38 @@ WHERE NOT short_circuited
     AND (stored_at < {log_created:DateTime64(3, 'UTC')} OR event_sequence <= {upto:UInt64})
 GROUP BY ALL
 
+-- name: closed_spend
+SELECT
+    %s,
+    sum(closed_spend.spent) AS spent,
+    sum(closed_spend.calls) AS calls,
+    sum(closed_spend.unpriced) AS unpriced,
+    sum(closed_spend.gauged) AS gauged,
+    sum(closed_spend.foreseen) AS foreseen,
+    sum(closed_spend.measured) AS measured,
+    sum(closed_spend.exceeded) AS exceeded,
+    sum(closed_spend.tokens) AS tokens
+FROM closed_spend FINAL
+WHERE until <= {closed_until:DateTime64(3, 'UTC')}
+GROUP BY ALL
+
+-- name: closed_until
+SELECT maxOrNull(until) FROM closed_spend
+
+-- `%s` is the statement `spend`.
+-- name: close_spend
+INSERT INTO closed_spend
+    (until, names, agent, tenant, model, provider, submitted_by, user, team, cost_tags, event_sequence,
+    spent, calls, unpriced, gauged, foreseen, measured, exceeded, tokens)
+%s
+
+-- name: names_of_closed
+{end:DateTime64(3, 'UTC')} AS until,
+-- Of one text: the hash of several values is NULL if one of them is.
+    hex(sipHash128(toString((agent, tenant, model, provider, submitted_by, user, team, cost_tags)))) AS names,
+    agent, tenant, model, provider, submitted_by, user, team, cost_tags,
+    toUnixTimestamp64Milli(now64(3)) AS event_sequence
+
 -- name: stored_upto
 -- Without FINAL: of two rows with one key the later message stays, so the highest sequence is among those that stay.
 SELECT max(event_sequence) FROM attempts WHERE stored_at >= {log_created:DateTime64(3, 'UTC')}

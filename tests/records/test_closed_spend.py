@@ -1,0 +1,83 @@
+"""Past months, whose sums stay when ClickHouse forgets their attempts."""
+
+from __future__ import annotations
+
+import random
+from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
+
+from breakwater.kernel.clickhouse.client import Analytics
+from breakwater.limits.rules.budget import TOTAL
+from breakwater.limits.rules.ledger import charged_at, ledger
+from breakwater.limits.rules.scopes import Dimension, Dimensions
+from breakwater.records.spend import close_spend, spend
+from tests.records.samples import attempt
+from tests.records.test_spend import store
+
+BERLIN = ZoneInfo("Europe/Berlin")
+KINDS = (
+    *(("global",), ("agent",), ("tenant",), ("model",), ("provider",), ("key",), ("user",), ("team",)),
+    *(("tag:project",), ("user", "team"), ("key", "model")),
+)
+DIMENSIONS = Dimensions(frozenset(Dimension(kinds, "total") for kinds in KINDS))
+FIRST, LAST = datetime(2026, 8, 20, tzinfo=UTC), datetime(2026, 11, 9, tzinfo=UTC)
+OCTOBER = datetime(2026, 9, 30, 22, tzinfo=UTC)
+"""The first moment of the month in Berlin."""
+
+
+async def test_totals_are_the_same_whatever_is_closed_and_forgotten(analytics: Analytics) -> None:
+    picked = random.Random(7)
+    attempts = [
+        attempt(
+            f"e{number}",
+            agent=picked.choice(("writer", "reader")),
+            tenant=picked.choice((None, "acme")),
+            submitted_by=picked.choice((None, "bot", "cat")),
+            user=picked.choice((None, "ann")),
+            team=picked.choice((None, "search")),
+            cost_tags=picked.choice(({}, {"project": "web"}, {"project": "web", "stage": "x"})),
+            started_at=FIRST + timedelta(seconds=picked.randrange(int((LAST - FIRST).total_seconds()))),
+            cost=picked.choice((None, 0, 5, 10**18 - 1)),
+            cost_basis=picked.choice(("billed", "estimated")),
+            reserved=picked.choice((None, 5, 9)),
+            outcome=picked.choice(("success", "error")),
+            input_tokens=picked.choice((None, 7)),
+            output_tokens=picked.choice((None, 9)),
+            reserved_tokens=40,
+        )
+        for number in range(300)
+    ]
+    attempts += [attempt(f"edge{ms}", started_at=OCTOBER + timedelta(milliseconds=ms), cost=3) for ms in (-1, 0)]
+    await store(analytics, [(one, number, charged_at(one)) for number, one in enumerate(attempts, 1)])
+    expected = {place: sums for place, sums in ledger(attempts, BERLIN, DIMENSIONS).items() if place[0] == "total"}
+
+    async def totals() -> object:
+        return await spend(analytics, [TOTAL], log_created=FIRST, upto=len(attempts), dimensions=DIMENSIONS)
+
+    assert await totals() == expected
+    assert expected["total", "user:ann\vteam:search"].calls > 20
+    # A log that has events of three days before the month's end holds the month open.
+    assert await close_spend(analytics, BERLIN, OCTOBER + timedelta(days=3) - timedelta(milliseconds=1))
+    assert await totals() == expected
+    for _ in range(2):
+        await close_spend(analytics, BERLIN, LAST)
+        assert await totals() == expected
+    await analytics.execute("OPTIMIZE TABLE closed_spend FINAL")
+    await analytics.execute(
+        "ALTER TABLE attempts DELETE WHERE started_at < '2026-10-31 23:00:00' SETTINGS mutations_sync = 2"
+    )
+    assert await totals() == expected, "the months up to October are closed"
+    await analytics.execute("ALTER TABLE attempts DELETE WHERE true SETTINGS mutations_sync = 2")
+    assert await totals() != expected
+
+
+async def test_a_month_that_two_close_at_once_counts_once(analytics: Analytics) -> None:
+    attempts = [attempt(f"e{number}", started_at=OCTOBER, cost=7) for number in range(3)]
+    await store(analytics, [(one, number, OCTOBER) for number, one in enumerate(attempts, 1)])
+    assert await close_spend(analytics, BERLIN, LAST)
+    # As the second one would, which had looked before.
+    await analytics.execute(
+        "INSERT INTO closed_spend SELECT * REPLACE (event_sequence + 1 AS event_sequence) FROM closed_spend"
+    )
+    found = await spend(analytics, [TOTAL], log_created=OCTOBER, upto=0, dimensions=DIMENSIONS)
+    assert (found["total", "global"].spent, found["total", "global"].calls) == (21, 3)
