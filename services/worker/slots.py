@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+import math
+from collections import defaultdict
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,73 +13,88 @@ from breakwater.jobs.rules.turns import CallerTurn, FairQueue, rank
 from breakwater.jobs.rules.workers import may_take, may_take_beside_higher
 from breakwater.kernel.nats.delivery import Delivery, PutBack
 
-WINDOW_S = 60.0
+HALVED_EVERY_S = 2.0
+"""What a caller is expected to need halves after so long."""
+
+FORGOTTEN = 2.0**-30
+"""A caller that is expected to need no more than this has not called for a minute, and is forgotten."""
+
+
+@dataclass(slots=True)
+class _Caller:
+    """The slots of one caller."""
+
+    weight: int
+    running: int = 0
+    """The slots that it holds now."""
+    needs: float = 0.0
+    """The most slots that it held lately, halved for each `HALVED_EVERY_S` since."""
 
 
 class Callers:
-    """The callers of one agent: the slots that each holds now, and its peak of the last minute."""
+    """The callers of one agent: the slots that each holds, and those that it is expected to need."""
 
-    __slots__ = ("_heaviest", "_peak", "_previous_peak", "_running", "_since", "_weights")
+    __slots__ = ("_callers", "_halved_at", "_heaviest")
 
     def __init__(self, now: float) -> None:
-        self._running: Counter[str] = Counter()
-        self._peak: Counter[str] = Counter()
-        self._previous_peak: Counter[str] = Counter()
-        self._weights: dict[str, int] = {}
+        self._callers: dict[str, _Caller] = {}
         self._heaviest = 1
-        self._since = now
+        self._halved_at = now
 
     def may_take(self, slots: int, caller: str, weight: int, now: float) -> bool:
         """Returns True if a caller may take one more of the agent's slots."""
-        running = self._running[caller]
+        running = self.running(caller)
         if running < slots * weight // (weight + self._heaviest):
             return True
-        self._roll(now)
-        peaks = self._peak | self._previous_peak
-        peak_of_others = sum(peaks.values()) - peaks[caller]
-        if not peak_of_others:
+        self._halve(now)
+        others = [other for name, other in self._callers.items() if name != caller]
+        if not others:
             return True
-        heaviest = max(self._weights.get(name, 1) for name in peaks if name != caller)
-        return may_take(slots, running, peak_of_others, weight / (weight + heaviest))
+        needed_by_others = math.ceil(sum(other.needs for other in others))
+        heaviest = max(other.weight for other in others)
+        return may_take(slots, running, needed_by_others, weight / (weight + heaviest))
 
     def running(self, caller: str) -> int:
         """Returns the number of slots that a caller holds."""
-        return self._running[caller]
+        return self._callers[caller].running if caller in self._callers else 0
 
-    def peak(self, caller: str, now: float) -> int:
-        """Returns the most slots that a caller held in the last minute."""
-        self._roll(now)
-        return max(self._peak[caller], self._previous_peak[caller])
+    def needs(self, caller: str, now: float) -> float:
+        """Returns the number of slots that a caller is expected to need."""
+        self._halve(now)
+        return self._callers[caller].needs if caller in self._callers else 0.0
 
     def take(self, caller: str, weight: int, now: float) -> None:
         """Counts a slot that a caller takes."""
-        self._note(caller, weight, now)
-        self._running[caller] += 1
-        self._peak[caller] = max(self._peak[caller], self._running[caller])
+        taking = self._note(caller, weight, now)
+        taking.running += 1
+        taking.needs = max(taking.needs, float(taking.running))
 
     def expect(self, caller: str, weight: int, now: float) -> None:
         """Counts a caller that is about to need a slot."""
-        self._note(caller, weight, now)
-        self._peak[caller] = max(self._peak[caller], 1)
+        expected = self._note(caller, weight, now)
+        expected.needs = max(expected.needs, 1.0)
 
     def release(self, caller: str) -> None:
         """Counts a slot that a caller releases."""
-        self._running[caller] -= 1
-        if not self._running[caller]:
-            del self._running[caller]
+        self._callers[caller].running -= 1
 
-    def _note(self, caller: str, weight: int, now: float) -> None:
-        self._roll(now)
-        self._weights[caller] = weight
+    def _note(self, caller: str, weight: int, now: float) -> _Caller:
+        self._halve(now)
+        noted = self._callers.setdefault(caller, _Caller(weight))
+        noted.weight = weight
         self._heaviest = max(self._heaviest, weight)
+        return noted
 
-    def _roll(self, now: float) -> None:
-        if now - self._since >= WINDOW_S:
-            self._previous_peak = self._peak if now - self._since < 2 * WINDOW_S else Counter()
-            self._peak = Counter(self._running)
-            self._weights = {caller: self._weights[caller] for caller in self._peak | self._previous_peak}
-            self._heaviest = max(self._weights.values(), default=1)
-            self._since = now
+    def _halve(self, now: float) -> None:
+        """Expects callers to need half as much for each `HALVED_EVERY_S` that has passed."""
+        times = int((now - self._halved_at) / HALVED_EVERY_S)
+        if times < 1:
+            return
+        self._halved_at += times * HALVED_EVERY_S
+        for caller in self._callers.values():
+            caller.needs = max(float(caller.running), math.ldexp(caller.needs, -times))
+        self._callers = {name: caller for name, caller in self._callers.items() if caller.needs > FORGOTTEN}
+        self._heaviest = max((caller.weight for caller in self._callers.values()), default=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +133,9 @@ class AgentSlots:
         """Returns True if it may as far as its key and its priority are concerned."""
         if not self._keys.may_take(slots, turn.key, turn.weight, now):
             return False
-        needed_by_higher = sum(self._priorities.peak(higher, now) for higher in PRIORITIES[: rank(turn.priority)])
+        needed = sum(self._priorities.needs(higher, now) for higher in PRIORITIES[: rank(turn.priority)])
         held_slots = sum(self._priorities.running(lower) for lower in PRIORITIES[rank(turn.priority) :])
-        return may_take_beside_higher(slots, held_slots, needed_by_higher)
+        return may_take_beside_higher(slots, held_slots, math.ceil(needed))
 
     def expect(self, turn: CallerTurn, now: float) -> None:
         """Counts a caller that begins to call among those that need a slot."""

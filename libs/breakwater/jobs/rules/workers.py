@@ -95,13 +95,13 @@ def is_dead(silence: Silence, liveness: Liveness = LIVENESS) -> bool:
 def may_take(slots: int, held_slots: int, needed_by_others: int, share: float = 0.5) -> bool:
     """Returns True if a caller may take one more slot.
 
-    It must leave as many slots free as other callers needed recently, and one more, up to their share of all. A caller
-    that is alone may take all slots.
+    It must leave as many slots free as other callers are expected to need, and one more, up to their share of all. A
+    caller that is alone may take all slots.
 
     Args:
         slots: the number of slots.
         held_slots: the number of slots that the caller holds.
-        needed_by_others: the most slots that the other callers held in the last minute.
+        needed_by_others: the slots that the other callers are expected to need.
         share: the caller's share of the slots.
     """
     if not needed_by_others or held_slots < int(slots * share):
@@ -112,11 +112,11 @@ def may_take(slots: int, held_slots: int, needed_by_others: int, share: float = 
 def may_take_beside_higher(slots: int, held_slots: int, needed_by_higher: int) -> bool:
     """Returns True if a job may take one more slot beside jobs of higher priority.
 
-    It must leave as many slots free as those needed recently, and one more, but not the last one.
+    It must leave as many slots free as those are expected to need, and one more, but not the last one.
 
     Args:
         slots: the number of slots.
         held_slots: the number of slots that jobs of its own and of lower priority hold.
-        needed_by_higher: the most slots that jobs of higher priority held in the last minute.
+        needed_by_higher: the slots that jobs of higher priority are expected to need.
     """
     return not needed_by_higher or held_slots + min(slots - 1, needed_by_higher + 1) < slots
