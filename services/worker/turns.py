@@ -8,6 +8,7 @@ it to its queue when it is its turn. If that worker dies, NATS delivers the mess
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import orjson
 import structlog
 
-from breakwater.jobs.rules.turns import CallerTurn
+from breakwater.jobs.rules.turns import AGED_S, CallerTurn
 from breakwater.kernel.nats.core import core_subscription
 from breakwater.kernel.nats.delivery import Delivery, PutBack
 from breakwater.kernel.nats.errors import BusError, BusUnavailableError
@@ -114,6 +115,7 @@ class Turns:
             job = slots.waiting.take(
                 lambda turn: slots.key_may_take(total, turn, now),  # noqa: B023  called at once
                 lambda turn: slots.tenant_may_take(total, turn, now),  # noqa: B023  the same
+                time.time() - AGED_S,
             )
             if job is None:
                 break

@@ -143,6 +143,24 @@ def test_sixteen_of_high_and_four_of_normal_priority_are_served_for_one_of_low()
     assert Counter(order_of(queue)[:42]) == {priority: 2 * WEIGHT_OF[priority] for priority in PRIORITIES}
 
 
+def test_what_has_waited_for_long_with_low_priority_counts_as_normal() -> None:
+    queue = FairQueue[str]()
+    low = CallerTurn("a", "", "low")
+    for number in range(40):
+        queue.add(CallerTurn("b"), 100, "normal")
+        queue.add(low, number, "low")
+    asked: list[CallerTurn] = []
+
+    def may_key(turn: CallerTurn) -> bool:
+        asked.append(turn)
+        return True
+
+    assert Counter(queue.take(may_key, aged_before=20) for _ in range(40)) == {"normal": 20, "low": 20}
+    assert {turn.priority for turn in asked} == {"normal"}
+    assert Counter(queue.take(may_key, aged_before=20) for _ in range(20)) == {"normal": 16, "low": 4}
+    assert queue.turns() == {CallerTurn("b"), low}
+
+
 def test_the_time_of_a_turn_does_not_grow_with_the_tenants_that_a_key_makes_up() -> None:
     queue = FairQueue[int]()
     for number in range(2_000):

@@ -154,7 +154,7 @@ class Job(Message):
     priority: Priority | None = Field(
         default=None,
         description="Its priority among the jobs that wait: `high`, `normal` or `low`, and at most what its agent and "
-        "its key allow. By default it has that.",
+        "its key allow. By default it has that. A job that has waited for five minutes with `low` counts as `normal`.",
     )
     dry_run: bool = Field(
         default=False, description="Return the call that would be made and its worst-case cost, and make none."

@@ -3,11 +3,12 @@
 A caller is an API key with a priority and, within it, a tenant. Each item gets the moment of virtual time at which it
 would be through if all callers were served at once, each at the speed of its weight; the earliest is first. So a flood
 of one caller delays another one's single item by at most one item of the flood, and nobody starves: low priority is a
-small weight, not a later turn.
+small weight, not a later turn, and what has waited for long with it counts as of normal priority.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
@@ -17,6 +18,9 @@ from breakwater.identity.contract import PRIORITIES, Priority
 from breakwater.kernel.nats.subjects import decode_token, encode_token
 
 WEIGHT_OF: dict[Priority, int] = {"high": 16, "normal": 4, "low": 1}
+
+AGED_S = 300.0
+"""An item of low priority that has waited for so long counts as of normal priority."""
 
 MAX_TENANTS = 100
 """The most tenants of a key that are told apart where callers that wait are named."""
@@ -115,7 +119,7 @@ class _KeyLine(Generic[ItemT]):
 
     start: float
     """As of a tenant."""
-    share: int = 1
+    weight: int = 1
     virtual_time: float = 0.0
     """The virtual time among the tenants."""
     tenants: dict[str, _TenantLine[ItemT]] = field(default_factory=dict[str, "_TenantLine[ItemT]"])
@@ -124,9 +128,14 @@ class _KeyLine(Generic[ItemT]):
     tidied_at: int = 16
     """The number of tenants at which those that begin anew anyway are forgotten."""
 
-    def finish(self) -> float:
+    def turn(self, key: str, priority: Priority, aged_before: float) -> CallerTurn:
+        """Returns the turn of the key, without a tenant. It must have items."""
+        is_aged = priority == "low" and self.tenants[self.order[0][2]].items[0][0] < aged_before
+        return CallerTurn(key, "", "normal" if is_aged else priority, self.weight)
+
+    def finish(self, share: int) -> float:
         """Returns when the next item would be through."""
-        return finish_of(self.start, 0.0, 1, self.share)
+        return finish_of(self.start, 0.0, 1, share)
 
     def line_up(self, tenant: str, number: int) -> None:
         """Puts a tenant with items into the order."""
@@ -176,7 +185,7 @@ class FairQueue(Generic[ItemT]):
     def turns(self) -> set[CallerTurn]:
         """Returns the callers whose items wait. A key with many such tenants is there as a whole, for any tenant."""
         return {
-            CallerTurn(key, tenant, priority, of_key.share // WEIGHT_OF[priority])
+            CallerTurn(key, tenant, priority, of_key.weight)
             for (key, priority), of_key in self._keys.items()
             for tenant in (
                 (ANY_TENANT,) if len(of_key.order) > MAX_TENANTS else (tenant for _, _, tenant in of_key.order)
@@ -187,7 +196,7 @@ class FairQueue(Generic[ItemT]):
         """Adds an item. Of one caller, the one with the smallest `age` is first, such as the time of its arrival."""
         of_key = self._keys.setdefault((turn.key, turn.priority), _KeyLine(self._virtual_time))
         of_tenant = of_key.tenants.setdefault(turn.tenant, _TenantLine(of_key.virtual_time))
-        of_key.share = turn.share
+        of_key.weight = turn.weight
         self._added += 1
         if not of_key.order:
             of_key.start = max(of_key.start, self._virtual_time)
@@ -198,20 +207,28 @@ class FairQueue(Generic[ItemT]):
         self._count += 1
 
     def take(
-        self, may_key: Callable[[CallerTurn], bool], may_tenant: Callable[[CallerTurn], bool] = lambda _: True
+        self,
+        may_key: Callable[[CallerTurn], bool],
+        may_tenant: Callable[[CallerTurn], bool] = lambda _: True,
+        aged_before: float = -math.inf,
     ) -> ItemT | None:
         """Removes the next item of those whose callers may have a turn now. Returns None if there is none.
 
         Args:
             may_key: decides for a key and its priority, without a tenant.
             may_tenant: decides for a tenant of it.
+            aged_before: an item of low priority whose `age` is smaller counts as of normal priority.
         """
-        for (key, priority), of_key in sorted(self._keys.items(), key=lambda entry: entry[1].finish()):
-            turn = CallerTurn(key, "", priority, of_key.share // WEIGHT_OF[priority])
-            if of_key.order and may_key(turn):
+        lines = [
+            (of_key, of_key.turn(key, priority, aged_before))
+            for (key, priority), of_key in self._keys.items()
+            if of_key.order
+        ]
+        for of_key, turn in sorted(lines, key=lambda line: line[0].finish(line[1].share)):
+            if may_key(turn):
                 tenant = of_key.first(lambda tenant, turn=turn: may_tenant(turn._replace(tenant=tenant)))
                 if tenant is not None:
-                    return self._remove(of_key, tenant)
+                    return self._remove(of_key, tenant, turn.share)
         return None
 
     def prune(self, is_over: Callable[[ItemT], bool]) -> list[ItemT]:
@@ -231,11 +248,11 @@ class FairQueue(Generic[ItemT]):
         self._forget_idle_keys()
         return removed
 
-    def _remove(self, of_key: _KeyLine[ItemT], tenant: str) -> ItemT:
+    def _remove(self, of_key: _KeyLine[ItemT], tenant: str, share: int) -> ItemT:
         of_tenant = of_key.tenants[tenant]
         self._virtual_time = max(self._virtual_time, of_key.start)
         of_key.virtual_time = max(of_key.virtual_time, of_tenant.start)
-        of_key.start = of_key.finish()
+        of_key.start = of_key.finish(share)
         of_tenant.start = finish_of(of_tenant.start, 0.0, 1, 1)
         _, number, item = heappop(of_tenant.items)
         if of_tenant.items:
