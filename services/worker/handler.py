@@ -47,6 +47,10 @@ from breakwater.services.worker.spans import job_ended
 FULL_DELAY_S = 0.5
 """The wait of a job without a slot in JOBS, if PARKED is full."""
 
+LONG_QUEUE = 1_000
+"""With so many jobs in the queue of an agent that has several callers, further jobs of the same key wait on PARKED,
+even if the key is alone now: those in the queue are taken out of another caller's way in about a second."""
+
 HELD_DELAY_S = 0.25
 """The time between two looks whether an earlier message of a job that no worker has begun is still held."""
 
@@ -111,6 +115,8 @@ class JobHandler:
         slots = worker.slots[self._agent_name]
         had_turn = slots.arrived(job.execution_id) or delivery.turn is not None
         if delivery.is_unstarted and not (job.problem or job.job.dry_run):
+            if delivery.waiting > LONG_QUEUE and slots.is_shared(worker.slots.clock()):
+                await worker.turns.announce(self._agent_name, job.turn.of_key)
             # Before all else: what waits behind it in the queue may be another caller's.
             # Some worker had a free slot for one whose turn it is, and may have another one's job in its place.
             if not had_turn and (slots.waiting.has(job.turn) or not self._has_room(job)):
@@ -129,7 +135,9 @@ class JobHandler:
         worker = self._worker
         delivery = job.delivery
         maybe_seen = delivery.deliveries > 1 or not delivery.is_only_message or worker.leases.may_be_late()
-        if maybe_seen and (decided_result := await self._find_result(job)) is not None:
+        # One that comes back from its wait for a slot is hardly ever decided, and looked for again under the claim.
+        is_back = delivery.is_unstarted and delivery.turn is not None
+        if maybe_seen and not is_back and (decided_result := await self._find_result(job)) is not None:
             await answer_from_decision(worker, job, decided_result)
             return
         job = await with_references(worker, job)

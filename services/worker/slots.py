@@ -19,6 +19,9 @@ HALVED_EVERY_S = 2.0
 FORGOTTEN = 2.0**-30
 """A caller that is expected to need no more than this has not called for a minute, and is forgotten."""
 
+SHARED_FOR_S = 3600.0
+"""An agent counts as shared for so long after another caller than the one before has called it."""
+
 
 @dataclass(slots=True)
 class _Caller:
@@ -120,6 +123,8 @@ class AgentSlots:
         self.waiting = FairQueue[WaitingJob]()
         self._returning: dict[str, CallerTurn] = {}
         """By execution, the jobs on the way back to their queue, each of which holds a slot."""
+        self._last_turn: CallerTurn | None = None
+        self._shared_until = now
 
     def may_take(self, slots: int, turn: CallerTurn, now: float) -> bool:
         """Returns True if a job may take one of `slots`."""
@@ -137,14 +142,20 @@ class AgentSlots:
         held_slots = sum(self._priorities.running(lower) for lower in PRIORITIES[rank(turn.priority) :])
         return may_take_beside_higher(slots, held_slots, math.ceil(needed))
 
+    def is_shared(self, now: float) -> bool:
+        """Returns True if different callers have called the agent in the last hour."""
+        return now < self._shared_until
+
     def expect(self, turn: CallerTurn, now: float) -> None:
         """Counts a caller that begins to call among those that need a slot."""
+        self._note(turn, now)
         self._keys.expect(turn.key, turn.weight, now)
         self._tenants.expect(turn.tenant, turn.weight, now)
         self._priorities.expect(turn.priority, 1, now)
 
     def take(self, turn: CallerTurn, now: float) -> None:
         """Counts a slot that a job takes."""
+        self._note(turn, now)
         self.held += 1
         self._keys.take(turn.key, turn.weight, now)
         self._tenants.take(turn.tenant, turn.weight, now)
@@ -168,6 +179,12 @@ class AgentSlots:
         self._keys.release(turn.key)
         self._tenants.release(turn.tenant)
         self._priorities.release(turn.priority)
+
+    def _note(self, turn: CallerTurn, now: float) -> None:
+        if turn != self._last_turn:
+            if self._last_turn is not None:
+                self._shared_until = now + SHARED_FOR_S
+            self._last_turn = turn
 
 
 class Slots:

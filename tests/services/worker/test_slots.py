@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from typing import Any
@@ -14,9 +15,9 @@ from breakwater.jobs.rules.turns import CallerTurn
 from breakwater.jobs.store.executions import KEPT_SINCE, Executions
 from breakwater.jobs.store.plans import Plans
 from breakwater.kernel.nats.delivery import wake_early
-from breakwater.kernel.nats.subjects import Stream
+from breakwater.kernel.nats.subjects import WAITING_CALLERS, Stream
 from breakwater.kernel.nats.topology import PARKED_CONSUMER
-from breakwater.services.worker import turns
+from breakwater.services.worker import handler, turns
 from breakwater.services.worker.slots import Slots
 from tests.flow.kit import model
 from tests.helpers import until
@@ -198,6 +199,29 @@ async def test_what_waits_for_a_slot_stands_in_nobodys_way_and_comes_back_in_ord
         ended = [(await plane.result(f"flooding-low-{number}"))["completed_at"] for number in range(12)]
         assert max(ended[:4]) < min(ended[-4:]), "the oldest first"
         await until(lambda: slots.held == 0, "all slots to be free")
+
+
+async def test_who_fills_the_queue_of_an_agent_is_named_before_another_caller_comes_back(
+    start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handler, "LONG_QUEUE", 2)
+    agents = {"writer": {"model": "sim/m", "concurrency": 2}}
+    async with start_worker({"sim/m": model()}, agents) as plane:
+        named = await plane.client.subscribe(WAITING_CALLERS)
+        await plane.client.flush()
+
+        async def flood(name: str) -> None:
+            for number in range(8):
+                await plane.publish({"agent": "writer", "job_id": f"{name}-{number}", "prompt": "x"})
+            for number in range(8):
+                await plane.result(f"{name}-{number}")
+
+        await flood("alone")
+        assert named.pending_msgs == 0
+        plane.worker.slots["writer"].expect(HONEST, plane.worker.slots.clock())
+        await flood("shared")
+        notices = [json.loads((await named.next_msg()).data) for _ in range(named.pending_msgs)]
+        assert [["writer", CallerTurn().of_key.text]] in notices
 
 
 async def test_large_jobs_that_find_no_room_in_memory_come_again_before_the_slots_have_nothing_to_do(
