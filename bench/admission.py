@@ -136,7 +136,8 @@ class Bench:
         claim = assignment.claim
         now = worker.now()
         checkpoint = Checkpoint(dispatched_at=now, deadline=now, repairs=REPAIRS)
-        admission = admission_for(worker, assignment, checkpoint, 30.0)
+        target = worker.targets.of(agent_name, assignment.chain[0])
+        admission = admission_for(worker, assignment, checkpoint, target, 30.0)
         await worker.executions.claim(claim)
         trips, spent = self._redis.round_trips, await self._spent() if look_into_redis else 0.0
         began = time.perf_counter()

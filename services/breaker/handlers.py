@@ -24,7 +24,8 @@ from breakwater.breakers.rules.transitions import transition
 from breakwater.breakers.settings import BreakerProbe
 from breakwater.breakers.store import Breakers
 from breakwater.breakers.transitions import ObservedOutcome, decide, observation_of, publish_saved, saving
-from breakwater.config import Config, breaker_of, breakers_of
+from breakwater.config import Config, breaker_of, breakers_of, units_of
+from breakwater.config.deployments import Deployment
 from breakwater.health.rules import out_of_budget, speaks_against_health
 from breakwater.health.store import EndedCall, Healths
 from breakwater.jobs.contract.execution import Attempt
@@ -93,9 +94,9 @@ class BreakerHandler:
                 batch.health.setdefault(attempt.agent, {}).setdefault("", []).append(EndedCall(sequence, at_ms, True))
             elif (went_wrong := speaks_against_health(attempt)) is not None:
                 models = batch.health.setdefault(attempt.agent, {})
-                models.setdefault(attempt.model, []).append(EndedCall(sequence, at_ms, went_wrong))
+                models.setdefault(attempt.unit, []).append(EndedCall(sequence, at_ms, went_wrong))
             if agent.breaker is not None:
-                key = BreakerKey.of(agent.breaker.scope, attempt.agent, attempt.model, attempt.provider)
+                key = BreakerKey.of(agent.breaker.scope, attempt.agent, attempt.unit, attempt.provider)
                 observed = ObservedOutcome(observation_of(sequence, at_ms, attempt), agent.breaker)
                 batch.breakers.setdefault(key, []).append(observed)
         return batch
@@ -168,10 +169,11 @@ class BreakerHandler:
 
     async def _probe(self, key: BreakerKey, probe: BreakerProbe) -> None:
         """Publishes a job that tries a breaker, unless a process of the fleet has done so within the last period."""
-        target = agent_and_model_of(self.config, key)
+        target = user_of(self.config, key)
         if target is None or not await self._breakers.takes_turn(key, probe.every_s):
             return
-        agent, model = target
+        agent, deployment = target
+        model = deployment.model
         job = Job(
             agent=agent,
             model=model,
@@ -185,7 +187,7 @@ class BreakerHandler:
         headers = {
             Header.MSG_ID.value: subjects.message_id(agent, execution_id),
             Header.EXECUTION_ID.value: subjects.encode_token(execution_id),
-            Header.PROBE.value: "1",
+            Header.PROBE.value: subjects.encode_token(deployment.unit),
         }
         payload = job.model_dump_json(exclude_unset=True).encode()
         await self._publisher.job(subjects.job(agent), payload, headers)
@@ -215,16 +217,16 @@ def states_by_labels(config: Config, states: Mapping[BreakerKey, BreakerState]) 
     return by_labels
 
 
-def agent_and_model_of(config: Config, key: BreakerKey) -> tuple[str, str] | None:
-    """Returns an agent and a model whose calls belong to a breaker; None if the config has none."""
+def user_of(config: Config, key: BreakerKey) -> tuple[str, Deployment] | None:
+    """Returns an agent and a deployment whose calls belong to a breaker; None if the config has none."""
     if key.agent in config.agents:
-        return key.agent, key.model
-    users = ((name, model) for name, agent in config.agents.items() for model in agent.chain)
+        return key.agent, config.deployment_of(config.agents[key.agent], key.model)
+    users = ((name, place) for name in config.agents for place in units_of(config, name).values())
     return next((user for user in users if breaker_of(config, *user) == key), None)
 
 
 def labels_of(config: Config, key: BreakerKey) -> tuple[str, str]:
     """A breaker's agent and model. A model that the config does not name is `other`, as jobs may request any model."""
     provider = key.model.removesuffix(f"/{ALL}")
-    named = key.model in config.known_models or (key.agent == ALL and provider in config.providers)
+    named = key.model in config.known_units or (key.agent == ALL and provider in config.providers)
     return key.agent, key.model if named else OTHER

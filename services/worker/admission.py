@@ -84,7 +84,7 @@ async def admit(
     if asked_gates and verdict is not None and not isinstance(verdict, ClaimLostError):
         # Not after a lost claim: the job's new holder may hold the same grants, for the same attempt.
         commands = [gate.release() for gate in asked_gates]
-        if isinstance(verdict, Refused):
+        if isinstance(verdict, Refused) or admission.has_alternatives:
             commands += [gate.withdraw() for gate in asked_gates]
         await worker.redis.run([command for command in commands if command is not None])
     # In reverse, so that the breaker announces before the task. Only the admission that made it half-open announces

@@ -46,6 +46,8 @@ def attempt_of(
         number=flight.number,
         model=flight.model,
         provider=flight.provider,
+        deployment=flight.deployment,
+        provider_key=flight.provider_key,
         started_at=started_at,
         completed_at=completed_at,
         duration_ms=max(0, round((completed_at - started_at).total_seconds() * 1000)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -16,16 +17,20 @@ from breakwater.calls.gate import POLL_S, Admission, AskAgain, Gate, Refused, Wa
 from breakwater.calls.providers.base import Answer
 from breakwater.calls.rules.classify import WORKER_LOST, is_of_key
 from breakwater.calls.rules.parameters import RefusedParams, refused_params
+from breakwater.calls.rules.refusals import outside_region
 from breakwater.calls.rules.repairs import NO_REPAIRS, JsonMessage, Repaired
 from breakwater.calls.rules.retry import (
     LONG_WAIT_S,
     LONG_WAIT_SLACK_S,
     NextModel,
+    Redeploy,
     Retry,
     Stop,
     after_failure,
     failures_on,
+    of_batch,
 )
+from breakwater.calls.targets import Target
 from breakwater.dialects.rules.params import KNOWN_PARAMS
 from breakwater.dialects.rules.provider_state import is_of_model
 from breakwater.jobs.contract.current_jobs import JobWait, WaitKind
@@ -46,7 +51,7 @@ from breakwater.services.worker.call import call
 from breakwater.services.worker.call_cost import spent_at_most
 from breakwater.services.worker.call_end import CallEnd, answered
 from breakwater.services.worker.context import WorkerContext
-from breakwater.services.worker.next_call import admission_for, is_bounded, params_key
+from breakwater.services.worker.next_call import admission_for, is_bounded, params_key, worst_tokens
 from breakwater.services.worker.progress import ProgressReporter
 from breakwater.services.worker.recovery import classification_of, lost_attempt, recover
 from breakwater.services.worker.results import cancelled, stopped
@@ -67,7 +72,7 @@ MIN_EXTENSION_S = 1.0
 NOTED_WAIT_S = 1.0
 """The shortest wait in a slot that others can see."""
 
-NextStep = Retry | NextModel | Stop | Repaired
+NextStep = Retry | Redeploy | NextModel | Stop | Repaired
 
 Returned = TypeVar("Returned")
 
@@ -117,6 +122,8 @@ class Attempts:
         """The end of the wait that others see."""
         self._last_call: CallEnd | None = None
         self._limits: CallerLimits | None = None
+        self._redeploys: CallEnd | None = None
+        """The failed call that another deployment is to make up for."""
         # An answer that must satisfy an output schema is not streamed.
         self._stream = AnswerStream(worker, job) if job.job.stream and job.output_guard is None else None
         job.lease.progress = self._progress_to_save
@@ -160,6 +167,8 @@ class Attempts:
                     self._checkpoint = self._checkpoint.at_model(self._checkpoint.model_index + 1)
                 case Repaired(cause, repairs):
                     self._checkpoint = self._checkpoint.repaired(cause, repairs)
+                case Redeploy():
+                    pass
                 case Retry(delay_s):
                     if (deferred := await self._wait(delay_s)) is not None:
                         return deferred
@@ -207,13 +216,25 @@ class Attempts:
         timeout_s = min(self._job.agent.timeout_s, remaining_s)
         # A stream may last until the job's deadline.
         lease_s = timeout_s if self._stream is None else remaining_s
-        admission = admission_for(
-            self._worker, self._job, self._checkpoint, timeout_s, dropped, lease_s=lease_s, waited=self._waited
+        prepare = partial(
+            admission_for,
+            *(self._worker, self._job, self._checkpoint),
+            timeout_s=timeout_s,
+            dropped=dropped,
+            lease_s=lease_s,
+            waited=self._waited,
         )
+        targets = self._targets()
         if self._checkpoint.may_have_called:
-            return await self._unrecorded_call(admission.flight)
-        verdict = await self._extending_deadline(partial(admit, self._worker, admission, self._gates))
-        self._limits = admission.limits or self._limits
+            return await self._unrecorded_call(prepare(targets[0]).flight)
+        redeployed, self._redeploys = self._redeploys, None
+        if redeployed is not None:
+            targets = [target for target in targets if not self._checkpoint.tried(target.model, target.listed)]
+        admission, verdict = await self._ask(prepare, targets)
+        if redeployed is not None and (admission is None or isinstance(verdict, Refused | WaitForCapacity)):
+            # The others may not be called after all.
+            return await self._carry_out(redeployed, await self._decide(redeployed, may_redeploy=False))
+        assert admission is not None
         match verdict:
             case Refused() as refused:
                 return await self._refused(admission.flight, refused)
@@ -223,6 +244,48 @@ class Attempts:
                 return Retry(0.0)
             case None:
                 return await self._call(admission, messages)
+
+    def _targets(self) -> Sequence[Target]:
+        """Returns the deployments of the current model in the order in which the next call asks them."""
+        worker = self._worker
+        job = self._job
+        model = job.chain[self._checkpoint.model_index]
+        targets = worker.targets.all_of(job.agent_name, model)
+        if len(targets) == 1:
+            return targets
+        targets = job.may_use(targets) or targets
+        tokens = worst_tokens(worker, job, self._checkpoint, targets[0])
+        policy = worker.targets.policy_of(job.agent_name, model)
+        return worker.balancer.ordered(job, self._checkpoint, targets, policy, tokens)
+
+    async def _ask(
+        self, prepare: Callable[..., Admission], targets: Sequence[Target]
+    ) -> tuple[Admission | None, Refused | WaitForCapacity | AskAgain | None]:
+        """Asks for the admission of a call, on each deployment until one may be called.
+
+        Returns:
+            The admission, and the verdict on it. If all deployments refuse, the one that may be called first; without
+            any deployment, None.
+        """
+        worker = self._worker
+        first: tuple[Admission, Refused | WaitForCapacity] | None = None
+        for number, target in enumerate(targets, 1):
+            admission = prepare(target, has_alternatives=number < len(targets))
+            if not self._job.may_use([target]):
+                return admission, Refused("error", outside_region(target.model, self._job.residency or ""))
+            verdict = await self._extending_deadline(partial(admit, worker, admission, self._gates))
+            self._limits = admission.limits or self._limits
+            if verdict is None or isinstance(verdict, AskAgain):
+                if verdict is None and target.listed is not None:
+                    worker.balancer.admitted(self._job, target, admission.flight.reserved_tokens)
+                return admission, verdict
+            refused = verdict.refused if isinstance(verdict, WaitForCapacity) else verdict
+            if target.listed is None or not refused.of_deployment:
+                return admission, verdict
+            worker.balancer.refused(self._job.agent_name, target, verdict)
+            if first is None or _wait_s(verdict) < _wait_s(first[1]):
+                first = admission, verdict
+        return first or (None, None)
 
     async def _call(self, admission: Admission, messages: Sequence[JsonMessage]) -> JobEnd | NextStep:
         flight = self._flight = admission.flight
@@ -301,11 +364,11 @@ class Attempts:
             [(must_settle, script) for must_settle, script in settlements if script is not None]
         )
         sequence = await self._extending_deadline(partial(record, worker, job, attempt))
-        target = worker.targets.of(job.agent_name, attempt.model)
-        has_failed = any(
-            earlier.tried_again and earlier.model == attempt.model for earlier in self._checkpoint.attempts
-        )
+        target = worker.targets.of(job.agent_name, attempt.model, attempt.deployment)
+        has_failed = any(earlier.tried_again and earlier.unit == attempt.unit for earlier in self._checkpoint.attempts)
         await worker.outcomes.record(settling, job, target, attempt, sequence, has_failed=has_failed)
+        if target.listed is not None and not attempt.short_circuited:
+            worker.balancer.ended(target, attempt)
         self._worker.metrics.count_attempt(attempt, tracing.recorded_trace_id(self._job.traceparent))
         self._checkpoint = self._checkpoint.after(attempt)
         self._flight = None
@@ -315,8 +378,8 @@ class Attempts:
 
     # After a failed attempt
 
-    async def _decide(self, ended: CallEnd) -> StepDecision:
-        """Returns the step after a failed attempt: a repair, a retry, the next model, or the end.
+    async def _decide(self, ended: CallEnd, *, may_redeploy: bool = True) -> StepDecision:
+        """Returns the step after a failed attempt: a repair, a retry, another deployment or model, or the end.
 
         It has no effect, as the attempt may not be recorded yet.
         """
@@ -337,7 +400,7 @@ class Attempts:
             return StepDecision(repaired, refused_params=refused_params, partial=published)
         recorded = self._checkpoint.attempts
         attempts = recorded if len(recorded) >= attempt.number else (*recorded, attempt)
-        busy = failure.kind == "rate_limit" and self._answers_others(attempt.model, attempts)
+        busy = failure.kind == "rate_limit" and self._answers_others(attempts)
         step = after_failure(
             failure,
             policy=self._job.agent.retry,
@@ -346,8 +409,9 @@ class Attempts:
             remaining_s=self._remaining_s(),
             jitter=self._worker.jitter(),
             busy=busy,
+            elsewhere=may_redeploy and self._has_other(attempts),
         )
-        is_exhausted = not isinstance(step, Retry) and (step.exhausted or failure.kind == "logic")
+        is_exhausted = not isinstance(step, Retry | Redeploy) and (step.exhausted or failure.kind == "logic")
         why = "no attempts are left on this model" if is_exhausted else None
         return StepDecision(step, why, busy, partial=published)
 
@@ -363,6 +427,9 @@ class Attempts:
             await self._progress.failed("llm_retry_exhausted", attempt, detail=decision.exhausted)
         elif isinstance(step, Repaired):
             await self._note_repair(ended, step, decision.refused_params)
+        elif isinstance(step, Redeploy):
+            self._redeploys = ended
+            await self._progress.failed("llm_retry_attempt", attempt, "retried", detail="on another deployment")
         elif isinstance(step, Retry):
             return await self._within_retry_budget(attempt, step, busy=decision.busy)
         elif not failure.retryable:
@@ -399,10 +466,10 @@ class Attempts:
         failure = ended.failure
         assert failure is not None
         if repaired.cause == "parameter" and refused is not None and refused.lasting:
-            key = params_key(self._worker, self._job, attempt.model, attempt.provider)
+            key = params_key(self._worker, self._job, self._target_of(attempt))
             self._worker.left_out.setdefault(key, set()).update(refused.names)
         if repaired.cause == "provider_state" and is_of_model(failure.class_name):
-            self._worker.state_repairs.setdefault(attempt.model, set()).add(repaired.repairs.state[-1])
+            self._worker.state_repairs.setdefault(attempt.unit, set()).add(repaired.repairs.state[-1])
         if repaired.event is not None:
             attempt_details = {"attempt": attempt.number, "model": attempt.model}
             await self._progress.report("retried", repaired.event, **attempt_details, count=repaired.count)
@@ -415,7 +482,7 @@ class Attempts:
             return None
         left_out = {*ended.attempt.dropped_params, *(self._checkpoint.repairs or NO_REPAIRS).left_out}
         added = job.added_params
-        _, _, api = params_key(self._worker, job, ended.attempt.model, ended.attempt.provider)
+        _, _, api = params_key(self._worker, job, self._target_of(ended.attempt))
         is_last_limit = api == "responses" or bool(left_out.intersection(OUTPUT_LIMITS))
         if api == "messages" or (is_last_limit and is_bounded(self._worker, job)):
             # Anthropic requires a limit, and so does a cap.
@@ -438,11 +505,13 @@ class Attempts:
 
     def _is_native(self, attempt: Attempt) -> bool:
         api = self._job.job.api
-        return api != "chat" and self._worker.config.speaks(attempt.provider, api, attempt.model)
+        return api != "chat" and self._worker.config.speaks(
+            attempt.provider, api, attempt.model, self._target_of(attempt).name
+        )
 
     async def _has_new_key(self, ended: CallEnd) -> bool:
         """Returns True if the provider's key is found to have changed before the job's deadline."""
-        provider = self._worker.providers.get(ended.attempt.provider)
+        provider = self._worker.providers.get(self._target_of(ended.attempt).connection)
         if provider is None:
             return False
         # Not cancelled when the wait ends: other jobs may share this read of the key.
@@ -450,28 +519,42 @@ class Attempts:
         finished_reads, _ = await asyncio.wait({reading}, timeout=max(0.0, self._remaining_s()))
         return reading.result() if finished_reads else False
 
-    def _answers_others(self, model: str, attempts: Sequence[Attempt]) -> bool:
-        """Returns True if the model answered another job of this worker after this job first called it."""
-        answered_at = self._worker.outcomes.answered.get(
-            self._worker.targets.of(self._job.agent_name, model).deployment
-        )
-        called_at = min(attempt.started_at for attempt in attempts if attempt.model == model)
+    def _target_of(self, attempt: Attempt) -> Target:
+        return self._worker.targets.of(self._job.agent_name, attempt.model, attempt.deployment)
+
+    def _has_other(self, attempts: Sequence[Attempt]) -> bool:
+        """Returns True if the current model has a deployment that the job has not tried and that may be called."""
+        job = self._job
+        targets = self._worker.targets.all_of(job.agent_name, attempts[-1].model)
+        if len(targets) == 1:
+            return False
+        tried = {attempt.deployment for attempt in of_batch(attempts) if attempt.model == attempts[-1].model}
+        others = (target for target in job.may_use(targets) if target.listed not in tried)
+        return any(self._worker.balancer.may_call(job.agent_name, target) for target in others)
+
+    def _answers_others(self, attempts: Sequence[Attempt]) -> bool:
+        """Returns True if the last deployment answered another job of this worker after this job first called it."""
+        last = attempts[-1]
+        answered_at = self._worker.outcomes.answered.get(self._target_of(last).deployment)
+        called_at = min(attempt.started_at for attempt in attempts if attempt.unit == last.unit)
         return answered_at is not None and answered_at > called_at
 
     async def _within_retry_budget(self, attempt: Attempt, step: Retry, *, busy: bool) -> NextStep:
         worker = self._worker
         retry_id = self._job.attempt_id(attempt.number + 1)
-        deployment = worker.targets.of(self._job.agent_name, attempt.model).deployment
+        target = self._target_of(attempt)
         # Retries on a busy model need no budget: the hold on the model limits all calls to it.
         caller = caller_of(self._job.caller, self._job.job.tenant)
-        if busy or await self._extending_deadline(lambda: worker.deployments.may_retry(deployment, retry_id, caller)):
+        if busy or await self._extending_deadline(
+            lambda: worker.deployments.may_retry(target.deployment, retry_id, caller)
+        ):
             state = "waiting" if step.delay_s >= LONG_WAIT_S else "retried"
             delay = {"delay_ms": round(step.delay_s * 1000), "detail": f"trying again in {step.delay_s:.1f} s"}
             await self._progress.failed("llm_retry_attempt", attempt, state, **delay)
             return step
         why = "the fleet's retry budget for this model is spent"
         await self._progress.failed("llm_retry_exhausted", attempt, detail=why)
-        admission = admission_for(worker, self._job, self._checkpoint, 0.0, attempt.dropped_messages)
+        admission = admission_for(worker, self._job, self._checkpoint, target, 0.0, attempt.dropped_messages)
         return await self._refused(admission.flight, Refused("error", retry_budget_spent(attempt.model)))
 
     # Between attempts
@@ -605,7 +688,7 @@ class Attempts:
             flight = flight.model_copy(update={"chunks": self._stream.answer.chunks})
             ended = answered(self._worker, self._job, flight, flight.started_at, stored_answer)
             attempt = ended.attempt
-        target = self._worker.targets.of(self._job.agent_name, flight.model)
+        target = self._worker.targets.of(self._job.agent_name, flight.model, flight.deployment)
         admission = Admission(self._job, target, self._checkpoint, flight, 0.0, attempt.attempt_id, None)
         try:
             await self._record(attempt, [gate(admission=admission) for gate in self._gates])
@@ -618,6 +701,11 @@ class Attempts:
         if ended.failure is None:
             return self._answered(ended)
         return await self._carry_out(ended, await self._decide(ended))
+
+
+def _wait_s(verdict: Refused | WaitForCapacity) -> float:
+    """Returns the seconds until a refused call may be asked for again; an end that is not known comes last."""
+    return verdict.delay_s if isinstance(verdict, WaitForCapacity) else math.inf
 
 
 _WAIT_KINDS: Mapping[Reason, WaitKind] = {

@@ -13,6 +13,7 @@ from breakwater.calls.providers.base import Answer, Call, CallError, refusal_of
 from breakwater.calls.rules.classify import BrokenAnswer, classify
 from breakwater.calls.rules.parameters import field_of
 from breakwater.calls.rules.repairs import JsonMessage, Repairs
+from breakwater.calls.targets import Target
 from breakwater.dialects.rules.provider_state import AUTHOR
 from breakwater.jobs.held_claims import JobCancelledError
 from breakwater.jobs.store.executions import ClaimLostError
@@ -56,6 +57,7 @@ async def call(
         messages,
         timeout_s,
         repairs,
+        target=target,
         author=attempt_call.author,
         traceparent=span.traceparent,
         streaming=None if stream is None else stream.streaming,
@@ -86,7 +88,7 @@ class _AttemptCall:
         self._worker = worker
         self._job = job
         self._flight = flight
-        self.target = worker.targets.of(job.agent_name, flight.model)
+        self.target = worker.targets.of(job.agent_name, flight.model, flight.deployment)
         self.author = author_of_answer(worker, job, self.target)
         self._stream = stream
         self._started_at = job.now()
@@ -101,7 +103,7 @@ class _AttemptCall:
         try:
             with self._job.lease.cancel.interruptible():
                 sent = True
-                self.answer = await _performed(self._worker, self._job, self._flight, request)
+                self.answer = await _performed(self._worker, self._job, self._flight, self.target, request)
             if self._stream is not None:
                 self.answer = await self._stream.whole(self.answer)
             if self.author is not None and self.answer.response is not None:
@@ -134,13 +136,13 @@ class _AttemptCall:
         return usage_of_part(flight, self.target, generated, reported)
 
 
-async def _performed(worker: WorkerContext, job: Assignment, flight: InFlight, request: Call) -> Answer:
+async def _performed(worker: WorkerContext, job: Assignment, flight: InFlight, target: Target, request: Call) -> Answer:
     """Returns a provider's answer, which may be empty if the agent allows that. Raises CallError."""
     try:
         losses = job.losses if request.native is None else ()
         if (loss := next((loss for loss in losses if field_of(loss.path) not in flight.left_out), None)) is not None:
             raise refusal_of(loss.message, loss.path)
-        answer = await worker.providers[flight.provider].perform(request)
+        answer = await worker.providers[target.connection].perform(request)
     except CallError as failed:
         class_name = classify(failed.failure, job.now()).class_name
         may_be_empty = class_name == "EmptyAnswerError" and (job.agent.on_empty_answer != "fail" or job.is_probe)

@@ -55,7 +55,7 @@ def cost_of(
 
     `part` is the usage with its missing figures estimated from the received part of the answer.
     """
-    target = worker.targets.of(job.agent_name, flight.model)
+    target = worker.targets.of(job.agent_name, flight.model, flight.deployment)
     reported = usage or part
     answering_model = None if reported is None else reported.model
     substitute = (
@@ -86,7 +86,7 @@ def cost_on_requested_model(worker: WorkerContext, job: Assignment, end: JobEnd)
     chosen = end.chosen_model
     if chosen is None or chosen == job.chain[0] or end.cached_from is not None:
         return None
-    pricing = worker.targets.of(job.agent_name, job.chain[0]).pricing
+    pricing = worker.targets.all_of(job.agent_name, job.chain[0])[0].pricing
     total = 0
     for attempt in end.checkpoint.attempts:
         if attempt.model == chosen and attempt.outcome == "success":

@@ -125,7 +125,7 @@ def _cost_of_answer(
             problem = "0 output tokens were reported for an answer that is not empty"
             used = replace(used, output_tokens=None, problem="; ".join(filter(None, (used.problem, problem))))
         if None in (used.input_tokens, used.output_tokens):
-            target = worker.targets.of(job.agent_name, flight.model)
+            target = worker.targets.of(job.agent_name, flight.model, flight.deployment)
             part = with_estimates(flight, used, target, generated_messages(answer))
     # Without reported output tokens, the call counts with its highest possible cost: a model may think more than it
     # writes.
@@ -184,7 +184,8 @@ def _storable_response(
     choices_bytes: int,
 ) -> dict[str, JsonValue] | None:
     """Returns the response if it can be stored with the answer; None if the answer does without it."""
-    if not worker.config.speaks(flight.provider, job.job.api, flight.model) or job.job.api == "chat":
+    name = worker.targets.of(job.agent_name, flight.model, flight.deployment).name
+    if not worker.config.speaks(flight.provider, job.job.api, flight.model, name) or job.job.api == "chat":
         return response if len(to_json(response)) + choices_bytes <= MAX_RESPONSE_BYTES else None
     # It may have images and the like, which the output lacks.
     stored_bytes = len(to_json(response)) + output_bytes
@@ -244,7 +245,7 @@ def failed(
     broke_off = flight.input_tokens is not None and part is not None and error.finish_reason is None
     used = None if error.usage is None or broke_off else credible(error.usage)
     failure, stored_failure, stored_message = _storable_failure(worker, job, failure, error)
-    own_names = (flight.model, worker.targets.of(job.agent_name, flight.model).name)
+    own_names = (flight.model, worker.targets.of(job.agent_name, flight.model, flight.deployment).name)
     attempt = attempt_of(
         job,
         flight,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 
 from pydantic import JsonValue
 
@@ -21,9 +22,9 @@ def author_of_answer(worker: WorkerContext, job: Assignment, target: Target) -> 
 
     None if the provider speaks the client's API, or the job has no request of an API.
     """
-    speaks = worker.config.speaks(target.provider, job.job.api, target.model)
+    speaks = worker.config.speaks(target.provider, job.job.api, target.model, target.name)
     translated = job.job.api_request is not None and not speaks
-    return author_of(target.deployment) if translated else None
+    return author_of(f"{target.provider}/{target.name}") if translated else None
 
 
 def call_request(
@@ -34,6 +35,7 @@ def call_request(
     timeout_s: float,
     repairs: Repairs,
     *,
+    target: Target,
     author: str | None,
     traceparent: str | None,
     streaming: Streaming | None,
@@ -42,13 +44,12 @@ def call_request(
 
     `author` is that of the answer; see `author_of_answer`.
     """
-    target = worker.targets.of(job.agent_name, flight.model)
     guard = job.output_guard
-    state_repairs = {*repairs.state, *worker.state_repairs.get(flight.model, ())}
+    state_repairs = {*repairs.state, *worker.state_repairs.get(target.unit, ())}
     left_out = (*flight.left_out, "thinking") if "thinking" in state_repairs else flight.left_out
     params = _params(job, left_out, flight.max_tokens, repairs.output_limit)
     is_repaired = messages is not job.messages and messages != job.messages
-    speaks = worker.config.speaks(flight.provider, job.job.api, flight.model)
+    speaks = worker.config.speaks(flight.provider, job.job.api, flight.model, target.name)
     body = _native_body(job, params, left_out, state_repairs) if speaks else None
     sent_messages = messages
     sent_params = params
@@ -78,6 +79,7 @@ def call_request(
         native=body,
         headers=dict(job.job.api_request.headers) if job.job.api_request else {},
         repaired=is_repaired,
+        heard=None if target.listed is None else partial(worker.balancer.heard, target.deployment),
     )
 
 

@@ -30,11 +30,16 @@ class ProviderPool:
         self._opened: dict[tuple[str, str], Provider] = {}
 
     def open(self, config: Config) -> dict[str, Provider]:
-        """Opens the providers of a config, by name. Raises ConfigError if one can't be used."""
+        """Opens the providers of a config, by name, and once more for each key of a deployment.
+
+        Raises:
+            ConfigError: one can't be used.
+        """
         redaction = config.redaction
         rules = redaction.model_dump_json()
-        keys = {name: (name, settings.model_dump_json() + rules) for name, settings in config.providers.items()}
-        fresh = {key: config.providers[name].open(redaction) for name, key in keys.items() if key not in self._opened}
+        connections = config.connections
+        keys = {name: (name, settings.model_dump_json() + rules) for name, settings in connections.items()}
+        fresh = {key: connections[name].open(redaction) for name, key in keys.items() if key not in self._opened}
         self._opened |= fresh
         return {name: self._opened[key] for name, key in keys.items()}
 

@@ -42,6 +42,7 @@ from breakwater.limits.task_guards import TaskGuards
 from breakwater.redaction.rules.redact import Redactor
 from breakwater.redaction.rules.scanner import holds_key
 from breakwater.services.worker import process
+from breakwater.services.worker.balancer import Balancer
 from breakwater.services.worker.bodies import Bodies
 from breakwater.services.worker.leases import Leases
 from breakwater.services.worker.outcomes import Outcomes
@@ -74,6 +75,7 @@ class WorkerContext:
     slots: Slots
     turns: Turns
     outcomes: Outcomes
+    balancer: Balancer
     redactor: Redactor
     outages: Outages
     metrics: WorkerMetrics
@@ -94,9 +96,9 @@ class WorkerContext:
     live_reservations: dict[str, LiveReservation] = field(default_factory=dict[str, LiveReservation])
     """The reservations of the calls in progress, by attempt."""
     left_out: dict[tuple[str, str, CallApi], set[str]] = field(default_factory=dict[tuple[str, str, CallApi], set[str]])
-    """Parameters that a model has refused, by the agent that adds them, the model, and the API of the call."""
+    """Parameters that a model has refused, by the agent that adds them, its deployment, and the API of the call."""
     state_repairs: dict[str, set[StateRepair]] = field(default_factory=dict[str, set[StateRepair]])
-    """Repairs without which a model has refused conversations, by model."""
+    """Repairs without which a model has refused conversations, by its deployment."""
     now: Callable[[], datetime] = utc_now
     clock: Callable[[], float] = monotonic
     """Returns seconds that do not depend on changes to the time of day."""
@@ -163,6 +165,7 @@ def context_for(
         slots=slots,
         turns=Turns(slots, lambda agent: config.agents[agent].concurrency, lookup, publisher),
         outages=outages,
+        balancer=Balancer(monotonic, utc_now),
         outcomes=Outcomes(redis, breakers, outages, random.random),
         guards=TaskGuards(redis, executions, publisher, lookup, outages),
         plans=PlanLog(Plans(redis), publisher),

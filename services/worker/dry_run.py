@@ -11,7 +11,7 @@ from pydantic import JsonValue
 from breakwater.calls.assignment import Assignment, Checkpoint, JobEnd
 from breakwater.calls.gate import Admission, Refused, WaitForCapacity
 from breakwater.calls.providers.base import Answer
-from breakwater.calls.rules.refusals import for_operators
+from breakwater.calls.rules.refusals import for_operators, outside_region
 from breakwater.kernel.nats.subjects import Header
 from breakwater.kernel.types import usd_from_nano
 from breakwater.services.worker.admission import Gates, check
@@ -30,11 +30,13 @@ async def dry_run(worker: WorkerContext, job: Assignment, gates: Gates) -> JobEn
     coarse = by_key and Header.OPERATOR.value not in job.delivery.headers
     now = worker.now()
     start = Checkpoint(dispatched_at=now, deadline=now)
-    admissions = [
-        admission_for(worker, job, start.at_model(index), job.agent.timeout_s, is_dry_run=True)
-        for index in range(len(job.chain))
-    ]
-    models: list[JsonValue] = [await _planned(worker, admission, gates, coarse=coarse) for admission in admissions]
+    models: list[JsonValue] = []
+    for index, model in enumerate(job.chain):
+        targets = worker.targets.all_of(job.agent_name, model)
+        for target in job.may_use(targets) or targets:
+            checkpoint = start.at_model(index)
+            admission = admission_for(worker, job, checkpoint, target, job.agent.timeout_s, is_dry_run=True)
+            models.append(await _planned(worker, admission, gates, coarse=coarse))
     output: JsonValue = {"dry_run": True, "models": models, "worst_case_cost_basis": "per attempt"}
     return JobEnd(start, Answer(output), dry_run=True)
 
@@ -48,10 +50,14 @@ async def _planned(worker: WorkerContext, admission: Admission, gates: Gates, *,
             update={"reserved": None if worst is None else min(worst, 1), "reserved_tokens": 1}
         )
         checked = replace(admission, flight=minimal_flight)
-    verdict = await worker.outages.retry_while_unavailable(partial(check, worker, checked, gates))
+    verdict: Refused | WaitForCapacity | None = None
+    if not admission.job.may_use([admission.target]):
+        verdict = Refused("error", outside_region(admission.target.model, admission.job.residency or ""))
+    verdict = verdict or await worker.outages.retry_while_unavailable(partial(check, worker, checked, gates))
     return {
         "model": admission.flight.model,
         "provider": admission.flight.provider or None,
+        **({} if admission.flight.deployment is None else {"deployment": admission.flight.deployment}),
         "max_attempts": None if coarse else agent.retry.max_attempts,
         "max_corrections": None if coarse else 0 if agent.output is None else agent.output.max_corrections,
         "worst_case_cost": None if worst is None else usd_from_nano(worst),

@@ -23,17 +23,18 @@ from breakwater.services.worker.context import WorkerContext
 from breakwater.services.worker.streaming import continuing
 
 
-def params_key(worker: WorkerContext, job: Assignment, model: str, provider: str) -> tuple[str, str, CallApi]:
-    """Returns the key under which refused parameters are remembered: agent, model, and the API used for the call."""
-    return job.agent_name, model, job.job.api if worker.config.speaks(provider, job.job.api, model) else "chat"
+def params_key(worker: WorkerContext, job: Assignment, target: Target) -> tuple[str, str, CallApi]:
+    """Returns the key under which refused parameters are remembered: agent, deployment, and the API of the call."""
+    speaks = worker.config.speaks(target.provider, job.job.api, target.model, target.name)
+    return job.agent_name, target.unit, job.job.api if speaks else "chat"
 
 
 def _input_size(worker: WorkerContext, job: Assignment, checkpoint: Checkpoint, target: Target) -> InputSize:
     """Returns the size of all that the next call sends, with its repairs and the answer that it continues."""
-    as_written = worker.config.sends_as_written(target.provider, job.job.api, target.model)
+    as_written = worker.config.sends_as_written(target.provider, job.job.api, target.model, target.name)
     size = job.input_size(as_written=as_written)
     repairs = checkpoint.repairs or NO_REPAIRS
-    if substitutes := substitutes_in(job.messages, {*worker.state_repairs.get(target.model, ()), *repairs.state}):
+    if substitutes := substitutes_in(job.messages, {*worker.state_repairs.get(target.unit, ()), *repairs.state}):
         size += size_of_added(substitutes)
     if checkpoint.repairs is not None:
         size += repairs.correction_size
@@ -56,7 +57,7 @@ def params_left_out(worker: WorkerContext, job: Assignment, target: Target, repa
     """Returns the parameters to omit from a call because its model refused them, in this job or an earlier one."""
     if not worker.left_out and not repairs.left_out:
         return ()
-    key = params_key(worker, job, target.model, target.provider)
+    key = params_key(worker, job, target)
     names = {*worker.left_out.get(key, ()), *repairs.left_out}
     if names.intersection(OUTPUT_LIMITS) and is_bounded(worker, job):
         # An uncapped job may have found them. A capped job may omit one of the two names, but not both.
@@ -69,23 +70,30 @@ def is_bounded(worker: WorkerContext, job: Assignment) -> bool:
     return worker.config.strict_params(job.agent, job.job, worker.limits()) is not None
 
 
+def worst_tokens(worker: WorkerContext, job: Assignment, checkpoint: Checkpoint, target: Target) -> int:
+    """Returns the most tokens that a job's next call can use."""
+    size = _input_size(worker, job, checkpoint, target)
+    return estimate_input_tokens(size, target.token_rules) + job.parameters.max_output_tokens
+
+
 def admission_for(
     worker: WorkerContext,
     job: Assignment,
     checkpoint: Checkpoint,
+    target: Target,
     timeout_s: float,
     dropped: int = 0,
     *,
     lease_s: float | None = None,
     waited: Mapping[Reason, float] | None = None,
     is_dry_run: bool = False,
+    has_alternatives: bool = False,
 ) -> Admission:
-    """Prepares the admission of a job's next call, on its current model.
+    """Prepares the admission of a job's next call, on a deployment of its current model.
 
     The call omits `dropped` messages of the job. `lease_s` covers a whole streamed answer. `waited` has the time that
     the job has waited for capacity, by reason.
     """
-    target = worker.targets.of(job.agent_name, job.chain[checkpoint.model_index])
     size = _input_size(worker, job, checkpoint, target)
     input_tokens = estimate_input_tokens(size, target.token_rules)
     limit = _observed_limit(worker, job, checkpoint, target)
@@ -95,7 +103,9 @@ def admission_for(
         number=len(checkpoint.attempts) + 1,
         model=target.model,
         provider=target.provider,
-        cause=checkpoint.cause_of_next(target.model),
+        deployment=target.listed,
+        provider_key=target.key,
+        cause=checkpoint.cause_of_next(target.model, target.listed),
         started_at=job.now(),
         backoff_ms=checkpoint.backoff_ms,
         reserved=None if target.pricing is None else target.pricing.worst_case(worst, output_tokens, size),
@@ -114,4 +124,5 @@ def admission_for(
         attempt_id=job.attempt_id(flight.number),
         lease_ms=None if is_dry_run else round(((lease_s or timeout_s) + LEASE_MARGIN_S) * 1000),
         waited={} if waited is None else waited,
+        has_alternatives=has_alternatives,
     )

@@ -97,7 +97,7 @@ class Outcomes:
         Args:
             settling: the task that `settle` returned.
             job: the job of the attempt.
-            target: the model that was called.
+            target: the deployment that was called.
             attempt: the recorded attempt.
             sequence: the sequence of its event.
             has_failed: True if the job has failed on the model before, and was to try again.
@@ -122,7 +122,7 @@ class Outcomes:
                 caller = caller_of(job.caller, attempt.tenant)
                 success = self._breakers.succeeded_command(key, attempt.breaker_version, sequence, caller)
                 self._redis.run_with_next([success])
-        task_breaker = breaker_of_task(job, attempt.model)
+        task_breaker = breaker_of_task(job, target)
         if task_breaker is not None and job.breaker is not None and (gave_up or not attempt.short_circuited):
             rules_by_breaker[task_breaker] = job.breaker
         if rules_by_breaker:

@@ -71,7 +71,7 @@ def call_ended(
     response = answer.response if answer is not None else None
     if response is not None and not worker.keeps_error_texts(job.agent):
         # A provider may write anything there.
-        model = attempt.response_model or worker.targets.of(job.agent_name, attempt.model).name
+        model = attempt.response_model or worker.targets.of(job.agent_name, attempt.model, attempt.deployment).name
         response = {"id": short_digest(str(response.get("id") or "")), "model": model}
         reasons = tuple(map(known_or_hash, reasons))
     attributes = {**outcome_attributes(attempt, response, reasons)}
@@ -81,7 +81,7 @@ def call_ended(
         # Omit the messages that the plane has added to the conversation, as they quote answers.
         job_messages = job.messages
         messages = [message for message in messages if message in job_messages]
-    name = worker.targets.of(job.agent_name, attempt.model).name
+    name = worker.targets.of(job.agent_name, attempt.model, attempt.deployment).name
     system_apart = worker.config.providers[attempt.provider].api_kind(name) in ("anthropic", "bedrock")
     content = _conversation(worker, job, messages, system_apart=system_apart)
     if answer is not None:

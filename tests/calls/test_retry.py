@@ -20,6 +20,7 @@ from breakwater.calls.rules.classify import (
 from breakwater.calls.rules.retry import (
     AfterFailure,
     NextModel,
+    Redeploy,
     Retry,
     Stop,
     after_failure,
@@ -430,3 +431,50 @@ def test_a_spent_quota_of_another_status_is_no_required_payment() -> None:
     spent = classify(HttpFailure(429, "no", code="insufficient_quota"), NOW)
     assert spent.kind == "quota"
     assert not is_retryable(spent, RetryPolicy(on=("PaymentRequiredError",)))
+
+
+# Other deployments
+
+QUOTA = Classification("quota", "QuotaExceededError", "no", 429, False, False)
+UNAUTHORIZED = Classification("client", "AuthenticationError", "no", 401, False, False)
+
+
+@each_row(
+    ("verdict", "failures", "step"),
+    [
+        (SERVER, {"server": 1}, Redeploy),
+        (TIMEOUT, {"timeout": 2}, Redeploy),
+        (SERVER, {"server": 3}, NextModel),  # the attempts are the model's, wherever they are made
+        (LIMITED, {"rate_limit": 9}, Redeploy),  # no work was done
+        (QUOTA, {"quota": 1}, Redeploy),
+        (UNAUTHORIZED, {"client": 1}, Redeploy),
+        (NOT_FOUND, {"client": 1}, Redeploy),
+        (CLIENT, {"client": 1}, NextModel),  # the request is at fault everywhere
+        (OVERFLOW, {"context_overflow": 1}, NextModel),
+        (INVALID, {"logic": 1}, NextModel),
+        (WORKER_LOST, {"worker_lost": 1}, Retry),
+    ],
+)
+def test_another_deployment_is_called_where_it_may_do_better(
+    verdict: Classification, failures: dict[ErrorKind, int], step: type[AfterFailure]
+) -> None:
+    decided = after_failure(
+        verdict,
+        policy=RetryPolicy(),
+        failures=failures,
+        is_last_model=False,
+        remaining_s=60,
+        jitter=0,
+        elsewhere=True,
+    )
+    assert isinstance(decided, step)
+
+
+def test_a_deployment_that_did_no_work_costs_no_try() -> None:
+    limited = [
+        attempt(1, "rate_limit"),
+        attempt(2, "server", cause="redeployment"),
+        attempt(3, "server", cause="redeployment"),
+    ]
+    assert failures_on("sim/m", limited) == {"server": 2}
+    assert failures_on("sim/m", limited[:1]) == {"rate_limit": 1}

@@ -37,7 +37,8 @@ from breakwater.breakers.rules.transitions import breaker_after, transition
 from breakwater.breakers.settings import BreakerRules
 from breakwater.breakers.store import UNSAVED, Breakers, LoadedBreaker, Saving
 from breakwater.breakers.transitions import dump_transitions, publish_saved
-from breakwater.config import Config, breaker_of, breakers_of
+from breakwater.config import Config, breaker_of, breakers_of, units_of
+from breakwater.config.deployments import Deployment
 from breakwater.config.pricing import unaffordable
 from breakwater.health.rules import combine, health_of_agent
 from breakwater.health.store import Healths
@@ -123,22 +124,22 @@ class AgentAvailability:
         agent = self.config.agents[job.agent]
         if not (agent.refuse_when_open or of_plan) or agent.breaker is None or job.dry_run:
             return None
-        chain = agent.chain_for(job)
-        keys = [key for model in chain if (key := breaker_of(self.config, job.agent, model)) is not None]
+        places = [place for model in agent.chain_for(job) for place in self.config.deployments(agent, model)]
+        units = {place.unit: key for place in places if (key := breaker_of(self.config, job.agent, place)) is not None}
         caller = caller_of(sent.owner or (sent.submitted_by if job.tenant else None), job.tenant)
         ends = time.monotonic() + PROBE_WAIT_S
         while True:
             try:
-                loaded = await self.breakers.load(keys)
+                loaded = await self.breakers.load(list(units.values()))
             except StateUnavailableError:
                 return None  # the worker decides when Redis is back; other users of Redis log the outage
             untils = [
                 until for loaded_breaker in loaded if (until := refused_until(loaded_breaker, caller)) is not None
             ]
-            if not loaded or len(untils) < len(chain):
+            if not loaded or len(untils) < len({place.unit for place in places}):
                 return None
             if time.monotonic() >= ends or not any(loaded_breaker.breaker.probe for loaded_breaker in loaded):
-                return _agent_unavailable(job.agent, dict(zip(chain, untils, strict=True)), loaded[0].now_ms)
+                return _agent_unavailable(job.agent, dict(zip(units, untils, strict=True)), loaded[0].now_ms)
             await asyncio.sleep(PROBE_POLL_S)
 
 
@@ -225,7 +226,7 @@ class BreakerRoutes:
             return reset(loaded.breaker, by=request.by, why=request.why, rules=rules, now_ms=loaded.now_ms)
 
         key = BreakerKey(request.input.agent, request.input.model)
-        deployment = self._config.deployment(self._config.agents.get(key.agent, self._config.defaults), key.model)
+        deployment = _deployment_of(self._config, key.agent, key.model).id
         try:
             changed = await self._change(request, "breaker_reset", decide)
         except RequestError as problem:
@@ -303,7 +304,8 @@ class BreakerRoutes:
         agent = self._config.agents.get(key.agent)
         if agent is not None and agent.breaker is None:
             return "agent", f"agent {key.agent!r} has `breaker: off`"
-        used_key = None if agent is None else breaker_of(self._config, key.agent, key.model)
+        place = _deployment_of(self._config, key.agent, key.model)
+        used_key = None if agent is None else breaker_of(self._config, key.agent, place)
         if used_key is not None and used_key in self._configured:
             return "agent", f"its calls use the shared breaker of agent {used_key.agent!r} and model {used_key.model!r}"
         models = {known_key.model for known_key in self._configured if known_key.agent in (key.agent, ALL)}
@@ -311,6 +313,11 @@ class BreakerRoutes:
             return "model", suggestion(key.model, models).removeprefix("; ")
         agents = {known_key.agent for known_key in self._configured} or set(self._config.agents)
         return "agent", suggestion(key.agent, agents).removeprefix("; ")
+
+
+def _deployment_of(config: Config, agent: str, unit: str) -> Deployment:
+    """Returns the deployment that a breaker of an agent (or of `*`) is on."""
+    return config.deployment_of(config.agents.get(agent, config.defaults), unit)
 
 
 def _is_unused(loaded: LoadedBreaker) -> bool:
@@ -340,7 +347,8 @@ async def agents_health(
         StateUnavailableError: Redis does not answer.
     """
     keys = {
-        name: {model: breaker_of(config, name, model) for model in agent.chain} for name, agent in config.agents.items()
+        name: {unit: breaker_of(config, name, place) for unit, place in units_of(config, name).items()}
+        for name in config.agents
     }
     keys_in_use = list(dict.fromkeys(key for models in keys.values() for key in models.values() if key is not None))
     # Both requests share one round trip.
@@ -367,9 +375,7 @@ async def held_until(
     config: Config, deployments: Deployments, models: Iterable[tuple[str, str]]
 ) -> dict[tuple[str, str], datetime]:
     """Returns the ends of holds by agent (or `*`) and model, of held models only. Raises StateUnavailableError."""
-    names = {
-        (agent, model): config.deployment(config.agents.get(agent, config.defaults), model) for agent, model in models
-    }
+    names = {(agent, model): _deployment_of(config, agent, model).id for agent, model in models}
     hold_ends = await deployments.held_until(names.values())
     return {
         agent_and_model: time_from_ms(hold_ends[name]) for agent_and_model, name in names.items() if name in hold_ends
@@ -410,10 +416,10 @@ async def healths_on(config: Config, healths: Healths, loaded: Mapping[BreakerKe
     users: dict[BreakerKey, set[tuple[str, str]]] = {
         key: set() if key.agent == ALL else {(key.agent, key.model)} for key in loaded
     }
-    for name, agent in config.agents.items():
-        for model in agent.chain:
-            if (key := breaker_of(config, name, model)) in users:
-                users[key].add((name, model))
+    for name in config.agents:
+        for unit, place in units_of(config, name).items():
+            if (key := breaker_of(config, name, place)) in users:
+                users[key].add((name, unit))
     names = sorted({name for its_users in users.values() for name, _ in its_users})
     calls = dict(zip(names, await healths.of(names), strict=True))
     verdicts = list[Verdict]()
@@ -507,7 +513,7 @@ def _agent_health(
         models_health.append(
             ModelHealth(
                 model=model,
-                provider=config.provider_name(config.agents[name], model),
+                provider=_deployment_of(config, name, model).provider or None,
                 health=verdicts[model].health,
                 health_reason=verdicts[model].health_reason,
                 breaker=state,

@@ -46,17 +46,17 @@ _key_of = lru_cache(maxsize=4096)(BreakerKey.of)
 
 
 def breaker_of_agent(job: Assignment, target: Target) -> BreakerKey | None:
-    """Returns the key of the agent's breaker for a model; None if the agent's breakers are switched off."""
+    """Returns the key of the agent's breaker for a deployment; None if the agent's breakers are switched off."""
     rules = job.agent.breaker
-    return None if rules is None else _key_of(rules.scope, job.agent_name, target.model, target.provider)
+    return None if rules is None else _key_of(rules.scope, job.agent_name, target.unit, target.provider)
 
 
-def breaker_of_task(job: Assignment, model: str) -> BreakerKey | None:
-    """Returns the key of the task's breaker for a model; None if the job sets no breaker rules."""
+def breaker_of_task(job: Assignment, target: Target) -> BreakerKey | None:
+    """Returns the key of the task's breaker for a deployment; None if the job sets no breaker rules."""
     if job.breaker is None:
         return None
     task = TaskKey(job.job.tenant, job.ids.own_task_key)
-    return BreakerKey(ALL, model, task.short_name)
+    return BreakerKey(ALL, target.unit, task.short_name)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -156,7 +156,7 @@ class BreakerGate(Gate):
             retry_after_s=wait_s,
             user_message=user_message,
         )
-        return Refused("breaker_open", error, statistics=refused.statistics)
+        return Refused("breaker_open", error, statistics=refused.statistics, of_deployment=True)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -172,7 +172,7 @@ class TaskBreakerGate(BreakerGate):
 
     def ask(self) -> ScriptCommand | None:
         """Returns None if the job sets no breaker."""
-        self._key = breaker_of_task(self.admission.job, self.admission.flight.model)
+        self._key = breaker_of_task(self.admission.job, self.admission.target)
         if self._key is None:
             return None
         admit = self.breakers.admit_command(self._key, self.admission.attempt_id, self.admission.lease_ms, "")

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
+from hashlib import blake2b
 from typing import Any, cast
 
 from pydantic import JsonValue
@@ -19,6 +20,7 @@ from breakwater.calls.rules.output import OutputGuard
 from breakwater.calls.rules.parameters import TRANSLATED, own_params, without_fields
 from breakwater.calls.rules.repairs import Repairs
 from breakwater.calls.rules.retry import of_batch
+from breakwater.calls.targets import Target, is_within
 from breakwater.config import Agent
 from breakwater.dialects.rules.embeddings import native_body
 from breakwater.dialects.rules.native_requests import DIALECTS, chat_form, conversation_of, for_chat, params_of
@@ -32,7 +34,7 @@ from breakwater.jobs.rules.ids import JobIds
 from breakwater.jobs.rules.turns import CallerTurn
 from breakwater.jobs.store.executions import Claim
 from breakwater.kernel.nats.delivery import Delivery
-from breakwater.kernel.nats.subjects import Header
+from breakwater.kernel.nats.subjects import Header, decode_token
 from breakwater.kernel.types import Count, Event, Timestamp
 from breakwater.kernel.validation import FieldError
 from breakwater.prices.rules.price import (
@@ -45,6 +47,9 @@ from breakwater.prices.rules.price import (
     with_each_byte,
 )
 
+_BEGINNING = 2_000
+"""The characters of a message that make its conversation known."""
+
 
 class InFlight(Event):
     """An attempt whose call may be under way."""
@@ -52,6 +57,10 @@ class InFlight(Event):
     number: int
     model: str
     provider: str
+    deployment: str | None = None
+    """The deployment's id, if the model lists several."""
+    provider_key: str | None = None
+    """The name of its key."""
     cause: Cause
     started_at: Timestamp
     backoff_ms: Count
@@ -109,21 +118,29 @@ class Checkpoint(Event):
         """Serializes the checkpoint: JSON without default values."""
         return self.model_dump_json(exclude_defaults=True)
 
-    def tried(self, model: str) -> bool:
-        """Returns True if the current call of the job has an attempt on this model, including a refused one."""
-        return self.cause != "batch" and any(attempt.model == model for attempt in of_batch(self.attempts))
+    def tried(self, model: str, deployment: str | None = None) -> bool:
+        """Returns True if the current call of the job has an attempt on this model, including a refused one.
+
+        With a deployment, only attempts there count.
+        """
+        return self.cause != "batch" and any(
+            attempt.model == model and (deployment is None or attempt.deployment == deployment)
+            for attempt in of_batch(self.attempts)
+        )
 
     def is_last_of(self, chain: Sequence[str]) -> bool:
         """Returns True if the chain has no further model."""
         return self.model_index + 1 >= len(chain)
 
-    def cause_of_next(self, model: str) -> Cause:
-        """Returns the cause of the next attempt."""
+    def cause_of_next(self, model: str, deployment: str | None) -> Cause:
+        """Returns the cause of the next attempt, on a deployment if the model lists some."""
         if self.cause is not None:
             return self.cause
         if not self.attempts:
             return "first"
-        return "retry" if self.tried(model) else "fallback"
+        if not self.tried(model):
+            return "fallback"
+        return "retry" if deployment == self.attempts[-1].deployment else "redeployment"
 
     def after(self, attempt: Attempt) -> Checkpoint:
         """Returns the checkpoint after a recorded attempt."""
@@ -227,6 +244,12 @@ class Assignment:
         return self.ids.execution_id
 
     @property
+    def probed(self) -> str | None:
+        """What a probe tries, as its breaker is named; None for another job."""
+        token = self.delivery.headers.get(Header.PROBE.value)
+        return None if token is None else decode_token(token)
+
+    @property
     def is_probe(self) -> bool:
         """Returns True if the job only tries whether a model answers again. Its answer is of no use to anybody."""
         return Header.PROBE.value in self.delivery.headers
@@ -260,6 +283,32 @@ class Assignment:
             "plan_key": self.ids.plan_key,
             "run_id": self.run_id,
         }
+
+    @cached_property
+    def session(self) -> str:
+        """The name of the session that its calls belong to: its caller's, its task, or else its conversation."""
+        if self.ids.session_key is not None:
+            return f"session {self.ids.session_key}"
+        if self.ids.task_key is not None:
+            return f"task {self.ids.task_key}"
+        digest = blake2b(f"{self.agent_name}\n{self.caller}\n{self.job.tenant}".encode(), digest_size=16)
+        # A prompt cache knows a conversation by its beginning.
+        for message in self.messages[:2]:
+            digest.update(_beginning(message.get("content")).encode("utf-8", "surrogatepass"))
+        return digest.hexdigest()
+
+    @property
+    def residency(self) -> str | None:
+        """The region that its calls must not leave: its agent's."""
+        return self.agent.residency
+
+    def may_use(self, targets: Sequence[Target]) -> Sequence[Target]:
+        """Returns those deployments that its calls may use: in its region, and for a probe the probed one."""
+        if self.residency is not None:
+            targets = [target for target in targets if is_within(target.region, self.residency)]
+        if (probed := self.probed) is not None:
+            targets = [target for target in targets if target.unit == probed] or targets
+        return targets
 
     def attempt_id(self, number: int) -> str:
         """Returns the id of an attempt by its number, from 1."""
@@ -441,3 +490,11 @@ class Deferred:
     """Returns True if the event that wakes the job came just before it was parked."""
     wait: JobWait | None = None
     """The wait, for those who look at the job; None if it was noted before."""
+
+
+def _beginning(content: JsonValue) -> str:
+    """Returns the beginning of a message's text."""
+    if isinstance(content, list):
+        texts = (part.get("text") for part in content if isinstance(part, dict))
+        content = next((text for text in texts if isinstance(text, str)), "")
+    return content[:_BEGINNING] if isinstance(content, str) else ""

@@ -37,6 +37,8 @@ class Admission:
     """The holder of the grants."""
     lease_ms: int | None
     """The lease of the grants. None for a dry run, which may take, count or save nothing."""
+    has_alternatives: bool = False
+    """True if another deployment may be asked if this one does not admit the call now."""
     waited: Mapping[Reason, float] = field(default_factory=dict[Reason, float])
     """The seconds that the job has waited for capacity, by the reason of the refusal it would get."""
     limits: CallerLimits | None = None
@@ -69,6 +71,8 @@ class Refused:
     """The exhausted hard cap, in nano-dollars."""
     ends_chain: bool = False
     """True if no other model may be tried."""
+    of_deployment: bool = False
+    """True if another deployment of the model may be admitted."""
     statistics: FailureStatistics | None = None
     """The statistics of the guard or the breaker that refused."""
 

@@ -1,4 +1,4 @@
-"""The model of a call: its provider, name, deployment and prices."""
+"""The deployment of a call: a model at its provider, with its name, its key and its prices."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from breakwater.prices.price_list import Pricing
 from breakwater.prices.rules.price import TokenRules
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A model as an agent calls it."""
+    """A deployment of a model, as an agent calls it."""
 
     model: str
     provider: str
@@ -18,11 +18,26 @@ class Target:
     name: str
     """The provider's name for the model."""
     deployment: str
-    """Provider and name: the unit of the provider's limits, of holds and of retry budgets."""
+    """Its id, provider, name and key: the unit of the provider's limits, of holds and of retry budgets."""
+    listed: str | None = None
+    """The same id if the model lists its deployments, as attempts record it; else None."""
+    key: str | None = None
+    """The name of its key; None for the provider's own."""
+    connection: str
+    """The name of the open provider that calls it."""
+    weight: float = 1.0
+    overflow: bool = False
+    """True if it is called only while no other deployment may be."""
+    region: str | None = None
     token_rules: TokenRules
     """The rules that estimate the tokens of a call."""
     pricing: Pricing | None
     """None if the model has no price."""
+
+    @property
+    def unit(self) -> str:
+        """What its breaker is of: the deployment if the model lists some, else the model."""
+        return self.listed or self.model
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,3 +51,8 @@ class SubstituteModel:
 
     known_name: str | None
     pricing: Pricing | None
+
+
+def is_within(region: str | None, residency: str | None) -> bool:
+    """Returns True if calls that must not leave a region may go to another: `eu-west-1` is within `eu`."""
+    return residency is None or (region is not None and f"{region}-".startswith(f"{residency}-"))

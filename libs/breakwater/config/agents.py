@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import Field, JsonValue, field_validator
+from pydantic import Field, JsonValue, field_validator, model_validator
 
 from breakwater.breakers.settings import BreakerRules, take_preset
 from breakwater.calls.settings import CacheRules, OutputRules, RetryPolicy
+from breakwater.config.deployments import Choose, DeploymentSettings, Region
 from breakwater.dialects.rules.embeddings import MAX_BATCHES
 from breakwater.dialects.rules.params import params_objection
 from breakwater.identity.contract import Priority
@@ -29,6 +30,10 @@ class AgentDefaults(Message):
     allowed_models: tuple[ModelId, ...] = Field(
         default=(),
         description="Models that a job may request in addition to the agent's own, by name; `*` alone allows any.",
+    )
+    residency: Region | None = Field(
+        default=None,
+        description="Calls go only to deployments with this `region`, or one within it: `eu-west-1` is within `eu`.",
     )
     allowed_params: tuple[str, ...] = Field(
         default=(),
@@ -240,6 +245,21 @@ class ModelSettings(Message):
         description="Provider of the model; default: the one its id begins with, or the agent's.",
     )
     name: str | None = Field(default=None, min_length=1, description="Name at the provider; default: the model's id.")
+    deployments: tuple[DeploymentSettings, ...] | None = Field(
+        default=None,
+        description="Where it is called, each with a breaker, holds and limits of its own; in place of `provider`. A "
+        "failed call goes to another one first, and to the next model after them.",
+    )
+    choose: Choose | None = Field(
+        default=None,
+        description="Which of the deployments that may be called. headroom (default): by weight, and by what is left "
+        "of the provider's limits; weighted: by weight; latency: the fastest; ordered: the first listed.",
+    )
+    affinity: Literal["session", "none"] | None = Field(
+        default=None,
+        description="session: the calls of a task or a conversation stay on one deployment, whose prompt cache has "
+        "them. By default so, unless cached input has the price of any other.",
+    )
     price: Price | None = None
     tool_prices: dict[Name, UsdAmount] = Field(
         default_factory=dict,
@@ -273,6 +293,17 @@ class ModelSettings(Message):
             f"other, at most {MAX_BATCHES}, and its response has all vectors in order."
         ),
     )
+
+    @model_validator(mode="after")
+    def _places_are_clear(self) -> Self:
+        if self.deployments == ():
+            raise ValueError("deployments is empty; list one, or remove it to call the model's provider")
+        if self.deployments and self.provider is not None:
+            raise ValueError("has a provider and deployments; list the provider as one of its deployments")
+        for name in ("choose", "affinity"):
+            if self.deployments is None and getattr(self, name) is not None:
+                raise ValueError(f"{name} needs deployments to choose from")
+        return self
 
 
 def agent_with_defaults(agent: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Annotated, Any, Literal, Self, cast, get_args
 
 from pydantic import Field, PrivateAttr, field_validator, model_validator
@@ -12,9 +13,11 @@ from pydantic import Field, PrivateAttr, field_validator, model_validator
 from breakwater.alerts.settings import Alerts
 from breakwater.breakers.rules.breaker import ALL, BreakerKey
 from breakwater.breakers.settings import BreakerRules
-from breakwater.calls.providers.registry import LOCAL_KINDS, ProviderEntry
+from breakwater.calls.providers.registry import LOCAL_KINDS, AnyProvider, ProviderEntry
 from breakwater.calls.settings import RetryableKind, RetryBudgetRules
+from breakwater.calls.targets import is_within
 from breakwater.config.agents import Agent, AgentDefaults, ModelSettings, agent_with_defaults
+from breakwater.config.deployments import Deployment, connection_settings, deployment_problems, expanded
 from breakwater.dialects.rules.params import connection_objection
 from breakwater.identity.contract import MAX_TAGS, CostTag
 from breakwater.identity.settings import ConsoleSettings, IdentitySettings, NatsProgram, TokenSettings
@@ -160,6 +163,11 @@ class Config(Message):
                     )
                 elif provider not in self.providers and provider != self._provider_of_model(model):
                     yield f"agents.{name}.provider: {provider!r} is not configured{hint(provider, self.providers)}"
+                if not any(is_within(place.region, agent.residency) for place in self.deployments(agent, model)):
+                    yield (
+                        f"agents.{name}.residency: {model!r} has no deployment in {agent.residency!r}; set the "
+                        f"`region` of one under models.{model}.deployments"
+                    )
             yield from _wildcard_problems(f"agents.{name}", agent)
             objection = connection_objection(agent.params)
             is_local = all(self.is_local(self.provider_name(agent, model)) for model in agent.chain)
@@ -185,6 +193,7 @@ class Config(Message):
                 if agent not in self.agents:
                     yield f"{place}.agents: {agent!r} is not configured{hint(agent, self.agents)}"
         for model, settings in self.models.items():
+            yield from deployment_problems(f"models.{model}.deployments", self._listed.get(model, ()), self.providers)
             if settings.provider is not None and settings.provider not in self.providers:
                 yield (
                     f"models.{model}.provider: {settings.provider!r} is not configured"
@@ -196,7 +205,7 @@ class Config(Message):
         inherited = self.defaults.retry.on
         models = {f"agents.{name}": (*agent.chain, *agent.allowed_models) for name, agent in self.agents.items()}
         for place, agent in (("defaults", self.defaults), *zip(models, self.agents.values(), strict=True)):
-            named = {self.provider_name(agent, model) for model in models.get(place, ())} or set(self.providers)
+            named = self.serving(agent, models.get(place, ())) or set(self.providers)
             if any(name in self.providers and self.providers[name].kind == "python" for name in named):
                 continue
             for number, wrong in enumerate(agent.retry.on):
@@ -221,8 +230,9 @@ class Config(Message):
             if agent.breaker is None or agent.breaker.scope == "agent_model":
                 continue
             rules = agent.breaker.model_copy(update={"preset": None})
-            for model in (*agent.chain, *agent.allowed_models):
-                key = BreakerKey.of(rules.scope, name, model, self.provider_name(agent, model) or "")
+            models = dict.fromkeys((*agent.chain, *agent.allowed_models))
+            for deployment in (place for model in models for place in self.deployments(agent, model)):
+                key = BreakerKey.of(rules.scope, name, deployment.unit, deployment.provider)
                 first_agent, first_rules = first_owners.setdefault(key, (name, rules))
                 if first_rules != rules:
                     yield (
@@ -232,10 +242,10 @@ class Config(Message):
                     break
 
     def provider_name(self, agent: AgentDefaults, model: str) -> str | None:
-        """Returns the provider of an agent's model; None if the config does not determine it.
+        """Returns the provider of an agent's model, of several the first; None if the config does not determine it.
 
-        In this order: the provider set for the model, the one that its id begins with (`provider/model`), the agent's,
-        or the only one in the config.
+        In this order: the provider set for the model or its first deployment, the one that its id begins with
+        (`provider/model`), the agent's, or the only one in the config.
         """
         if (provider := self._provider_of_model(model)) is not None:
             return provider
@@ -247,8 +257,36 @@ class Config(Message):
         return next(iter(self.providers)) if len(self.providers) == 1 else None
 
     def _provider_of_model(self, model: str) -> str | None:
+        if (listed := self._listed.get(model)) is not None:
+            return listed[0].provider
         settings = self.models.get(model)
         return None if settings is None else settings.provider
+
+    @cached_property
+    def _listed(self) -> Mapping[str, tuple[Deployment, ...]]:
+        """The deployments of the models that list some, one for each key."""
+        return {
+            model: expanded(model, settings.name or model, settings.deployments)
+            for model, settings in self.models.items()
+            if settings.deployments
+        }
+
+    def deployments(self, agent: AgentDefaults, model: str) -> tuple[Deployment, ...]:
+        """Returns the deployments of an agent's model: those that it lists, or the one of its provider."""
+        if (listed := self._listed.get(model)) is not None:
+            return listed
+        provider = self.provider_name(agent, model) or ""
+        return (Deployment(model, provider, self.name_at_provider(provider, model)),)
+
+    @property
+    def connections(self) -> dict[str, AnyProvider]:
+        """The providers to open, by name: those of the config, and one for each key that deployments name."""
+        of_deployments = {
+            deployment.connection: connection_settings(self.providers[deployment.provider], deployment.key)
+            for listed in self._listed.values()
+            for deployment in listed
+        }
+        return {**self.providers, **of_deployments}
 
     @property
     def private_agents(self) -> tuple[str, ...]:
@@ -262,9 +300,18 @@ class Config(Message):
         return frozenset(self.models).union(named) - {"*"}
 
     @property
+    def known_units(self) -> frozenset[str]:
+        """All models and deployments that the config names."""
+        return self.known_models.union(self._by_id)
+
+    @property
     def limited_names(self) -> Mapping[str, Collection[str]]:
         """The names that limits may be on, of the kinds whose names the config knows."""
-        names: dict[str, Collection[str]] = {"agent": self.agents, "provider": self.providers}
+        names: dict[str, Collection[str]] = {
+            "agent": self.agents,
+            "provider": self.providers,
+            "deployment": self._by_id,
+        }
         if not any("*" in agent.allowed_models for agent in self.agents.values()):
             names["model"] = self.known_models
         return names
@@ -277,7 +324,12 @@ class Config(Message):
 
     def _limits(self, further: Sequence[LimitSettings]) -> tuple[Limit, ...]:
         models = {name: model.rate_limit for name, model in self.models.items()}
-        return limits_of(self.budgets.total, self.budgets.tenants, self.agents, models, further)
+        deployments = {
+            deployment.id: (f"models.{deployment.model}.deployments", deployment.settings.limits)
+            for deployment in self._by_id.values()
+            if deployment.settings is not None
+        }
+        return limits_of(self.budgets.total, self.budgets.tenants, self.agents, models, further, deployments)
 
     def strict_params(self, agent: Agent, job: Job, limits: LimitTable) -> str | None:
         """Returns the reason to pass only params that cost nothing but tokens; None if all params may pass.
@@ -303,13 +355,14 @@ class Config(Message):
     def _names(self, agent: Agent, job: Job) -> dict[str, Collection[str]]:
         """Returns the names that a job's calls can count under, as far as they are known before the calls."""
         chain = agent.chain_for(job)
-        providers = {self.provider_name(agent, model) for model in chain}
+        deployments = [deployment for model in chain for deployment in self.deployments(agent, model)]
         return {
             "global": ("",),
             "agent": (job.agent,),
             "tenant": () if job.tenant is None else (job.tenant,),
             "model": chain,
-            "provider": tuple(provider for provider in providers if provider is not None),
+            "provider": {deployment.provider for deployment in deployments if deployment.provider},
+            "deployment": [deployment.id for deployment in deployments if deployment.settings is not None],
         }
 
     def name_at_provider(self, provider: str, model: str) -> str:
@@ -336,39 +389,58 @@ class Config(Message):
             fallback for fallback in agent.fallback_models if length is not None and self.dimensions(fallback) == length
         ]
 
-    def deployment(self, agent: AgentDefaults, model: str) -> str:
-        """Returns the name of a model's deployment, which shares rate limits: `<provider>/<name at the provider>`."""
-        provider = self.provider_name(agent, model) or ""
-        return f"{provider}/{self.name_at_provider(provider, model)}"
+    def deployment_of(self, agent: AgentDefaults, unit: str) -> Deployment:
+        """Returns the deployment that a breaker is of: one that a model lists, or that of a model without a list."""
+        return self._by_id.get(unit) or self.deployments(agent, unit)[0]
 
-    def speaks(self, provider: str | None, api: CallApi, model: str) -> bool:
-        """Returns True if a provider takes requests of an API unchanged for a model."""
+    @cached_property
+    def _by_id(self) -> Mapping[str, Deployment]:
+        """The listed deployments by their ids. Of several models at one place, the first one counts."""
+        listed = (deployment for deployments in self._listed.values() for deployment in deployments)
+        by_id: dict[str, Deployment] = {}
+        for deployment in listed:
+            by_id.setdefault(deployment.id, deployment)
+        return by_id
+
+    def serving(self, agent: AgentDefaults, models: Iterable[str]) -> set[str]:
+        """Returns the providers of some models of an agent, without unknown ones."""
+        named = {deployment.provider for model in models for deployment in self.deployments(agent, model)}
+        return named - {""}
+
+    def speaks(self, provider: str | None, api: CallApi, model: str, name: str | None = None) -> bool:
+        """Returns True if a provider takes requests of an API unchanged for a model; `name` is that of a deployment."""
         settings = None if provider is None else self.providers.get(provider)
         if provider is None or settings is None:
             return False
-        return api in settings.apis_of(self.name_at_provider(provider, model))
+        return api in settings.apis_of(name or self.name_at_provider(provider, model))
 
-    def sends_as_written(self, provider: str, api: CallApi, model: str) -> bool:
+    def sends_as_written(self, provider: str, api: CallApi, model: str, name: str | None = None) -> bool:
         """Returns True if requests of an API are sent to a provider unchanged, not translated into its own format."""
-        if not self.speaks(provider, api, model):
+        if not self.speaks(provider, api, model, name):
             return False
-        return api != "chat" or not self.providers[provider].translates_chats(self.name_at_provider(provider, model))
+        name = name or self.name_at_provider(provider, model)
+        return api != "chat" or not self.providers[provider].translates_chats(name)
 
     def is_local(self, provider: str | None) -> bool:
         """Returns True for a child program or a callable, which needs no model and may take any JSON as input."""
         return provider in self.providers and self.providers[provider].local
 
 
-def breaker_of(config: Config, name: str, model: str) -> BreakerKey | None:
-    """Returns the key of the breaker of an agent's calls to a model.
+def breaker_of(config: Config, name: str, deployment: Deployment) -> BreakerKey | None:
+    """Returns the key of the breaker of an agent's calls to a deployment.
 
     None if the agent has no breaker, or the model no provider.
     """
-    agent = config.agents[name]
-    provider = config.provider_name(agent, model)
-    if agent.breaker is None or provider is None:
+    rules = config.agents[name].breaker
+    if rules is None or not deployment.provider:
         return None
-    return BreakerKey.of(agent.breaker.scope, name, model, provider)
+    return BreakerKey.of(rules.scope, name, deployment.unit, deployment.provider)
+
+
+def units_of(config: Config, name: str) -> dict[str, Deployment]:
+    """Returns the deployments of an agent's chain, in its order, by what their breakers and their health are of."""
+    agent = config.agents[name]
+    return {place.unit: place for model in agent.chain for place in config.deployments(agent, model)}
 
 
 def breakers_of(config: Config, *, of_allowed: bool = False) -> dict[BreakerKey, BreakerRules]:
@@ -383,8 +455,9 @@ def breakers_of(config: Config, *, of_allowed: bool = False) -> dict[BreakerKey,
         models = set[str]()
         if of_allowed:
             models = config.known_models if "*" in agent.allowed_models else set(agent.allowed_models)
-        for model in dict.fromkeys((*agent.chain, *sorted(models))):
-            key = breaker_of(config, name, model)
+        named = dict.fromkeys((*agent.chain, *sorted(models)))
+        for deployment in (place for model in named for place in config.deployments(agent, model)):
+            key = breaker_of(config, name, deployment)
             if key is not None and agent.breaker is not None:
                 breakers.setdefault(key, agent.breaker)
     return breakers

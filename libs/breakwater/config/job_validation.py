@@ -88,7 +88,10 @@ def _embeddings_objection(config: Config, agent: Agent, job: Job) -> FieldError 
         return FieldError("stream", "is not possible: embeddings come whole")
     chain = agent.chain_for(job)
     for model in chain:
-        if not config.speaks(provider := config.provider_name(agent, model), "embeddings", model):
+        for place in config.deployments(agent, model):
+            provider = place.provider
+            if config.speaks(provider, "embeddings", model, place.name):
+                continue
             kind = "" if provider not in config.providers else f" of kind {config.providers[provider].kind!r}"
             message = (
                 f"{model!r} has no embeddings, as its provider {provider!r} is{kind}; name an agent for embeddings"
@@ -106,10 +109,10 @@ def _request_objection(
         form = chat_form(request)
     except InvalidBodyError as error:
         return error.problem
-    providers = [(config.provider_name(agent, model), model) for model in agent.chain_for(job)]
+    places = [place for model in agent.chain_for(job) for place in config.deployments(agent, model)]
     drops = agent.on_unsupported_param == "drop"
     losses = [loss for loss in form.losses if not (drops and is_droppable(loss.path))]
-    if losses and not any(config.speaks(provider, request.api, model) for provider, model in providers):
+    if losses and not any(config.speaks(place.provider, request.api, place.model, place.name) for place in places):
         return losses[0]
     if strictness is not None:
         for unpriced in form.unpriced:
@@ -152,9 +155,10 @@ def _params_objection(
     if (problem := _tier_objection(config, agent.chain_for(job), params)) is not None:
         return problem
     kinds = {
-        config.providers[name].api_kind(config.name_at_provider(name, model))
+        config.providers[place.provider].api_kind(place.name)
         for model in agent.chain_for(job)
-        if (name := config.provider_name(agent, model)) in config.providers and not config.is_local(name)
+        for place in config.deployments(agent, model)
+        if place.provider in config.providers and not config.is_local(place.provider)
     }
     if kinds and (problem := connection_objection(params)) is not None:
         return problem

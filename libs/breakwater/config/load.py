@@ -25,7 +25,7 @@ from breakwater.kernel.surrogates import whole_value
 from breakwater.kernel.validation import about_controls
 
 SECRETS_OF = {
-    "worker": ("providers.", "encryption."),
+    "worker": ("providers.", "models.", "encryption."),
     "alerter": ("alerts.",),
     "request": ("console.", "alerts.links.", "encryption."),
     "console": ("encryption.",),
@@ -261,6 +261,8 @@ def _fields_at(location: tuple[str, ...], kind: type[BaseModel] | None) -> list[
         location = location[2:]
     for part in location:
         model = _model_in(annotation)
+        if part.isdigit() and model is not None:
+            continue  # an item of a list of these
         if model is None:
             # A mapping of names to models: the name is the user's own.
             values = [item for item in get_args(annotation) if _model_in(item)]
@@ -327,7 +329,7 @@ def unusable_programs(config: Config) -> tuple[str, ...]:
 
 def named_secrets(config: Config) -> Iterator[tuple[str, SecretRef]]:
     """Yields every secret that the config names, with its place there."""
-    for section in ("providers", "alerts", "console", "encryption"):
+    for section in ("providers", "models", "alerts", "console", "encryption"):
         yield from _secrets_in(section, getattr(config, section))
 
 

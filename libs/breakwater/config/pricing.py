@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 from breakwater.calls.providers.settings import LocalSettings
 from breakwater.config.agents import ModelSettings
+from breakwater.config.deployments import Deployment
 from breakwater.config.document import Config
 from breakwater.kernel.formats import moneys
 from breakwater.limits.rules.scopes import CallNames, Dimensions
@@ -15,18 +16,29 @@ from breakwater.prices.rules.price import max_output_of, tariff_of
 
 
 def pricing_of(config: Config, provider: str, model: str) -> Pricing | None:
-    """Returns the prices of a model: the config's, else those of the price list; None if neither has the model."""
-    settings = config.models.get(model)
-    provider_settings = config.providers.get(provider)
+    """Returns the prices of a model at a provider; None if neither the config nor the price list has the model."""
+    return deployment_pricing(config, Deployment(model, provider, config.name_at_provider(provider, model)))
+
+
+def deployment_pricing(config: Config, deployment: Deployment) -> Pricing | None:
+    """Returns the prices of a deployment: its own, else the model's, else those of the price list; None without any."""
+    settings = config.models.get(deployment.model)
+    provider_settings = config.providers.get(deployment.provider)
     tools = {} if settings is None else settings.tool_prices
-    configured = None if settings is None or settings.price is None else replace(tariff_of(settings.price), tools=tools)
+    price = None if deployment.settings is None else deployment.settings.price
+    price = price or (None if settings is None else settings.price)
+    configured = None if price is None else replace(tariff_of(price), tools=tools)
     if isinstance(provider_settings, LocalSettings):
         # Never from the list: a program may happen to have the name of a model in it.
         cost_per_call = provider_settings.cost_per_call_usd
         return configured if cost_per_call is None else CallPrice(cost_per_call, configured)
     if configured is not None:
         return configured
-    listed = _list_price(model, settings, None if provider_settings is None else provider_settings.seller)
+    seller = None if provider_settings is None else provider_settings.seller
+    if deployment.settings is not None:
+        listed = listed_pricing(deployment.model, deployment.name, deployment.provider, seller=seller)
+    else:
+        listed = _list_price(deployment.model, settings, seller)
     return None if listed is None else replace(listed, tools=tools)
 
 
@@ -48,8 +60,9 @@ def unaffordable(config: Config, agent_name: str) -> str | None:
         return None
     cap, setting = min(caps)
     reasons: list[str] = []
-    for model in agent.chain:
-        pricing = pricing_of(config, config.provider_name(agent, model) or "", model)
+    places = ((model, deployment) for model in agent.chain for deployment in config.deployments(agent, model))
+    for model, deployment in places:
+        pricing = deployment_pricing(config, deployment)
         max_output = 0 if sells_embeddings(pricing) else max_output_of(agent.params, agent.max_tokens)
         output_cost = None if pricing is None else pricing.worst_case(0, max_output)
         if output_cost is None:

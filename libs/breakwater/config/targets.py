@@ -8,11 +8,14 @@ from functools import lru_cache
 import structlog
 
 from breakwater.calls.providers.settings import HttpSettings
+from breakwater.calls.rules.choice import ChoicePolicy
 from breakwater.calls.targets import SubstituteModel, Target
+from breakwater.config.agents import ModelSettings
+from breakwater.config.deployments import Deployment
 from breakwater.config.document import Config
-from breakwater.config.pricing import pricing_of
+from breakwater.config.pricing import deployment_pricing, pricing_of
 from breakwater.dialects.rules.provider_words import is_placeholder, is_same_model
-from breakwater.prices.price_list import Pricing, listed_name
+from breakwater.prices.price_list import Pricing, discounts_cached, listed_name
 from breakwater.prices.rules.price import TokenRules, rules_for
 
 MAX_KNOWN = 4096
@@ -26,24 +29,55 @@ class Targets:
     def __init__(self, config: Config) -> None:
         self._config = config
         # Programs may name models that the config does not: the caches have an end.
-        self.of: Callable[[str, str], Target] = lru_cache(MAX_KNOWN)(self._target)
-        """Returns the target of an agent's name and a model's id."""
-        self._pricing = lru_cache(MAX_KNOWN)(self._pricing_of)
+        self.all_of: Callable[[str, str], tuple[Target, ...]] = lru_cache(MAX_KNOWN)(self._targets)
+        """Returns the deployments of an agent's name and a model's id; never none."""
+        self.policy_of: Callable[[str, str], ChoicePolicy] = lru_cache(MAX_KNOWN)(self._policy)
+        """Returns how one of them is chosen."""
+        self._pricings: dict[tuple[str, str], Pricing | None] = {}
         self._substitute = lru_cache(MAX_KNOWN)(self._find_substitute)
         self._logged: set[tuple[str, str]] = set()
 
-    def _target(self, agent_name: str, model: str) -> Target:
-        config = self._config
-        agent = config.agents[agent_name]
-        provider = config.provider_name(agent, model) or ""
+    def of(self, agent_name: str, model: str, listed: str | None = None) -> Target:
+        """Returns the deployment that an attempt was on; if there is no such any more, the model's first one.
+
+        Args:
+            agent_name: the agent.
+            model: the model's id.
+            listed: the deployment's id, as the attempt records it.
+        """
+        targets = self.all_of(agent_name, model)
+        if len(targets) == 1 or listed is None:
+            return targets[0]
+        return next((target for target in targets if target.listed == listed), targets[0])
+
+    def _targets(self, agent_name: str, model: str) -> tuple[Target, ...]:
+        agent = self._config.agents[agent_name]
+        return tuple(self._target(deployment) for deployment in self._config.deployments(agent, model))
+
+    def _target(self, deployment: Deployment) -> Target:
+        settings = deployment.settings
         return Target(
-            model=model,
-            provider=provider,
-            name=config.name_at_provider(provider, model),
-            deployment=config.deployment(agent, model),
-            token_rules=token_rules(config, provider, model),
-            pricing=self._pricing(provider, model),
+            model=deployment.model,
+            provider=deployment.provider,
+            name=deployment.name,
+            deployment=deployment.id,
+            listed=None if settings is None else deployment.id,
+            key=deployment.key_name,
+            connection=deployment.connection,
+            weight=1.0 if settings is None else settings.weight,
+            overflow=settings is not None and settings.role == "overflow",
+            region=None if settings is None else settings.region,
+            token_rules=token_rules(self._config, deployment),
+            pricing=self._pricing_of(deployment),
         )
+
+    def _policy(self, agent_name: str, model: str) -> ChoicePolicy:
+        settings = self._config.models.get(model, ModelSettings())
+        sticky = settings.affinity == "session"
+        if settings.affinity is None:
+            prices = (target.pricing for target in self.all_of(agent_name, model))
+            sticky = any(pricing is None or discounts_cached(pricing) for pricing in prices)
+        return ChoicePolicy(settings.choose or "headroom", sticky=sticky)
 
     def substitute(self, target: Target, answered: str) -> SubstituteModel | None:
         """Returns the model that an answer names, if it is not the requested one."""
@@ -73,21 +107,26 @@ class Targets:
                 return SubstituteModel(model if model in config.models else listed_name(pricing), pricing)
         return SubstituteModel(next((model for model in ids if model in config.known_models), None), None)
 
-    def _pricing_of(self, provider: str, model: str) -> Pricing | None:
-        pricing = pricing_of(self._config, provider, model)
-        if pricing is None and not self._config.is_local(provider):
+    def _pricing_of(self, deployment: Deployment) -> Pricing | None:
+        place = deployment.model, deployment.id
+        if place in self._pricings:
+            return self._pricings[place]
+        if len(self._pricings) >= MAX_KNOWN:
+            self._pricings.clear()
+        pricing = self._pricings[place] = deployment_pricing(self._config, deployment)
+        if pricing is None and not self._config.is_local(deployment.provider):
+            model = deployment.model
             structlog.get_logger().warning("model_without_price", model=model, what_to_do=f"set models.{model}.price")
         return pricing
 
 
-def token_rules(config: Config, provider: str, model: str) -> TokenRules:
+def token_rules(config: Config, deployment: Deployment) -> TokenRules:
     """Returns the rules that estimate the tokens of a call, by its provider, and by the model's name there."""
-    serving = config.providers.get(provider)
-    settings = config.models.get(model)
-    name = config.name_at_provider(provider, model)
+    serving = config.providers.get(deployment.provider)
+    settings = config.models.get(deployment.model)
     return rules_for(
-        "" if serving is None else serving.api_kind(name),
+        "" if serving is None else serving.api_kind(deployment.name),
         serving.base_url if isinstance(serving, HttpSettings) else "",
-        (name, model),
+        (deployment.name, deployment.model),
         None if settings is None else settings.image_tokens,
     )

@@ -102,8 +102,9 @@ class LimitSettings(LimitTerms):
     """A limit of any scope, such as an API key, a user or a team. The config and the API write it in the same way."""
 
     scope: LimitScope = Field(
-        description="`plane`, or `agent`, `model`, `provider`, `tenant`, `key`, `user` or `team` with a name or `*` "
-        "for each, such as `key:acme-bot`; `tag:<name>=<value>` for one of `cost_tags`; or two of them: "
+        description="`plane`, or `agent`, `model`, `deployment`, `provider`, `tenant`, `key`, `user` or `team` "
+        "with a name or `*` for each, such as `key:acme-bot`; `tag:<name>=<value>` for one of `cost_tags`; or two of "
+        "them: "
         "`user:* within team:research`.",
         examples=["key:acme-bot", "user:*", "tag:project=web", "user:* within team:research"],
     )
@@ -157,7 +158,9 @@ class RaiseLimitRequest(OperatorRequest):
 
 LIMITS_PER_PAGE = 1_000
 
-ScopeKind = Literal["plane", "agent", "model", "provider", "tenant", "key", "user", "team", "tag", "task", "job"]
+ScopeKind = Literal[
+    "plane", "agent", "model", "deployment", "provider", "tenant", "key", "user", "team", "tag", "task", "job"
+]
 
 
 class LimitQuery(Message):
@@ -438,7 +441,7 @@ class UnchangedBudget(BudgetStatus):
     unchanged: Literal[True] = True
 
 
-CostsBy = Literal["agent", "tenant", "model", "provider", "key", "user", "team", "tag"]
+CostsBy = Literal["agent", "tenant", "model", "provider", "deployment", "key", "user", "team", "tag"]
 
 
 class CostsQuery(Message):
@@ -532,7 +535,7 @@ GuardRule = Literal[
 ]
 
 
-BudgetScope = Literal["global", "agent", "tenant", "model", "provider", "key", "user", "team", "tag"]
+BudgetScope = Literal["global", "agent", "tenant", "model", "provider", "deployment", "key", "user", "team", "tag"]
 
 
 Window = Literal["daily", "weekly", "monthly", "quarterly", "total"]

@@ -43,6 +43,15 @@ def sells_embeddings(pricing: Pricing | None) -> bool:
     return prices_input and not prices_output
 
 
+def discounts_cached(pricing: Pricing) -> bool:
+    """Returns True if input that a provider reads from its prompt cache costs less than other input."""
+    costs = [pricing.cost(Usage(_MANY, 0, cached)) for cached in (0, _MANY)]
+    return all(cost is not None for cost in costs) and costs[1].nano < costs[0].nano  # pyright: ignore
+
+
+_MANY = 10_000
+
+
 def listed_name(pricing: Pricing) -> str | None:
     """Returns the model's id in the price list; None if its price is the config's."""
     return pricing.info.id if isinstance(pricing, ListedPricing) else None

@@ -56,6 +56,7 @@ _INTERNAL = (LOG_COMPARISONS, CLOSED_SPEND)
 """Tables of the plane's own, which hold no messages."""
 
 _FALLBACK_VIEWS = ("executions_per_minute", "figures_per_minute")
+_DEPLOYMENT_VIEWS = ("cost_and_usage", "provider_health")
 
 
 def migrations(layout: Layout) -> tuple[Migration, ...]:
@@ -67,7 +68,7 @@ def migrations(layout: Layout) -> tuple[Migration, ...]:
     that come with that step.
     """
     tables = (table.ddl(layout) for table in TABLES)
-    changed_later = {"plans", "breaker_openings", "cost_and_usage", *_FALLBACK_VIEWS}
+    changed_later = {"plans", "breaker_openings", *_FALLBACK_VIEWS, *_DEPLOYMENT_VIEWS}
     views = (create_view(name, layout) for name in VIEWS if name not in changed_later)
     # The first release's. Those of development versions have lower numbers; from 16 on they lack what `missing` finds.
     return (
@@ -95,10 +96,7 @@ def migrations(layout: Layout) -> tuple[Migration, ...]:
         Migration(
             25,
             "users and teams",
-            (
-                *(table.add_column(column, layout) for table in (EXECUTIONS, ATTEMPTS) for column in ("user", "team")),
-                create_view("cost_and_usage", layout),
-            ),
+            (*(table.add_column(column, layout) for table in (EXECUTIONS, ATTEMPTS) for column in ("user", "team")),),
         ),
         Migration(
             26,
@@ -106,6 +104,14 @@ def migrations(layout: Layout) -> tuple[Migration, ...]:
             tuple(BUDGET_EVENTS.add_column(column, layout) for column in ("name", "within")),
         ),
         Migration(27, "reserved tokens of attempts", (ATTEMPTS.add_column("reserved_tokens", layout),)),
+        Migration(
+            28,
+            "deployments of models",
+            (
+                *(ATTEMPTS.add_column(column, layout) for column in ("deployment", "provider_key")),
+                *(create_view(name, layout) for name in _DEPLOYMENT_VIEWS),
+            ),
+        ),
     )
 
 

@@ -148,6 +148,8 @@ ATTEMPTS = Table(
         "number": "UInt32",
         "model": WORD,
         "provider": WORD,
+        "deployment": WORD_OR_NULL,
+        "provider_key": WORD_OR_NULL,
         "started_at": TIME,
         "completed_at": TIME,
         "duration_ms": "UInt64",

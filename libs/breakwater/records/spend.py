@@ -306,6 +306,7 @@ _NAMES = {
     "tenant": "tenant",
     "model": "model",
     "provider": "provider",
+    "deployment": "deployment",
     "key": "submitted_by",
     "user": "user",
     "team": "team",

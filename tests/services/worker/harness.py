@@ -278,7 +278,8 @@ async def running_worker(
         # As the first heartbeat does: Redis has lost nothing since before the first job.
         await redis.client.set(KEPT_SINCE, int(time.time() * 1000))
         cipher = cipher_of(parsed, None if plane_key is None else SecretStr(plane_key))
-        opened = {name: settings.open() for name, settings in parsed.providers.items()} | dict(providers or {})
+        opened = {name: settings.open() for name, settings in parsed.connections.items()}
+        opened |= dict(providers or {})
         live = LiveConfig(parsed)
         plane.limit_log = LimitLog(lambda: client)
         plane.limit_log.feed(live.change_limits)

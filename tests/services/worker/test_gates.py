@@ -93,7 +93,8 @@ class Bench:
         await self.worker.executions.claim(assignment.claim if claimed else Claim.new(name))
         now = datetime.now(UTC)
         at = Checkpoint(dispatched_at=now, deadline=now + timedelta(minutes=1))
-        return admission_for(self.worker, assignment, at, 30.0, is_dry_run=dry_run)
+        target = self.worker.targets.of(agent_name, assignment.chain[0])
+        return admission_for(self.worker, assignment, at, target, 30.0, is_dry_run=dry_run)
 
     async def admit(self, admission: Admission) -> object:
         """Asks all gates of the worker."""

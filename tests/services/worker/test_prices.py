@@ -227,7 +227,7 @@ TOOL: dict[str, Any] = {
     ],
 )
 def test_the_worst_case_of_a_call_goes_by_its_provider(model: str, image: int) -> None:
-    book, rules = PriceBook(CONFIG.models), token_rules(CONFIG, model.partition("/")[0], model)
+    book, rules = PriceBook(CONFIG.models), token_rules(CONFIG, CONFIG.deployments(CONFIG.defaults, model)[0])
     content: list[Any] = [{"type": "text", "text": ASKED}, IMAGE]
     size = size_of_messages([{"role": "user", "content": content}]) + size_of_params({"tools": [TOOL], "max_tokens": 1})
     tokens = estimate_input_tokens(size, rules)

@@ -43,7 +43,7 @@ def retry_after_s(headers: Mapping[str, str], now: datetime, in_body: float | No
         in_body: the delay that the error's body states, in seconds.
     """
     for name in ("retry-after-ms", "x-ms-retry-after-ms"):
-        delay = _sane(_number(headers.get(name, "")), unit_s=1e-3)
+        delay = _sane(number_in(headers.get(name, "")), unit_s=1e-3)
         if delay is not None:
             return delay
     delay = _retry_after(headers.get("retry-after", ""), now)
@@ -68,7 +68,7 @@ def duration_s(text: str) -> float | None:
     text = text.strip()
     if len(text) > _MAX_TEXT:
         return None
-    number = _number(text)
+    number = number_in(text)
     if number is not None:
         return _sane(number)
     total = 0.0
@@ -117,7 +117,8 @@ def _since_epoch(number: float) -> datetime | None:
     return datetime.fromtimestamp(seconds, UTC) if _EPOCH_S <= seconds < _EPOCH_MS / 100 else None
 
 
-def _number(text: str) -> float | None:
+def number_in(text: str) -> float | None:
+    """Reads a decimal number; None for anything else."""
     text = text.strip()
     return float(text) if len(text) <= _MAX_TEXT and _NUMBER.fullmatch(text) else None
 
@@ -133,7 +134,7 @@ def _until(moment: datetime, now: datetime) -> float | None:
 
 def _retry_after(text: str, now: datetime) -> float | None:
     text = text.strip()
-    number = _number(text)
+    number = number_in(text)
     if number is not None or not text or len(text) > _MAX_TEXT:
         return _sane(number)
     try:
@@ -147,20 +148,21 @@ def _resets(headers: Mapping[str, str], now: datetime) -> list[float]:
     """Returns the seconds until each exhausted limit is reset. The other limits did not refuse the call."""
     delays: list[float | None] = []
     for limit in _OPENAI_LIMITS:
-        if _number(headers.get(f"x-ratelimit-remaining-{limit}", "")) == 0:
+        if number_in(headers.get(f"x-ratelimit-remaining-{limit}", "")) == 0:
             delays.append(duration_s(headers.get(f"x-ratelimit-reset-{limit}", "")))
     for limit in _ANTHROPIC_LIMITS:
-        if _number(headers.get(f"anthropic-ratelimit-{limit}-remaining", "")) == 0:
-            delays.append(_until_rfc3339(headers.get(f"anthropic-ratelimit-{limit}-reset", ""), now))
-    if _number(headers.get("x-ratelimit-remaining", "0")) == 0:
+        if number_in(headers.get(f"anthropic-ratelimit-{limit}-remaining", "")) == 0:
+            delays.append(until_rfc3339(headers.get(f"anthropic-ratelimit-{limit}-reset", ""), now))
+    if number_in(headers.get("x-ratelimit-remaining", "0")) == 0:
         for text in (headers.get(name, "") for name in _RESETS):
             # Some send a moment, as seconds or milliseconds since the epoch, and some a duration.
-            moment = _since_epoch(_number(text) or 0.0)
+            moment = _since_epoch(number_in(text) or 0.0)
             delays.append(duration_s(text) if moment is None else _until(moment, now))
     return [delay for delay in delays if delay is not None]
 
 
-def _until_rfc3339(text: str, now: datetime) -> float | None:
+def until_rfc3339(text: str, now: datetime) -> float | None:
+    """Returns the seconds until a moment such as `2026-11-21T10:00:00Z`; None for anything else."""
     try:
         moment = datetime.fromisoformat(text.strip())
     except ValueError:

@@ -48,3 +48,14 @@ def command(group: str, action: str | None, *names: str, **options: str | None) 
     flags = [f"--{option}={value}" for option, value in options.items() if value is not None]
     end = ["--"] if any(name.startswith("-") for name in names) else []
     return shlex.join(["breakwater", group, *([] if action is None else [action]), *flags, *end, *names])
+
+
+def outside_region(model: str, residency: str) -> ErrorInfo:
+    """Returns the error of a call that may not leave a region where its model has no deployment."""
+    return refusal(
+        "client",
+        "ResidencyError",
+        f"{model} has no deployment in {residency!r}, which calls of this job may not leave",
+        to_do=f"set the `region` of a deployment under models.{model}.deployments, or name another model",
+        user_message="This request may not leave its region, and the model is not there.",
+    )

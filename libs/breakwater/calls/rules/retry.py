@@ -1,4 +1,4 @@
-"""Decides what follows a failed attempt: wait and try again, go to the next model, or stop."""
+"""Decides what follows a failed attempt: try again here or on another deployment, go to the next model, or stop."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from breakwater.calls.rules.classify import RETRYABLE_CLASSES, Classification
 from breakwater.calls.rules.holds import MAX_HELD_S, after_hold_s, waits_for_hold
 from breakwater.calls.settings import BY_NATURE, PAYMENT_REQUIRED, RECOVERED_FROM, RetryableKind, RetryPolicy
 from breakwater.jobs.contract.error_kinds import ErrorKind
-from breakwater.jobs.contract.execution import Attempt, Cause, Reason
+from breakwater.jobs.contract.execution import Attempt, Cause, ErrorInfo, Reason
 
 _RECOVERIES: frozenset[Cause] = frozenset(
     {"credential_refresh", "orphan_recovery", "output_limit", "parameter", "provider_state"}
 )
 """Causes of attempts that change the request, or its credential, instead of retrying it."""
+
+_OF_PLACE = frozenset({401, 402, 403, 404, 410})
+"""Status codes by which a provider refuses the key, or does not have the model: another one may."""
 
 LONG_WAIT_S = 10.0
 """Waits from this length on are handed to NATS, so that they hold no slot of the worker and survive a restart."""
@@ -48,6 +51,11 @@ class Retry:
 
 
 @dataclass(frozen=True, slots=True)
+class Redeploy:
+    """The decision to call another deployment of the model, without a wait."""
+
+
+@dataclass(frozen=True, slots=True)
 class NextModel:
     """The decision to call the next model of the chain, without a wait.
 
@@ -71,7 +79,7 @@ class Stop:
     exhausted: bool = False
 
 
-AfterFailure = Retry | NextModel | Stop
+AfterFailure = Retry | Redeploy | NextModel | Stop
 
 
 def of_batch(attempts: Iterable[Attempt]) -> list[Attempt]:
@@ -88,7 +96,8 @@ def failures_on(model: str, attempts: Iterable[Attempt]) -> Mapping[ErrorKind, i
     """Counts the failed tries on a model, by kind, of a job that is not yet decided.
 
     Refusals do not count, because nothing was called. Nor do failures that were recovered from in another way than by
-    a retry: by changing the request, or by reading the credential again. A success counts as `worker_lost`: if its
+    a retry: by changing the request, by reading the credential again, or by calling another deployment after one that
+    did no work. A success counts as `worker_lost`: if its
     answer had not been lost with its worker, the job would be decided.
 
     Args:
@@ -99,7 +108,8 @@ def failures_on(model: str, attempts: Iterable[Attempt]) -> Mapping[ErrorKind, i
     resolved = {
         before.attempt_id
         for before, after in pairwise(of_job)
-        if after.cause in _RECOVERIES and after.model == before.model
+        if after.model == before.model
+        and (after.cause in _RECOVERIES or (after.cause == "redeployment" and did_no_work(before.error)))
     }
     failures: dict[ErrorKind, int] = {}
     for attempt in of_job:
@@ -108,6 +118,13 @@ def failures_on(model: str, attempts: Iterable[Attempt]) -> Mapping[ErrorKind, i
             continue
         failures[kind] = failures.get(kind, 0) + 1
     return failures
+
+
+def did_no_work(failure: ErrorInfo | Classification | None) -> bool:
+    """Returns True if a deployment refused a call for a reason of its own: its limit, its key, or its models."""
+    if failure is None:
+        return False
+    return failure.kind in {"rate_limit", "quota"} or (failure.kind == "client" and failure.status_code in _OF_PLACE)
 
 
 def _kind_of(attempt: Attempt) -> ErrorKind | None:
@@ -147,10 +164,12 @@ def after_failure(
     remaining_s: float,
     jitter: float,
     busy: bool = False,
+    elsewhere: bool = False,
 ) -> AfterFailure:
     """Decides what follows a failed attempt.
 
     A busy model that answers other jobs uses up no tries of a job that has no other model: the job waits for it.
+    Another deployment is called first. One that did no work cost no try; the others share the model's attempts.
 
     Args:
         verdict: the classification of the failure.
@@ -160,9 +179,12 @@ def after_failure(
         remaining_s: the remainder of the job's total timeout.
         jitter: a random number in [0, 1).
         busy: True if the failure is a rate limit of a model that has answered other jobs meanwhile.
+        elsewhere: True if the model has another deployment that the job has not called, and that may be called.
     """
     if remaining_s <= 0:
         return Stop("timeout")
+    if elsewhere and (did_no_work(verdict) or _has_retries(verdict, policy, failures)):
+        return Redeploy()
     if not is_retryable(verdict, policy):
         return Stop("error") if is_last_model else NextModel()
     retries, allowed = _retries(verdict.kind, policy, failures)
@@ -177,6 +199,11 @@ def after_failure(
         return Retry(delay)
     # The wait does not fit into the remaining time, but another model may answer now.
     return Stop("timeout") if is_last_model else NextModel()
+
+
+def _has_retries(verdict: Classification, policy: RetryPolicy, failures: Mapping[ErrorKind, int]) -> bool:
+    retries, allowed = _retries(verdict.kind, policy, failures)
+    return is_retryable(verdict, policy) and verdict.kind != "worker_lost" and retries < allowed
 
 
 def hold_s(named_s: float | None, policy: RetryPolicy, failures: Mapping[ErrorKind, int]) -> float:

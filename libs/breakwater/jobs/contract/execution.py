@@ -28,6 +28,7 @@ Outcome = Literal["success", "error", "short_circuited", "worker_lost", "cancell
 Cause = Literal[
     "first",
     "retry",
+    "redeployment",
     "fallback",
     "orphan_recovery",
     "self_correction",
@@ -41,9 +42,11 @@ Cause = Literal[
 ]
 """The reason for an attempt. Attempts with a cause from `orphan_recovery` on do not count as tries of their model.
 
+`redeployment` is a retry on another deployment of the model.
+
 `batch` is the first attempt for the next inputs of an embeddings job, if its model takes fewer inputs at a time.
 """
-Waste = Literal["retry", "fallback", "self_correction", "worker_lost", "failed", "cancelled"]
+Waste = Literal["retry", "redeployment", "fallback", "self_correction", "worker_lost", "failed", "cancelled"]
 """The reason why the cost of an attempt was wasted: the step that followed it, or its failure."""
 CostBasis = Literal["billed", "estimated", "unknown", "none"]
 """The source of a cost; `none` if no call was made."""
@@ -154,6 +157,15 @@ class Attempt(Event):
     number: int = Field(ge=1)
     model: ModelId
     provider: str
+    deployment: str | None = Field(
+        default=None,
+        description="Which of the model's `deployments`: `<provider>/<name there>`, and `#<key>` if it names a key. "
+        "Null for a model without them.",
+    )
+    provider_key: str | None = Field(
+        default=None,
+        description="Name of the deployment's key, by its source in the config; null for the provider's own.",
+    )
     started_at: Timestamp
     completed_at: Timestamp
     duration_ms: Count
@@ -228,6 +240,11 @@ class Attempt(Event):
         description="Params of the agent, or of the job itself (`on_unsupported_param: drop`), omitted from this call "
         "because the model refuses them; by their names in a chat.",
     )
+
+    @property
+    def unit(self) -> str:
+        """What its breaker and its health are of: the deployment if the model lists some, else the model."""
+        return self.deployment or self.model
 
     @property
     def tokens_per_s(self) -> float | None:

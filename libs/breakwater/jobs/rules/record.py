@@ -92,6 +92,8 @@ def _why_wasted(attempt: Attempt, following: Attempt | None) -> Waste:
         return "self_correction"
     if following is None:
         return "failed"
+    if following.cause == "redeployment":
+        return "redeployment"
     return "retry" if following.model == attempt.model else "fallback"
 
 

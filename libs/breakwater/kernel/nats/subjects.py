@@ -81,7 +81,10 @@ class Header(StrEnum):
     OPERATOR = "Breakwater-Operator"
     """Set by `request` on a dry run whose API key may operate the plane, and so may see what is left of the budgets."""
     PROBE = "Breakwater-Probe"
-    """Set by the breaker service on a job that only tries whether a model answers again."""
+    """Set by the breaker service on a job that only tries whether a model answers again.
+
+    It names what the breaker is of, a model or a deployment, encoded as a token.
+    """
     SCOPE = "Breakwater-Scope"
     """The scope of a job's ids (`jobs.rules.ids`); set by `request`. A named program's is its NATS user."""
     DUE = "Breakwater-Due"

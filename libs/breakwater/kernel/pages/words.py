@@ -102,6 +102,7 @@ def code(text: str) -> Markup:
 
 _WASTE_CAUSES = {
     "retry": "failed, then retried",
+    "redeployment": "failed, then called elsewhere",
     "fallback": "failed, then fell back",
     "self_correction": "self-correction",
     "worker_lost": "the worker died during the call",

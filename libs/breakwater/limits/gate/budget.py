@@ -147,7 +147,8 @@ class BudgetGate(Gate):
                 waited_s = self.admission.waited.get("budget_exceeded", 0.0)
                 delay_s = min(POLL_S, max(FIRST_POLL_S, waited_s))
                 error = refusals.budget_held(over, self.admission.flight.model)
-                refused = Refused("budget_exceeded", error, refused_by=over.counter.name)
+                elsewhere = _is_of_deployment(over.counter.key)
+                refused = Refused("budget_exceeded", error, refused_by=over.counter.name, of_deployment=elsewhere)
                 return WaitForCapacity(delay_s * (1 + self.jitter()), refused)
             case OverBudget() as over:
                 return self._over_budget(over)
@@ -246,7 +247,8 @@ class BudgetGate(Gate):
         flight = self.admission.flight
         local = self.is_local(flight.provider)
         setting = f"providers.{flight.provider}.cost_per_call_usd" if local else f"models.{flight.model}.price"
-        return Refused("budget_exceeded", refusals.unpriced_model(flight.model, cap, setting), refused_by=refused_by)
+        error = refusals.unpriced_model(flight.model, cap, setting)
+        return Refused("budget_exceeded", error, refused_by=refused_by, of_deployment=True)
 
     def _over_budget(self, over: OverBudget) -> Refused:
         wait_s = None if over.resets_at is None else max(0.0, (over.resets_at - self.now()).total_seconds())
@@ -258,6 +260,7 @@ class BudgetGate(Gate):
             if over.counter.unit == "usd" and (over.amount <= over.limit or not over.limit)
             else None,
             ends_chain=over.counter.cap is not None and over.counter.cap.action == "refuse",
+            of_deployment=_is_of_deployment(over.counter.key),
         )
 
     def _over_rate(self, over: OverRate) -> Refused | WaitForCapacity:
@@ -271,12 +274,18 @@ class BudgetGate(Gate):
             refusals.over_rate_limit(over, owner),
             refused_by=scope_text(over.key),
             ends_chain=over.limit.action == "refuse",
+            of_deployment=_is_of_deployment(over.key),
         )
         if over.limit.action != "wait" or over.wait_ms is None:
             return refused
         # Jitter: not all at the same moment.
         delay_s = over.ask_again_ms / 1000 + FIRST_POLL_S * self.jitter()
         return WaitForCapacity(delay_s, refused, over.ahead, refusals.frees_rate(over.limit))
+
+
+def _is_of_deployment(key: str) -> bool:
+    """Returns True if another deployment of the model may be outside of a scope."""
+    return any(part.kind in {"deployment", "provider"} for part in parts_of(key))
 
 
 def _can_wait_ms(admission: Admission) -> int:
@@ -299,6 +308,7 @@ def _names_of(admission: Admission) -> CallNames:
         user=job.attribution.user,
         team=job.attribution.team,
         tags=tuple(job.cost_tags.items()),
+        deployment=admission.flight.deployment,
     )
 
 

@@ -36,7 +36,8 @@ class DeploymentGate(Gate):
     def ask(self) -> ScriptCommand:
         """Counts the call if it is the job's first on this model."""
         admission = self.admission
-        self._counted = admission.lease_ms is not None and not admission.checkpoint.tried(admission.flight.model)
+        target = admission.target
+        self._counted = admission.lease_ms is not None and not admission.checkpoint.tried(target.model, target.listed)
         return self.deployments.admit_command(
             admission.target.deployment,
             first_try=self._counted,
@@ -59,8 +60,9 @@ class DeploymentGate(Gate):
 
     def _wait_or_refusal(self, rest_s: float) -> Refused | WaitForCapacity:
         admission = self.admission
-        error = model_held(admission.job.agent_name, admission.target.model, rest_s)
-        refused = Refused("rate_limited", error, refused_by=f"provider:{admission.target.provider}")
+        target = admission.target
+        error = model_held(admission.job.agent_name, target.unit, rest_s)
+        refused = Refused("rate_limited", error, refused_by=f"provider:{target.provider}", of_deployment=True)
         waited_s = admission.waited.get(refused.reason, 0.0)
         is_last = admission.checkpoint.is_last_of(admission.job.chain)
         if not is_last and not waits_for_hold(waited_s + rest_s):

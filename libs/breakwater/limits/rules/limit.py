@@ -140,6 +140,7 @@ def limits_of(
     agents: Mapping[str, LimitedAgent],
     models: Mapping[str, RateLimit | None],
     further: Sequence[LimitSettings],
+    deployments: Mapping[str, tuple[str, RateLimit | None]] | None = None,
 ) -> tuple[Limit, ...]:
     """Returns all limits of a config, in the order of its sections.
 
@@ -149,6 +150,7 @@ def limits_of(
         agents: the agents, by their names.
         models: the rate limits of models, by their ids.
         further: the limits that the config writes as such.
+        deployments: the setting and the rate limit of each deployment, by its id.
 
     Raises:
         ValueError: the scope of one of `further` is none.
@@ -156,6 +158,9 @@ def limits_of(
     limits: list[Limit] = []
     for model, rate_limit in models.items():
         limits += _of_rate_limit(f"models.{model}.rate_limit", (ScopePart("model", model),), rate_limit)
+    for deployment, (setting, rate_limit) in (deployments or {}).items():
+        parts = (ScopePart("deployment", deployment),)
+        limits += _of_rate_limit(f"{setting}.{deployment}.limits", parts, rate_limit)
     for name, agent in agents.items():
         scope = ScopePart("agent", name)
         limits += limits_of_agent(name, agent.budget)

@@ -13,7 +13,7 @@ from breakwater.limits.contract import LimitRaise, LimitRecord, LimitUnit
 from breakwater.limits.rules.limit import Limit, amount_of, limit_of
 from breakwater.limits.rules.scopes import Dimension, ScopePart, key_from_text
 
-KNOWN_BEFORE_CALLS = frozenset({"global", "agent", "tenant", "model", "provider"})
+KNOWN_BEFORE_CALLS = frozenset({"global", "agent", "tenant", "model", "deployment", "provider"})
 """The kinds of names that a job can count under, as far as the job itself tells."""
 
 _FOR_EVER = float("inf")

@@ -37,7 +37,7 @@ class RateWindow:
         limits: at most one for each unit.
         maxima: the amounts of `limits`, in the order of `WINDOW_UNITS`.
         counts_cached: True if input that a provider read from its cache counts.
-        is_of_provider: True if its scope is a model or a provider alone, whose own limit it may be.
+        is_of_provider: True if its scope is a model, a deployment or a provider alone, whose own limit it may be.
     """
 
     key: str
@@ -53,7 +53,7 @@ class RateWindow:
         on_tokens = self.limits.get("tokens")
         object.__setattr__(self, "counts_cached", on_tokens is None or on_tokens.counts_cached)
         kinds = {part.kind for part in parts_of(self.key)}
-        object.__setattr__(self, "is_of_provider", kinds <= {"model", "provider"})
+        object.__setattr__(self, "is_of_provider", kinds <= {"model", "provider", "deployment"})
 
 
 @dataclass(frozen=True, slots=True)

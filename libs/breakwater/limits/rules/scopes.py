@@ -18,7 +18,7 @@ EACH = "*"
 """The name that stands for each name by itself."""
 
 WITHIN = " within "
-_NAMED = frozenset({"agent", "model", "provider", "tenant", "key", "user", "team"})
+_NAMED = frozenset({"agent", "model", "deployment", "provider", "tenant", "key", "user", "team"})
 _JOINT = "\v"
 """Between the two parts of a key: no name has a control character."""
 _CONTROLS = re.compile(r"[\x00-\x1f]")
@@ -56,8 +56,8 @@ def parse_scope(text: str) -> tuple[ScopePart, ...]:
         is_known = kind in _NAMED or kind.startswith("tag:")
         if not (is_known and colon and name and kind != "tag:"):
             raise ValueError(
-                f"{part!r} is no scope: it is `plane`, or agent, model, provider, tenant, key, user or team with a "
-                "name (`key:acme-bot`, `user:*` for each), or `tag:<name>=<value>`"
+                f"{part!r} is no scope: it is `plane`, or agent, model, deployment, provider, tenant, key, user or "
+                "team with a name (`key:acme-bot`, `user:*` for each), or `tag:<name>=<value>`"
             )
         parts.append(ScopePart(kind, name))
     if len(parts) > 2 or len({part.kind for part in parts}) < len(parts):
@@ -133,6 +133,7 @@ class CallNames:
     user: str | None = None
     team: str | None = None
     tags: tuple[tuple[str, str], ...] = ()
+    deployment: str | None = None
 
     @classmethod
     def of(cls, attempt: Attempt) -> CallNames:
@@ -146,6 +147,7 @@ class CallNames:
             attempt.user,
             attempt.team,
             tuple(attempt.cost_tags.items()),
+            attempt.deployment,
         )
 
     def of_kind(self, kind: str) -> str | None:

@@ -26,6 +26,7 @@ from breakwater.local.provider.behaviour import ChatRequest, Decision, ModelPlan
 from breakwater.local.provider.embeddings import AzureEmbeddings, Embeddings
 from breakwater.local.provider.ledger import CallLedger, LedgerCall
 from breakwater.local.provider.openai import Azure, OpenAI, RequestRefusedError
+from breakwater.local.provider.prompt_cache import PromptCaches
 from breakwater.local.provider.reply import JSON, WireReply, reply_to
 from breakwater.local.provider.responses import Responses
 from breakwater.local.provider.script import ErrorText, Fault, ProviderScript, ScriptError, build_script, mistakes
@@ -76,6 +77,7 @@ class SimulatedProvider:
         self._runner: web.ServerRunner | None = None
         self._apply(build_script(script))
         self.ledger = CallLedger()
+        self._prompt_caches = PromptCaches()
 
     def _apply(self, script: ProviderScript) -> None:
         self._script = script
@@ -265,6 +267,10 @@ class SimulatedProvider:
         if (chat.body.get("dimensions") or 0) > plan.script.dimensions:
             text = f"The embeddings of this model have at most {plan.script.dimensions} dimensions."
             return call, Decision(400, "invalid_request", ErrorText(message=text, param="dimensions"))
+        chat = chat.model_copy(update={"key": dialect.key_of(request.headers)})
+        if plan.script.prompt_cache is not None:
+            cached = self._prompt_caches.read(plan.script.prompt_cache, plan.model, chat, received)
+            chat = chat.model_copy(update={"cached_tokens": cached})
         return call, decide(plan, call.number, received - self._clock_zero, chat)
 
     def _client_left(self, call: LedgerCall, decision: Decision, remaining_s: float) -> None:

@@ -137,6 +137,10 @@ class ChatRequest(BaseModel):
     """The texts that it wants embeddings of, instead of an answer."""
     body: dict[str, Any] = Field(default_factory=dict)
     """The body as it came, where the answer repeats some of it."""
+    key: str | None = None
+    """The API key that it came with."""
+    cached_tokens: int = 0
+    """The tokens of its beginning that the model's prompt cache has."""
 
     @field_validator("top_logprobs", "stream_options")
     @classmethod
@@ -398,6 +402,7 @@ def _applies(plan: ModelPlan, number: int, elapsed_s: float, request: ChatReques
         (fault.from_s or 0) <= elapsed_s < (math.inf if fault.to_s is None else fault.to_s)
         and first <= number <= (math.inf if last is None else last)
         and (fault.when is None or bool(request.orphans))
+        and (fault.key is None or fault.key == request.key)
         and (fault.stream is None or bool(request.stream))
         and (fault.rate is None or (plan.bits(number, f"fault{index}") >> 11) / 2**53 < fault.rate)
     )
@@ -421,7 +426,7 @@ def _answer(plan: ModelPlan, number: int, request: ChatRequest, fault: Fault) ->
     scripted_parts = () if request.embeds else _answer_parts(plan, number, request, fault)
     parts, stopped_by = _cut_at_stop(scripted_parts, request.stop)
     input_tokens = plan.input_tokens(number, request)
-    cached = min(plan.draw(number, "cached", rules.cached_tokens), input_tokens)
+    cached = min(max(plan.draw(number, "cached", rules.cached_tokens), request.cached_tokens), input_tokens)
     written = min(plan.draw(number, "written", rules.cache_write_tokens), input_tokens - cached)
     hour = min(plan.draw(number, "hour", rules.cache_write_1h_tokens), input_tokens - cached - written)
     length = tokens_of(sum(map(_length, parts)))

@@ -195,6 +195,7 @@ class Fault(Message):
         rate: the share of requests it hits, drawn from the seed.
         requests: first and last request number of this model it hits, both included; a last of null means no end.
         when: a property of the request.
+        key: hits only requests with this API key.
         status: answers with this HTTP status; with a 2xx, with the ordinary answer.
         hang_s: accepts the request and answers, normally, only after this long.
         kind: answers 200 with a broken or odd body, or (`reset`) closes the socket. With `failed`, a response says that
@@ -219,6 +220,7 @@ class Fault(Message):
     rate: Annotated[float, Field(ge=0, le=1)] | None = None
     requests: Annotated[tuple[PositiveInt, PositiveInt | None], AfterValidator(_check_order)] | None = None
     when: Literal["orphan_tool_calls"] | None = None
+    key: str | None = None
 
     status: Annotated[int, Field(ge=200, le=599)] | None = None
     hang_s: PositiveFloat | None = None
@@ -270,6 +272,16 @@ NO_FAULT = Fault.model_construct()
 """The fault of an ordinary answer."""
 
 
+class PromptCache(Message):
+    """A cache of the beginnings of conversations, one for each model and API key, as providers have.
+
+    The messages that a request begins with as an earlier one did are read from it, once they have `min_tokens`.
+    """
+
+    min_tokens: NonNegativeInt = 1024
+    ttl_s: PositiveFloat = 300.0
+
+
 class ModelScript(Message):
     """Behaviour of one model.
 
@@ -278,6 +290,7 @@ class ModelScript(Message):
         latency_ms: time of every answer, errors included, or until a stream begins; a number or a log-normal.
         stream: the pace of streams.
         usage: the tokens of an answer.
+        prompt_cache: how it caches prompts; None for a model that does not.
         answer: the text; `{prompt}` is the last user message, `{n}` the request number of this model.
         answer_json: the answer to a request for JSON, and to all requests where `answer` is not given.
         tool_calls: asked for when the request offers tools and demands no other, and its last message is not a tool's
@@ -293,6 +306,7 @@ class ModelScript(Message):
     latency_ms: NonNegativeFloat | Latency = 0.0
     stream: Pace = Pace()
     usage: UsageRule = UsageRule()
+    prompt_cache: PromptCache | None = None
     answer: str | None = None
     answer_json: JsonValue | None = None
     tool_calls: tuple[ScriptedToolCall, ...] = ()

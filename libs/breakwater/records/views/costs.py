@@ -14,6 +14,7 @@ BY = {
     "tenant": "tenant",
     "model": "model",
     "provider": "provider",
+    "deployment": "deployment",
     "key": "API key",
     "user": "user",
     "team": "team",

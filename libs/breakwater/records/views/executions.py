@@ -150,6 +150,7 @@ def _attempt_error(attempt: Attempt) -> str | None:
 ATTEMPTS: tuple[Column[Attempt], ...] = (
     Column("#", lambda attempt: attempt.number, "count"),
     Column("model", lambda attempt: attempt.model),
+    Column("deployment", lambda attempt: attempt.deployment, drop=9),
     Column("why", lambda attempt: attempt.cause, drop=4),
     Column("outcome", lambda attempt: attempt.outcome, "state"),
     Column("finish", lambda attempt: attempt.finish_reason, drop=6),

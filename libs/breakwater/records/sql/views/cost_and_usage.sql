@@ -9,6 +9,8 @@ SELECT
     agent AS ResourceId,
     tenant AS SubAccountId,
     model AS SkuId,
+    deployment AS x_Deployment,
+    provider_key AS x_ProviderKey,
     submitted_by AS x_SubmittedBy,
     user AS x_User,
     team AS x_Team,
@@ -51,4 +53,4 @@ SELECT
     countIf(attempts.cost IS NULL) AS x_CallsOfUnknownCost
 FROM attempts FINAL
 WHERE NOT short_circuited
-GROUP BY ChargePeriodStart, ProviderName, ResourceId, SubAccountId, SkuId, x_SubmittedBy, x_User, x_Team, Tags
+GROUP BY ChargePeriodStart, ProviderName, ResourceId, SubAccountId, SkuId, x_Deployment, x_ProviderKey, x_SubmittedBy, x_User, x_Team, Tags

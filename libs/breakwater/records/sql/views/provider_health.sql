@@ -5,6 +5,7 @@ SELECT
     toStartOfMinute(started_at) AS minute,
     provider,
     model,
+    deployment,
     count() AS calls,
     if(countIf(outcome = 'success') = 0, 0, 1 - countIf(error_kind IN ('server', 'timeout', 'network')) / calls) AS
         availability,
@@ -14,4 +15,4 @@ SELECT
     quantileExact(0.95)(duration_ms) AS p95_ms
 FROM attempts FINAL
 WHERE NOT short_circuited
-GROUP BY minute, provider, model
+GROUP BY minute, provider, model, deployment

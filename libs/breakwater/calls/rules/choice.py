@@ -1,0 +1,104 @@
+"""Chooses among the deployments of a model: the order in which a call asks them, by what is known of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from hashlib import blake2b
+from math import log
+from typing import Literal
+
+LOW_HEADROOM = 0.1
+"""With less left of one of its limits, a deployment is called after the others, even for a session that it has."""
+
+_CLOSE = 1.2
+"""Latencies within this factor of the least count as equal."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChoicePolicy:
+    """How a model's deployments are chosen.
+
+    Attributes:
+        choose: `headroom`, `weighted`, `latency` or `ordered`, as in the config.
+        sticky: True if the calls of a session stay on one deployment.
+    """
+
+    choose: Literal["headroom", "weighted", "latency", "ordered"] = "headroom"
+    sticky: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A deployment, as far as this worker knows it.
+
+    Attributes:
+        id: its id.
+        weight: its share of the calls, relative to the others.
+        overflow: True if it is called only while no other may be.
+        blocked_s: the seconds until a gate may admit a call again; 0 if it may now.
+        headroom: the share of the tightest of its limits that is left, from 0 to 1; 1 where none is known.
+        fits: False if the call is larger than what is left.
+        latency_ms: the recent duration of its calls; None where it was not called lately.
+        failures: the job's failed calls on it.
+    """
+
+    id: str
+    weight: float = 1.0
+    overflow: bool = False
+    blocked_s: float = 0.0
+    headroom: float = 1.0
+    fits: bool = True
+    latency_ms: float | None = None
+    failures: int = 0
+
+
+def order(
+    candidates: Iterable[Candidate], policy: ChoicePolicy, *, session: str, call: str, last: str | None = None
+) -> list[Candidate]:
+    """Returns the candidates in the order in which a call asks them.
+
+    First those that may be called, then those on which the job has not failed, those whose limits have room for the
+    call, those that are no overflow, those with headroom, then the one that has the session, and finally by the policy.
+
+    Args:
+        candidates: the deployments, in the order of the config.
+        policy: how they are chosen.
+        session: the name of the call's session. All workers place it on the same deployment.
+        call: the name of the call, which places it where sessions don't matter.
+        last: the deployment of the session's last call, while its prompt cache is warm.
+    """
+    listed = list(candidates)
+    fastest = min((one.latency_ms for one in listed if one.latency_ms is not None and not one.blocked_s), default=0.0)
+    by_headroom = policy.choose == "headroom"
+
+    def place(numbered: tuple[int, Candidate]) -> tuple[object, ...]:
+        number, one = numbered
+        rank: float = number
+        if policy.choose != "ordered":
+            # A session is placed by weight alone: what is left of limits differs from worker to worker.
+            weight = one.weight * max(one.headroom, 0.01) if by_headroom and not policy.sticky else one.weight
+            rank = _lot(session if policy.sticky else call, one.id) / weight
+        is_slow = policy.choose == "latency" and one.latency_ms is not None and one.latency_ms > fastest * _CLOSE
+        return (
+            one.blocked_s,
+            one.failures,
+            not one.fits,
+            one.overflow,
+            by_headroom and one.headroom < LOW_HEADROOM,
+            policy.sticky and last is not None and one.id != last,
+            one.latency_ms if is_slow else 0.0,
+            rank,
+        )
+
+    return [one for _, one in sorted(enumerate(listed), key=place)]
+
+
+def _lot(name: str, candidate: str) -> float:
+    """Draws a number for a name and a candidate, exponentially distributed.
+
+    Divided by weights, the least one wins in proportion to the weights. A further candidate takes over its own share
+    and moves no other name.
+    """
+    digest = blake2b(f"{name}\n{candidate}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return -log((int.from_bytes(digest) + 1) / 2**64)

@@ -1,0 +1,230 @@
+"""A model on several deployments: each has its own breaker, hold and limits, and one that fails is made up for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from breakwater.breakers.rules.breaker import BreakerKey
+from breakwater.kernel.nats.subjects import Header, encode_token
+from tests.flow.kit import PRICE, model, seconds_between
+from tests.services.worker.conftest import StartWorker
+from tests.services.worker.harness import WorkerPlane
+
+AGENT = {"model": "m", "retry": {"max_attempts": 3, "base_s": 0.3}, "total_timeout_s": 60}
+WEST, EAST, SPARE = ({"provider": "sim", "name": name} for name in ("west", "east", "spare"))
+DOWN = {"status": 500}
+
+
+def on(*deployments: dict[str, Any], **settings: Any) -> dict[str, Any]:
+    """The config of a model on some deployments, in their order."""
+    return {"m": {"price": PRICE, "deployments": list(deployments), "choose": "ordered", **settings}}
+
+
+def places(result: dict[str, Any]) -> list[str]:
+    """Where a job was called, and why."""
+    return [f"{attempt['cause']} {attempt['deployment']} {attempt['outcome']}" for attempt in result["attempts"]]
+
+
+def calls(plane: WorkerPlane) -> dict[str, int]:
+    return {name: totals.calls for name, totals in plane.sim.ledger.by_model.items()}
+
+
+async def run(plane: WorkerPlane, job_id: str, **job: Any) -> dict[str, Any]:
+    return await plane.run({"agent": "writer", "job_id": job_id, "prompt": "x", **job})
+
+
+async def test_a_failed_call_goes_to_another_deployment_at_once_and_an_open_breaker_is_one_deployments(
+    start_worker: StartWorker,
+) -> None:
+    models = {"west": model(DOWN), "east": model()}
+    async with start_worker(models, {"writer": AGENT}, more_models=on(WEST, EAST)) as plane:
+        await plane.worker.breakers.mark_filled("log")
+        results = [await run(plane, f"j{number}") for number in range(6)]
+        assert calls(plane) == {"west": 3, "east": 6}
+        keys = [BreakerKey("writer", f"sim/{name}") for name in ("west", "east")]
+        states = [loaded.breaker.state for loaded in await plane.worker.breakers.load(keys)]
+    assert states == ["open", "closed"]
+    assert {result["status"] for result in results} == {"succeeded"}
+    assert places(results[0]) == ["first sim/west error", "redeployment sim/east success"]
+    failed, answered = results[0]["attempts"]
+    assert (failed["model"], failed["provider"], failed["provider_key"], answered["backoff_ms"]) == (
+        "m",
+        "sim",
+        None,
+        0,
+    )
+    assert seconds_between(failed["completed_at"], answered["started_at"]) < 0.25, "it does not wait"
+    assert results[0]["wasted_by_cause"].keys() <= {"redeployment"}
+    # The open breaker is asked once, and remembered.
+    assert places(results[4]) == places(results[5]) == ["first sim/east success"]
+
+
+async def test_a_rate_limit_holds_a_key_and_the_others_take_its_load_in_the_next_call(
+    start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("KEY_A", "KEY_B", "KEY_C"):
+        monkeypatch.setenv(name, f"sk-{name.lower()}")
+    limited = {"status": 429, "retry_after_s": 20, "key": "sk-key_a"}
+    keys = {"provider": "sim", "name": "west", "key": [{"env": "KEY_A"}, {"env": "KEY_B"}, {"env": "KEY_C"}]}
+    async with start_worker({"west": model(limited)}, {"writer": AGENT}, more_models=on(keys)) as plane:
+        results = [await run(plane, f"j{number}") for number in range(4)]
+        held = await plane.worker.deployments.held_until([f"sim/west#KEY_{key}" for key in "ABC"])
+        # What another worker knows: nothing, so that the gate tells it.
+        plane.worker.balancer._blocked.clear()  # pyright: ignore[reportPrivateUsage]
+        results.append(await run(plane, "of-another"))
+        assert calls(plane) == {"west": 6}
+    assert list(held) == ["sim/west#KEY_A"]
+    assert {result["status"] for result in results} == {"succeeded"}
+    assert places(results[0]) == ["first sim/west#KEY_A error", "redeployment sim/west#KEY_B success"]
+    assert [attempt["provider_key"] for attempt in results[0]["attempts"]] == ["KEY_A", "KEY_B"]
+    assert all(places(result) == ["first sim/west#KEY_B success"] for result in results[1:])
+    assert all(attempt["backoff_ms"] == 0 for result in results for attempt in result["attempts"])
+    assert not any("sk-key" in str(result) for result in results)
+
+
+async def test_a_refused_key_is_made_up_for_and_left_alone_for_some_seconds(start_worker: StartWorker) -> None:
+    models = {"west": model({"status": 401}), "east": model({"status": 404}), "spare": model()}
+    async with start_worker(models, {"writer": AGENT}, more_models=on(WEST, EAST, SPARE)) as plane:
+        results = [await run(plane, f"j{number}") for number in range(3)]
+        assert calls(plane) == {"west": 1, "east": 1, "spare": 3}
+    assert [result["status"] for result in results] == ["succeeded"] * 3
+
+
+async def test_the_attempts_are_the_models_wherever_they_are_made_and_a_fallback_comes_after(
+    start_worker: StartWorker,
+) -> None:
+    names = ("west", "east", "spare", "north")
+    models = {**{name: model(DOWN) for name in names}, "n": model()}
+    agents = {"writer": {**AGENT, "fallback_models": ["sim/n"]}}
+    listed = on(*({"provider": "sim", "name": name} for name in names))
+    async with start_worker(models, agents, more_models=listed) as plane:
+        result = await run(plane, "j")
+        assert calls(plane) == {"west": 1, "east": 1, "spare": 1, "n": 1}
+    causes = [attempt["cause"] for attempt in result["attempts"]]
+    assert causes == ["first", "redeployment", "redeployment", "fallback"]
+    assert result["chosen_model"] == "sim/n"
+
+
+async def test_with_no_other_deployment_a_call_is_retried_after_its_delay(start_worker: StartWorker) -> None:
+    models = {"west": model({**DOWN, "requests": [1, 1]}), "east": model({**DOWN, "requests": [1, 1]})}
+    async with start_worker(models, {"writer": AGENT}, more_models=on(WEST, EAST)) as plane:
+        result = await run(plane, "j")
+    assert [place.rpartition(" ")[2] for place in places(result)] == ["error", "error", "success"]
+    assert [attempt["cause"] for attempt in result["attempts"]][:2] == ["first", "redeployment"]
+    assert [attempt["backoff_ms"] > 0 for attempt in result["attempts"]] == [False, False, True]
+
+
+async def test_a_model_is_refused_only_when_all_its_deployments_are(start_worker: StartWorker) -> None:
+    async with start_worker({"west": model(), "east": model()}, {"writer": AGENT}, more_models=on(WEST, EAST)) as plane:
+        hold = plane.worker.deployments.hold_command
+        await plane.worker.redis.run([hold("sim/west", 30)])
+        assert places(await run(plane, "one")) == ["first sim/east success"]
+        await plane.worker.redis.run([hold("sim/east", 1.5)])
+        waited = await run(plane, "both")
+        assert calls(plane) == {"east": 2}
+    # It waits for the one that is free first.
+    assert places(waited) == ["first sim/east success"]
+    assert 1000 <= waited["attempts"][0]["backoff_ms"] < 10_000
+
+
+async def test_a_call_that_does_not_fit_the_limits_of_a_deployment_goes_to_another(start_worker: StartWorker) -> None:
+    listed = on({**WEST, "limits": {"requests_per_minute": 2}}, EAST, {**SPARE, "role": "overflow"})
+    models = {"west": model(), "east": model(), "spare": model()}
+    async with start_worker(models, {"writer": AGENT}, more_models=listed) as plane:
+        results = [await run(plane, f"j{number}") for number in range(5)]
+        assert calls(plane) == {"west": 2, "east": 3}
+        await plane.worker.redis.run([plane.worker.deployments.hold_command("sim/east", 30)])
+        over = await run(plane, "over")
+    assert all(len(result["attempts"]) == 1 for result in results)
+    assert places(over) == ["first sim/spare success"]
+
+
+async def test_what_a_provider_says_is_left_moves_calls_before_it_refuses_any(start_worker: StartWorker) -> None:
+    left = {"x-ratelimit-limit-requests": "100", "x-ratelimit-remaining-requests": "3"}
+    models = {"west": {**model(), "headers": left}, "east": model()}
+    listed = on(WEST, EAST, choose="headroom", affinity="none")
+    async with start_worker(models, {"writer": AGENT}, more_models=listed) as plane:
+        for number in range(20):
+            await run(plane, f"j{number}")
+        # It is called until it says how little is left.
+        assert calls(plane).get("west", 0) <= 1
+
+
+async def test_the_calls_of_a_task_stay_on_one_deployment_and_tasks_are_spread(start_worker: StartWorker) -> None:
+    names = ("west", "east", "spare")
+    listed = on(WEST, EAST, SPARE, choose="weighted", affinity="session")
+    async with start_worker({name: model() for name in names}, {"writer": AGENT}, more_models=listed) as plane:
+        results = {
+            (task, number): await run(plane, f"{task}-{number}", task_id=f"t{task}")
+            for task in range(8)
+            for number in range(3)
+        }
+    used = {task: {results[task, number]["attempts"][0]["deployment"] for number in range(3)} for task in range(8)}
+    assert all(len(deployments) == 1 for deployments in used.values())
+    assert len(set.union(*used.values())) > 1
+
+
+async def test_calls_stay_in_the_region_of_their_agent(start_worker: StartWorker) -> None:
+    listed = on({**WEST, "region": "us-east"}, {**EAST, "region": "eu-west-1"})
+    agents = {"writer": {**AGENT, "residency": "eu", "allowed_models": ["sim/n"]}}
+    models = {"west": model(), "east": model(DOWN), "n": model()}
+    async with start_worker(models, agents, more_models=listed) as plane:
+        result = await run(plane, "j")
+        elsewhere = await run(plane, "n", model="sim/n")
+        assert calls(plane) == {"east": 3}
+    assert (result["status"], {attempt["deployment"] for attempt in result["attempts"]}) == (
+        "dead_lettered",
+        {"sim/east"},
+    )
+    assert elsewhere["error"]["class"] == "ResidencyError"
+    assert "'eu'" in elsewhere["error"]["message"]
+
+
+async def test_a_stream_whose_key_expires_in_the_middle_continues_elsewhere(start_worker: StartWorker) -> None:
+    expired = {
+        "stream": "error",
+        "after_chunks": 1,
+        "error": {"type": "authentication_error", "code": "expired_api_key", "message": "The API key has expired."},
+    }
+    models = {"west": model(expired), "east": model()}
+    agents = {"writer": {**AGENT, "on_stream_break": "continue"}}
+    async with start_worker(models, agents, more_models=on(WEST, EAST)) as plane:
+        result = await run(plane, "j", stream=True)
+    assert result["status"] == "succeeded"
+    assert places(result) == ["first sim/west error", "redeployment sim/east success"]
+
+
+async def test_each_deployment_has_its_price_and_a_dry_run_names_them_all(start_worker: StartWorker) -> None:
+    dear = {"input_usd_per_mtok": 50, "output_usd_per_mtok": 50}
+    listed = on(WEST, {**EAST, "price": dear})
+    async with start_worker({"west": model(), "east": model()}, {"writer": AGENT}, more_models=listed) as plane:
+        planned = (await run(plane, "dry", dry_run=True))["output"]["models"]
+        cheap = await run(plane, "cheap")
+        await plane.worker.redis.run([plane.worker.deployments.hold_command("sim/west", 30)])
+        costly = await run(plane, "costly")
+    assert [one["deployment"] for one in planned] == ["sim/west", "sim/east"]
+    assert float(planned[1]["worst_case_cost"]) > float(planned[0]["worst_case_cost"])
+    assert float(costly["total_cost"]) > float(cheap["total_cost"])
+
+
+async def test_a_probe_goes_to_the_deployment_that_it_is_to_try(start_worker: StartWorker) -> None:
+    async with start_worker({"west": model(), "east": model()}, {"writer": AGENT}, more_models=on(WEST, EAST)) as plane:
+        job = {"agent": "writer", "job_id": "probe", "prompt": "ping", "model": "m"}
+        await plane.publish(job, **{Header.PROBE.value: encode_token("sim/east")})
+        result = await plane.result("probe")
+    assert places(result) == ["first sim/east success"]
+
+
+async def test_the_call_of_a_lost_worker_is_recorded_where_it_was_made(start_worker: StartWorker) -> None:
+    listed = on(WEST, {**EAST, "weight": 5}, choose="weighted")
+    async with start_worker({"west": model(), "east": model()}, {"writer": AGENT}, more_models=listed) as plane:
+        await plane.run_until("breakwater.services.worker.attempts.record", "lost")
+        plane.begin()
+        result = await plane.result("lost")
+    assert result["status"] == "succeeded"
+    assert result["attempts"][0]["outcome"] == "worker_lost"
+    recorded = Counter(str(attempt["deployment"]).removeprefix("sim/") for attempt in result["attempts"])
+    assert recorded == calls(plane)
