@@ -60,6 +60,11 @@ models:
   sim/m:
     price: {input_usd_per_mtok: 1, output_usd_per_mtok: 4}
     rate_limit: {requests_per_minute: 1000000, tokens_per_minute: 10000000000, concurrent_calls: 1000}
+  spread:
+    price: {input_usd_per_mtok: 1, output_usd_per_mtok: 4}
+    rate_limit: {requests_per_minute: 1000000, tokens_per_minute: 10000000000, concurrent_calls: 1000}
+    affinity: session
+    deployments: [NAMES]
 budgets: {global: {daily_usd: 1000000, monthly_usd: 1000000, enforcement: hard}}
 agents:
   writer:
@@ -68,9 +73,15 @@ agents:
     guard: {max_iterations: 1000000, max_tokens: 1000000000}
     budget: {daily_usd: 1000000, monthly_usd: 1000000, enforcement: hard}
     rate_limit: {requests_per_minute: 1000000, tokens_per_minute: 10000000000, concurrent_calls: 1000}
+  spread:
+    model: spread
+    breaker: {consecutive_failures: 3, same_error: 5, errors: 10, failure_rate: 0.5}
+    guard: {max_iterations: 1000000, max_tokens: 1000000000}
+    budget: {daily_usd: 1000000, monthly_usd: 1000000, enforcement: hard}
+    rate_limit: {requests_per_minute: 1000000, tokens_per_minute: 10000000000, concurrent_calls: 1000}
   poor: {model: sim/m, guard: {max_iterations: 1000000}, budget: {daily_usd: 0.000001, enforcement: hard}}
   throttled: {model: sim/m, guard: {max_iterations: 1000000}, rate_limit: {requests_per_minute: 100, on_exceeded: fail}}
-"""
+""".replace("NAMES", ", ".join(f"{{provider: sim, name: d{number}}}" for number in range(8)))
 REPAIRS = Repairs(corrections=(Correction(answer="x" * 2_000),))
 TASK = "the task"
 WARM_UP = 300
@@ -136,11 +147,18 @@ class Bench:
         claim = assignment.claim
         now = worker.now()
         checkpoint = Checkpoint(dispatched_at=now, deadline=now, repairs=REPAIRS)
-        target = worker.targets.of(agent_name, assignment.chain[0])
-        admission = admission_for(worker, assignment, checkpoint, target, 30.0)
+        targets = worker.targets.all_of(agent_name, assignment.chain[0])
         await worker.executions.claim(claim)
         trips, spent = self._redis.round_trips, await self._spent() if look_into_redis else 0.0
-        began = time.perf_counter()
+        choosing = time.perf_counter()
+        target = targets[0]
+        if len(targets) > 1:
+            policy = worker.targets.policy_of(agent_name, assignment.chain[0])
+            target = worker.balancer.ordered(assignment, checkpoint, targets, policy, 5_000)[0]
+            worker.balancer.admitted(assignment, target, 5_000)
+        chosen = time.perf_counter() - choosing
+        admission = admission_for(worker, assignment, checkpoint, target, 30.0)
+        began = time.perf_counter() - chosen
         verdict = await admit(worker, admission, self._gates)
         elapsed = time.perf_counter() - began
         trips, spent = self._redis.round_trips - trips, await self._spent() - spent if look_into_redis else 0.0
@@ -194,6 +212,7 @@ async def measure(url: str, calls: int) -> dict[str, Figures]:
         await counters.fill(None, "bench", 0, counters.periods(datetime.now(UTC)), {}, {})
         found = {"a PING, to compare": await bench.ping()}
         found["granted"] = await bench.admissions("writer", "admitted")
+        found["granted, of 8 deployments"] = await bench.admissions("spread", "admitted")
         found["refused: rate limit"] = await bench.admissions("throttled", "rate_limited")
         found["refused: budget"] = await bench.admissions("poor", "budget_exceeded")
         await bench.open_breaker()
@@ -211,9 +230,9 @@ def main() -> None:
     calls = int(sys.argv[1]) if len(sys.argv) > 1 else 2_000
     with embedded_servers() as (servers, _):
         measured = uvloop.run(measure(servers.redis().url, calls))
-    print(f"{'':24} {'round trips':>11} {'p50 ms':>8} {'p99 ms':>8} {'in Redis ms':>12}")
+    print(f"{'':25} {'round trips':>11} {'p50 ms':>8} {'p99 ms':>8} {'in Redis ms':>12}")
     for what, found in measured.items():
-        print(f"{what:24} {found.round_trips:>11} {found.p50:>8.3f} {found.p99:>8.3f} {found.in_redis:>12.3f}")
+        print(f"{what:25} {found.round_trips:>11} {found.p50:>8.3f} {found.p99:>8.3f} {found.in_redis:>12.3f}")
 
 
 if __name__ == "__main__":
