@@ -23,6 +23,7 @@ from breakwater.jobs.rules.runs import run_id
 from breakwater.kernel.ids import ENTROPY_BYTES, id_at
 from breakwater.kernel.types import format_time, time_from_ms
 from breakwater.records.rows import StoredRow
+from breakwater.records.schema import ATTEMPTS
 
 NO_ERROR: ErrorCells = (None,) * 7
 MAX_ATTEMPTS = 9
@@ -198,7 +199,7 @@ class Jobs:
         refused_by: str | None,
     ) -> None:
         at = time_from_ms(course.at_ms)
-        tokens_and_cost = (*(None,) * 9, "unknown", None, None)
+        tokens_and_cost = (*(None,) * 9, "unknown", None, None, None)
         tail = (True, refused_by, False, None, cause, backoff, 0, (), at, self.next_sequence())
         number = len(course.rows) + 1
         course.rows.append(
@@ -206,7 +207,7 @@ class Jobs:
                 *(f"{execution_id}:{number}", execution_id, execution_id, job.agent.name, job.tenant),
                 *(job.task_id, job.task_id),
                 *(None, job.user, job.team, {}, number),
-                *(model.name, model.provider, at, at, 0),
+                *(model.name, model.provider, None, None, at, at, 0),
                 *tokens_and_cost,
                 "short_circuited",
                 *error,
@@ -262,11 +263,11 @@ class Jobs:
                 *(f"{execution_id}:{number}", execution_id, execution_id, agent.name, job.tenant),
                 *(job.task_id, job.task_id),
                 *(None, job.user, job.team, {}, number),
-                *(model.name, model.provider, started, completed, took),
+                *(model.name, model.provider, None, None, started, completed, took),
                 *((sent, given, cached, None, None, "stop") if billed else (None,) * 6),
                 *((None, None) if begun is None else (begun, given)),
                 *(None if cost is None else Decimal(cost).scaleb(-9), basis),
-                *(None if reserved is None else Decimal(reserved).scaleb(-9), started),
+                *(None if reserved is None else Decimal(reserved).scaleb(-9), None, started),
                 "success" if failure is None else "worker_lost" if kind == "worker_lost" else "error",
                 *error,
                 *(False, None, kind in _AGAIN, number, cause, backoff),
@@ -400,8 +401,11 @@ def _end(failure: Failure) -> str:
     return "worker_lost" if failure.kind == "worker_lost" else "error"
 
 
+_ERROR_AT = list(ATTEMPTS.columns).index("error_kind")
+
+
 def _last_error(course: Course) -> ErrorCells:
-    return course.last_call_error if course.failed else course.rows[-1][30:37]
+    return course.last_call_error if course.failed else course.rows[-1][_ERROR_AT : _ERROR_AT + 7]
 
 
 def _cost(model: Model, sent: int, cached: int, given: int) -> int | None:

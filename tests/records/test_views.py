@@ -46,6 +46,7 @@ class Messages:
         error = ErrorInfo(kind=kind, class_="AnyError", message=f"{kind}, attempt {number} of {execution_id}")
         tokens = [picked.choice((None, 0, picked.randrange(2**40))) for _ in range(3)]
         submitted_by = picked.choice((None, "finance key"))
+        deployment, key = picked.choice(((None, None), ("openai/m", None), ("openai/m#A", "A")))
         return samples.attempt(
             execution_id,
             number,
@@ -57,6 +58,8 @@ class Messages:
             cost_tags={} if submitted_by is None else {"team": "growth", "project": agent},
             model=picked.choice(("gpt-4.1", "mini")),
             provider=picked.choice(("openai", "proxy")),
+            deployment=deployment,
+            provider_key=key,
             started_at=moment,
             duration_ms=picked.choice((0, picked.randrange(30_000))),
             outcome=outcome,
@@ -159,10 +162,10 @@ OF_EXECUTIONS: dict[str, tuple[int, str, Callable[[Iterable[Execution]], Figures
 OF_ATTEMPTS: dict[str, tuple[int, str, Callable[[Iterable[Attempt]], Figures]]] = {
     "attempts_per_minute": (4, "minute", view_figures.attempts_per_minute),
     "errors_per_minute": (5, "minute", view_figures.errors_per_minute),
-    "provider_health": (3, "minute", view_figures.provider_health),
+    "provider_health": (4, "minute", view_figures.provider_health),
     "estimate_accuracy": (3, "day", view_figures.estimate_accuracy),
     "spend_per_hour": (4, "hour", view_figures.spend_per_hour),
-    "cost_and_usage": (8, "ChargePeriodStart", view_figures.cost_and_usage),
+    "cost_and_usage": (10, "ChargePeriodStart", view_figures.cost_and_usage),
 }
 
 

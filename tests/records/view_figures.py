@@ -186,7 +186,9 @@ def provider_health(attempts: Iterable[Attempt]) -> Figures:
             "timeouts": kinds(all_, "timeout"),
             "p95_ms": quantile(0.95, [one.duration_ms for one in all_]),
         }
-        for key, all_ in groups(called(attempts), lambda one: (minute(one.started_at), one.provider, one.model)).items()
+        for key, all_ in groups(
+            called(attempts), lambda one: (minute(one.started_at), one.provider, one.model, one.deployment)
+        ).items()
     }
 
 
@@ -226,7 +228,8 @@ def cost_and_usage(attempts: Iterable[Attempt]) -> Figures:
     def key(one: Attempt) -> tuple[Hashable, ...]:
         charged_at = minute(one.reserved_at or one.started_at)
         quarter = charged_at.replace(minute=charged_at.minute // 15 * 15)
-        return (quarter, one.provider, one.agent, one.tenant, one.model, one.submitted_by, one.user, one.team)
+        names = (one.provider, one.agent, one.tenant, one.model, one.submitted_by, one.user, one.team)
+        return (quarter, *names, one.deployment, one.provider_key)
 
     figures: Figures = {}
     for names, all_ in groups(called(attempts), key).items():

@@ -9,11 +9,11 @@ SELECT
     agent AS ResourceId,
     tenant AS SubAccountId,
     model AS SkuId,
-    deployment AS x_Deployment,
-    provider_key AS x_ProviderKey,
     submitted_by AS x_SubmittedBy,
     user AS x_User,
     team AS x_Team,
+    deployment AS x_Deployment,
+    provider_key AS x_ProviderKey,
     cost_tags AS Tags,
     ChargePeriodStart + INTERVAL 15 MINUTE AS ChargePeriodEnd,
     toDateTime(toStartOfMonth(ChargePeriodStart), 'UTC') AS BillingPeriodStart,
@@ -53,4 +53,5 @@ SELECT
     countIf(attempts.cost IS NULL) AS x_CallsOfUnknownCost
 FROM attempts FINAL
 WHERE NOT short_circuited
-GROUP BY ChargePeriodStart, ProviderName, ResourceId, SubAccountId, SkuId, x_Deployment, x_ProviderKey, x_SubmittedBy, x_User, x_Team, Tags
+GROUP BY ChargePeriodStart, ProviderName, ResourceId, SubAccountId, SkuId, x_SubmittedBy, x_User, x_Team,
+    x_Deployment, x_ProviderKey, Tags
