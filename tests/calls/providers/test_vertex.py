@@ -74,7 +74,7 @@ async def world(monkeypatch: pytest.MonkeyPatch, *, lifetime_s: float = 3600) ->
 KEY = GoogleAuth(credentials=SecretRef(env="GOOGLE_KEY"))
 
 
-async def streamed(settings: VertexSettings, asked: Call) -> tuple[Any, list[Chunk]]:
+async def stream(settings: VertexSettings, asked: Call) -> tuple[Any, list[Chunk]]:
     chunks: list[Chunk] = []
 
     async def take(taken: Any) -> None:
@@ -102,7 +102,7 @@ async def test_each_publisher_is_called_by_its_own_api(monkeypatch: pytest.Monke
         assert len(here.issuer.requests) == 1
         assert here.issuer.requests[0]["scope"] == "https://www.googleapis.com/auth/cloud-platform"
         for name in ("gemini-x", "claude-x@20260101"):
-            answer, chunks = await streamed(here.settings(auth=KEY), call(model=name))
+            answer, chunks = await stream(here.settings(auth=KEY), call(model=name))
             assert answer.output.startswith("hi from")
             assert answer.usage.input_tokens == 120
             assert len(chunks) > 1
@@ -120,7 +120,7 @@ async def test_a_native_message_passes_as_it_is_and_thinking_and_tools_come_back
     }
     native = {"model": "claude-thinks", "api": "messages", "native": body, "headers": {"anthropic-beta": "b-1"}}
     async with world(monkeypatch) as here:
-        whole = await streamed(here.settings(auth=KEY), call(**native))
+        whole = await stream(here.settings(auth=KEY), call(**native))
         provider = here.settings(auth=KEY).open()
         answer = await provider.perform(call(**native))
         await provider.close()

@@ -202,6 +202,19 @@ def error_in_answer(body: dict[str, Any], answer_status: int = 200) -> HttpFailu
     return replace(failure, status=status)
 
 
+def filter_words(choice: Mapping[str, Any]) -> list[str]:
+    """Returns why a provider filtered a choice: its word for the end, what its filters found, and its own text."""
+    results = fields(choice.get("content_filter_results"))
+    found_by = {name: fields(result) for name, result in results.items()}
+    hits = [
+        f"{name.replace('_', ' ')} ({result['severity']})" if result.get("severity") else name.replace("_", " ")
+        for name, result in found_by.items()
+        if result.get("filtered") is True or result.get("severity") in ("medium", "high")
+    ]
+    reasons = (choice.get("native_finish_reason"), ", ".join(hits), _text(choice.get("finish_message")))
+    return [reason for reason in reasons if isinstance(reason, str) and reason]
+
+
 def read_json(payload: bytes, *, checked: bool = True, joiner: EventJoiner | None = None) -> Any:
     """Parses JSON, also with a byte-order mark, as programs on Windows write it, and in UTF-16.
 

@@ -34,6 +34,7 @@ from breakwater.calls.providers.embeddings import EmbeddingsWire
 from breakwater.calls.providers.failures import (
     carries_error,
     error_in_answer,
+    filter_words,
     first_of,
     http_failure,
     read_json,
@@ -327,7 +328,8 @@ class HttpProvider:
         if reason in INTERRUPTED:
             failure = _abortion(body, chosen, status)
         elif chosen.output is None:
-            problem = f"the answer has no text and no tool call (finish_reason: {reason or 'none'})"
+            reasons = "; ".join((f"finish_reason: {reason or 'none'}", *filter_words(_choice_in(body, chosen))))
+            problem = f"the answer has no text and no tool call ({reasons})"
             failure = EmptyAnswer(reason, problem, status)
         if failure is not None:
             raise CallError(failure, maybe_billed=True, usage=usage, finish_reason=reason)
@@ -389,12 +391,17 @@ def _parse_body(wire: Wire, reply: _HttpReply) -> dict[str, Any]:
 
 def _abortion(body: Mapping[str, Any], choice: Choice, status: int) -> CallFailure:
     """Returns the failure of an answer that its provider aborted: the error in the choice, as OpenRouter writes it."""
-    choices = body.get("choices")
-    choice_list = cast(list[Any], choices) if isinstance(choices, list) else []
-    reported_choice = dict(fields(choice_list[choice.index])) if choice.index < len(choice_list) else {}
+    reported_choice = _choice_in(body, choice)
     if carries_error({"error": reported_choice.get("error")}):
         return error_in_answer({"error": reported_choice["error"]}, status)
     return BrokenAnswer(f"the provider aborted the answer (finish_reason: {choice.finish_reason})", status)
+
+
+def _choice_in(body: Mapping[str, Any], choice: Choice) -> Mapping[str, Any]:
+    """Returns a choice as the provider reported it; empty if the body has no list of choices."""
+    choices = body.get("choices")
+    choice_list = cast(list[Any], choices) if isinstance(choices, list) else []
+    return fields(choice_list[choice.index]) if choice.index < len(choice_list) else {}
 
 
 def _broken_answer(

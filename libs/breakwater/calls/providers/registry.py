@@ -296,6 +296,37 @@ class VertexSettings(HttpSettings):
         return HttpProvider(VertexWires(f"{self.base_url.rstrip('/')}/{place}"), self, redaction)
 
 
+class GeminiSettings(HttpSettings):
+    """Gemini's own API, by key. Embeddings go to its endpoint that is compatible with OpenAI's."""
+
+    kind: Literal["gemini"]
+    base_url: HttpUrl = Field(
+        default="https://generativelanguage.googleapis.com/v1beta", description="Up to and including the version."
+    )
+
+    def apis_of(self, model: str) -> Collection[CallApi]:  # noqa: ARG002  the same for all
+        """Returns chats and embeddings."""
+        return ("chat", "embeddings")
+
+    def translates_chats(self, model: str) -> bool:  # noqa: ARG002  the same for all
+        """Returns True."""
+        return True
+
+    def params_left_out(self, params: Mapping[str, JsonValue]) -> Sequence[str]:
+        """Returns `dropped_params`."""
+        from breakwater.calls.providers.gemini import dropped_params
+
+        return dropped_params(params)
+
+    def open(self, redaction: RedactionRules = DEFAULT_REDACTION) -> Provider:
+        """Returns the provider. Raises ConfigError."""
+        from breakwater.calls.providers.gemini import gemini_wires
+        from breakwater.calls.providers.http import HttpProvider
+
+        wires = gemini_wires(self.base_url)
+        return HttpProvider(lambda _: wires, self, redaction)
+
+
 DEFAULT_KIND = "openai"
 _AWS_VARIABLES = words(
     """
@@ -558,6 +589,7 @@ AnyProvider = Annotated[
     | AnthropicSettings
     | BedrockSettings
     | VertexSettings
+    | GeminiSettings
     | ProcessSettings
     | PythonSettings,
     Discriminator("kind"),

@@ -74,15 +74,25 @@ _OF_SERVERS = words(
 """Params of OpenRouter, vLLM, SGLang, llama.cpp, Ollama, and of makers whose API is compatible with OpenAI's."""
 _OF_ANTHROPIC = frozenset({"cache_control", "output_config", "output_format", "stop_sequences", "system"})
 
+_OF_GEMINI = frozenset({"cached_content", "labels", "safety_settings", "thinking_config", "tool_config"})
+
 _BY_KIND: Mapping[str, frozenset[str]] = {
     "openai": _COMMON | _OF_SERVERS,
     "azure": _COMMON,
     "anthropic": _COMMON | _OF_ANTHROPIC,
     "bedrock": _COMMON | _OF_ANTHROPIC,
+    "gemini": _COMMON | _OF_GEMINI,
 }
 """Params that cost nothing but tokens, by the kind of provider."""
 KNOWN_PARAMS = (
-    _COMMON | _OF_SERVERS | _OF_ANTHROPIC | RESERVED_PARAMS.keys() | _PRICED_APART.keys() | _OF_THE_CONNECTION
+    _COMMON
+    | _OF_SERVERS
+    | _OF_ANTHROPIC
+    | _OF_GEMINI
+    | {"cached_content"}
+    | RESERVED_PARAMS.keys()
+    | _PRICED_APART.keys()
+    | _OF_THE_CONNECTION
 )
 
 _OF_FUNCTION = words(

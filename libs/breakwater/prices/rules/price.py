@@ -865,7 +865,7 @@ def _rules_of(kind: str, base_url: str, names: list[str]) -> TokenRules:
     # The model's name comes before the URL: a gateway serves models of every maker.
     if kind == "anthropic" or any("claude" in name for name in names):
         return ANTHROPIC
-    if "googleapis.com" in base_url or any("gemini" in name for name in names):
+    if kind == "gemini" or "googleapis.com" in base_url or any("gemini" in name for name in names):
         return GEMINI
     if kind == "azure" or "api.openai.com" in base_url or any(_OPENAI_NAME.match(name) for name in names):
         return OPENAI
