@@ -585,7 +585,8 @@ def unparsed_message_of(result: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the message of a job that succeeded, with the inputs of its tools as texts in `partial_json`."""
     response = fields(result.get("response"))
     seed = str(result["job_id"])
-    if isinstance(response.get("content"), list) and "choices" not in response:
+    # Of an answer with an author, a client of another API gets its state in tokens (`provider_state`).
+    if isinstance(response.get("content"), list) and "choices" not in response and AUTHOR not in response:
         head = response
         reason = response.get("stop_reason")
         provider_id = response.get("id")
@@ -724,7 +725,11 @@ def _blocks_of_choice(choice: Mapping[str, Any], seed: str, author: Any) -> list
     """
     message = fields(choice.get("message"))
     blocks = list[Block]()
-    signed = blocks_of(message.get("thinking_blocks") or (), seed)
+    signed = list[Block]()
+    if author is None:
+        signed = blocks_of(message.get("thinking_blocks") or (), seed)
+    elif not message.get(THOUGHT):
+        message = {**message, THOUGHT: thoughts_in(message.get("thinking_blocks"))}
     thought = THOUGHT if message.get(THOUGHT) else "reasoning"
     order = choice.get(ORDER) or [(name, 0) for name in (thought, "content", "refusal", "tool_calls")]
     for number, (name, start) in enumerate(order):
@@ -743,6 +748,11 @@ def _blocks_of_choice(choice: Mapping[str, Any], seed: str, author: Any) -> list
                 signature = {"signature": signature_of(author, name)} if kind == "thinking" else {}
                 blocks.append({"type": kind, kind: text, **signature})
     return signed + blocks
+
+
+def thoughts_in(thinking_blocks: Any) -> str:
+    """Returns the text of Anthropic's blocks of thinking, whose signatures are part of their author's state."""
+    return "".join(str(block.get("thinking") or "") for block in objects(thinking_blocks or ()))
 
 
 def state_block(token: str) -> Block:

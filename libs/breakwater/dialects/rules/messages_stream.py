@@ -26,6 +26,7 @@ from breakwater.dialects.rules.messages import (
     signature_of,
     start_of,
     state_block,
+    thoughts_in,
     unparsed_message_of,
     usage_of,
     with_fields,
@@ -178,6 +179,8 @@ class MessageStream:
                 if name == "tool_calls":
                     for piece in objects(value or ()):
                         self._take_call(piece)
+                elif name == "thinking_blocks" and self._author is not None and (thoughts := thoughts_in(value)):
+                    self._take_text(THOUGHT, thoughts)
                 elif isinstance(value, str) and value and name in SPOKEN:
                     self._take_text(name, value)
 
