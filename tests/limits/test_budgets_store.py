@@ -96,7 +96,8 @@ async def ask(
     [raw] = await redis.run([command])
     answer = budgets.read_reservation(raw, counters, amount, now=clock)
     if isinstance(answer, HeldOtherwise):  # as the gate does
-        [_, raw] = await redis.run([budgets.give_up_command(attempt_id, answer), command])
+        await redis.run([budgets.give_up_command(attempt_id, answer)])
+        [raw] = await redis.run([command])
         answer = budgets.read_reservation(raw, counters, amount, now=clock)
     return answer
 

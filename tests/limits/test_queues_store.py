@@ -97,7 +97,8 @@ class Caller:
         [raw] = await self._redis.run([command])
         answer = self._budgets.read_reservation(raw, counters, amount, now=now, rates=self._rates)
         if isinstance(answer, HeldOtherwise):  # as the gate does
-            [_, raw] = await self._redis.run([self._budgets.give_up_command(attempt, answer), command])
+            await self._redis.run([self._budgets.give_up_command(attempt, answer)])
+            [raw] = await self._redis.run([command])
             answer = self._budgets.read_reservation(raw, counters, amount, now=now, rates=self._rates)
         return answer
 

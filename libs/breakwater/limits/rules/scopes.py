@@ -24,6 +24,12 @@ _JOINT = "\v"
 _CONTROLS = re.compile(r"[\x00-\x1f]")
 
 
+def _text_of(kind: str, name: str) -> str:
+    if not name:
+        return kind
+    return f"{kind}={name}" if kind.startswith("tag:") else f"{kind}:{name}"
+
+
 class ScopePart(NamedTuple):
     """One condition of a scope: `key` and `acme-bot`, or `tag:project` and `web`. The name of `global` is empty."""
 
@@ -31,8 +37,7 @@ class ScopePart(NamedTuple):
     name: str
 
     def __str__(self) -> str:
-        tag = self.kind.removeprefix("tag:")
-        return self.kind if not self.name else f"{self.kind}={self.name}" if tag != self.kind else ":".join(self)
+        return _text_of(self.kind, self.name)
 
 
 PLANE = (ScopePart("global", ""),)
@@ -178,13 +183,14 @@ class Dimension(NamedTuple):
 
 def key_of_call(kinds: Iterable[str], names: CallNames) -> str | None:
     """Returns the key of the scope of some kinds in which a call counts; None if it lacks a name."""
-    parts: list[ScopePart] = []
+    key = ""
     for kind in kinds:
         name = names.of_kind(kind)
         if name is None:
             return None
-        parts.append(ScopePart(kind, name))
-    return key_of(parts)
+        part = _text_of(kind, name)
+        key = f"{key}{_JOINT}{part}" if key else part
+    return key
 
 
 DAY_AND_MONTH: tuple[Window, Window] = ("daily", "monthly")

@@ -25,19 +25,15 @@
 -- of a caller would be through, 'w<key>\n<tenant>' the calls of a caller that wait, 'k<key>' the tenants of a key that do. One
 -- that does not ask again in time leaves.
 local SLICES = 100
--- Each script begins with what is here, so it makes no tables.
-local function field_of(unit, is_used, scope)
-  if unit == 'u' then
-    return (is_used and 'spent:' or 'reserved:') .. scope
-  end
-  local figure = unit == 't' and 'tokens:' or 'calls:'
-  return (is_used and figure or 'reserved_' .. figure) .. scope
-end
+-- What the fields of counters begin with, by their units.
+local RESERVED = {u = 'reserved:', t = 'reserved_tokens:', r = 'reserved_calls:'}
+local USED = {u = 'spent:', t = 'tokens:', r = 'calls:'}
 local UNITS = {'r', 't', 'u', 'c'} -- of a window
 local function now_ms()
   local time = redis.call('TIME')
   return time[1] * 1000 + math.floor(time[2] / 1000)
 end
+local EXACT = 2 ^ 53 -- from there on, a double may not hold an integer
 local texts = {} -- one script writes the same few numbers again and again
 local function integer(number)
   local text = texts[number]
@@ -47,15 +43,11 @@ local function integer(number)
   end
   return text
 end
-local EXACT = 2 ^ 53 -- from there on, a double may not hold an integer
--- Adds amounts to the fields of a hash, in two commands rather than one for each field. Returns the sums.
-local function add(key, fields, amounts)
-  if #fields == 0 then
-    return {}
-  end
-  local sums, changes, n = redis.call('HMGET', key, unpack(fields)), {}, 0
+-- Adds amounts to fields of a hash that have these values, in one command rather than one for each field. Returns the sums.
+local function add_to(key, fields, values, amounts)
+  local sums, changes, n = {}, {}, 0
   for i = 1, #fields do
-    local known = tonumber(sums[i] or 0)
+    local known = tonumber(values[i] or 0)
     local sum = known + amounts[i]
     if known < EXACT and sum < EXACT and known > -EXACT and sum > -EXACT then
       changes[n + 1], changes[n + 2], n = fields[i], sum, n + 2
@@ -69,6 +61,11 @@ local function add(key, fields, amounts)
   end
   return sums
 end
+local function add(key, fields, amounts)
+  if #fields > 0 then
+    add_to(key, fields, redis.call('HMGET', key, unpack(fields)), amounts)
+  end
+end
 local function set_of_keys()
   local set = {}
   for _, key in ipairs(KEYS) do
@@ -76,32 +73,46 @@ local function set_of_keys()
   end
   return set
 end
+-- The places of a reservation by its lines: many reservations of a batch are in the same ones.
+local parsed = {}
+local function places_of(lines)
+  local places = parsed[lines]
+  if places then
+    return places
+  end
+  places = {periods = {}, windows = {}, slots = {}}
+  for kind, key, fields in string.gmatch(lines, '\n(%a)([^\t\n]*)([^\n]*)') do
+    if kind == 'c' then
+      local period, n = {key = key, scopes = {}, units = {}, shared = {}}, 0
+      for scope, unit, flags in string.gmatch(fields, '\t([^\t]*)\t(%a)(%a*)') do
+        n = n + 1
+        period.scopes[n], period.units[n] = scope, unit
+        if flags == 'h' then
+          period.shared[#period.shared + 1] = scope
+        end
+      end
+      places.periods[#places.periods + 1] = period
+    elseif kind == 'w' then
+      local slice, flags = string.match(fields, '^\t(%d+)\t(%a*)$')
+      places.windows[#places.windows + 1] = {key = key, slice = slice, flags = flags}
+    else
+      places.slots[#places.slots + 1] = key
+    end
+  end
+  parsed[lines] = places
+  return places
+end
 local function parse(text)
   local state, amount, tokens, ms, agent, tenant, caller, lines =
     string.match(text or '', '^(%a)|(%d+)|(%d+)|(%d+)\n([^\n]*)\n([^\n]*)\n([^\n]*)(.*)$')
   if not state then
     return nil
   end
-  local held = {
+  local places = places_of(lines)
+  return {
     state = state, amount = tonumber(amount), tokens = tonumber(tokens), ms = ms, agent = agent, tenant = tenant,
-    caller = caller, periods = {}, windows = {}, slots = {}, lines = lines,
+    caller = caller, periods = places.periods, windows = places.windows, slots = places.slots, lines = lines,
   }
-  for kind, key, fields in string.gmatch(lines, '\n(%a)([^\t\n]*)([^\n]*)') do
-    if kind == 'c' then
-      local counters, n = {}, 0
-      for scope, unit, flags in string.gmatch(fields, '\t([^\t]*)\t(%a)(%a*)') do
-        n = n + 1
-        counters[n] = {scope = scope, unit = unit, is_shared = flags == 'h'}
-      end
-      held.periods[#held.periods + 1] = {key = key, counters = counters}
-    elseif kind == 'w' then
-      local slice, flags = string.match(fields, '^\t(%d+)\t(%a*)$')
-      held.windows[#held.windows + 1] = {key = key, slice = slice, flags = flags}
-    else
-      held.slots[#held.slots + 1] = key
-    end
-  end
-  return held
 end
 local function header_of(held, state)
   local figures = table.concat({state, integer(held.amount), integer(held.tokens), held.ms}, '|')
@@ -111,31 +122,38 @@ end
 local function amounts_of(held)
   return {u = held.amount, t = held.tokens, r = 1}
 end
--- Calls `each(key, field, amount)` for the counters that a reservation adds to in a state.
-local function for_each(held, state, each)
-  local amounts, is_used = amounts_of(held), state ~= 'r'
-  for _, period in ipairs(held.periods) do
-    for _, counter in ipairs(period.counters) do
-      each(period.key, field_of(counter.unit, is_used, counter.scope), amounts[counter.unit])
+-- Calls `each(key, field, amount)` for the counters that reservations of some amounts add to in a state.
+local function for_each(periods, state, amounts, each)
+  local fields = state == 'r' and RESERVED or USED
+  for _, period in ipairs(periods) do
+    for i, unit in ipairs(period.units) do
+      each(period.key, fields[unit] .. period.scopes[i], amounts[unit])
     end
   end
 end
--- Adds to what the caller of a reservation holds in each scope that has shares.
+-- Adds to what the caller of a reservation holds in each scope that has shares. One that holds nothing has no field.
 local function share(held_key, held, amount)
-  local fields, amounts, ended, caller = {}, {}, {}, '\n' .. held.tenant .. '\n' .. held.caller
+  local fields, n, caller = {}, 0, '\n' .. held.tenant .. '\n' .. held.caller
   for _, period in ipairs(amount ~= 0 and held.periods or {}) do
-    for _, counter in ipairs(period.counters) do
-      if counter.is_shared then
-        fields[#fields + 1], amounts[#amounts + 1] = counter.scope .. caller, amount
-      end
+    for _, scope in ipairs(period.shared) do
+      n = n + 1
+      fields[n] = scope .. caller
     end
   end
-  local sums = add(held_key, fields, amounts)
-  for i = 1, #sums do
-    if sums[i] <= 0 then
+  if n == 0 then
+    return
+  end
+  local values = redis.call('HMGET', held_key, unpack(fields))
+  local kept, kept_values, amounts, ended = {}, {}, {}, {}
+  for i = 1, n do
+    if (values[i] or 0) + amount > 0 then
+      local k = #kept + 1
+      kept[k], kept_values[k], amounts[k] = fields[i], values[i], amount
+    else
       ended[#ended + 1] = fields[i]
     end
   end
+  add_to(held_key, kept, kept_values, amounts)
   if #ended > 0 then
     redis.call('HDEL', held_key, unpack(ended))
   end
@@ -201,15 +219,15 @@ local function charge(held, held_key, used)
   for _, period in ipairs(held.periods) do
     if redis.call('EXISTS', period.key) == 1 then
       local fields, amounts, n = {}, {}, 0
-      for _, counter in ipairs(period.counters) do
-        local unit = counter.unit
+      for i, unit in ipairs(period.units) do
+        local scope = period.scopes[i]
         if reserved[unit] ~= 0 then
           n = n + 1
-          fields[n], amounts[n] = field_of(unit, false, counter.scope), -reserved[unit]
+          fields[n], amounts[n] = RESERVED[unit] .. scope, -reserved[unit]
         end
         if charged and charged[unit] ~= 0 then
           n = n + 1
-          fields[n], amounts[n] = field_of(unit, true, counter.scope), charged[unit]
+          fields[n], amounts[n] = USED[unit] .. scope, charged[unit]
         end
       end
       add(period.key, fields, amounts)
@@ -334,8 +352,8 @@ end
 -- A call that waits for a rate has its place in the queue of the first one that has no room for it, in the order of the keys:
 -- so no two calls wait for each other. There is room for it beside what counts and what stands before it in the queue.
 -- KEYS: reservations, leases, filled, held, periods..., windows..., slots..., the queues of both..., what waits in each...
--- ARGV from the 18th, for each period: first ms, first ms after it, keep until (ms); then for each counter: number of its
--- period, scope, flags, hard limit ('' = none); then for each window: ms of a slice, flags, the units whose limits refuse
+-- ARGV from the 18th, for each period: first ms, first ms after it, keep until (ms); then for each counter: scope, the
+-- number of its period and its flags, hard limit ('' = none); then for each window: ms of a slice, flags, the units whose limits refuse
 -- calls and have none wait, the most requests, tokens and nano-dollars ('' = none); then for each slots: the most calls
 -- ('' = none), 'c' where that limit refuses calls; then the key and the tenant that wait, their share, and the ms for which the
 -- call can wait ('' = for ever).
@@ -367,18 +385,18 @@ local periods, counters, argument = {}, {}, 18
 for k = 5, 4 + number_of_periods do
   periods[#periods + 1] = {
     key = KEYS[k], first = tonumber(ARGV[argument]), over = tonumber(ARGV[argument + 1]), keep_until_ms = ARGV[argument + 2],
-    fields = {}, notes = {}, reserved = {}, amounts = {},
+    fields = {}, notes = {}, reserved = {}, values_before = {}, amounts = {},
   }
   argument = argument + 3
 end
 for i = 1, number_of_counters do
-  local scope, flags = ARGV[argument + 1], ARGV[argument + 2]
-  local unit = string.sub(flags, 1, 1)
+  local scope, flags = ARGV[argument], ARGV[argument + 1]
+  local unit = string.sub(flags, 2, 2)
   counters[i] = {
-    period = periods[tonumber(ARGV[argument])], scope = scope, unit = unit, flags = flags, cap = ARGV[argument + 3],
-    field = field_of(unit, false, scope),
+    period = periods[string.byte(flags) - 48], scope = scope, unit = unit, flags = flags, cap = ARGV[argument + 2],
+    field = RESERVED[unit] .. scope,
   }
-  argument = argument + 4
+  argument = argument + 3
 end
 local windows, slots = {}, {}
 for k = 5 + number_of_periods, 4 + number_of_periods + number_of_windows do
@@ -470,7 +488,7 @@ local names = 'names:' .. caller
 local added = {}
 for _, counter in ipairs(lease_ms and most_names and counters or {}) do
   local key = counter.period.key
-  if string.find(counter.flags, 'n', 2, true) and redis.call('HEXISTS', key, counter.field) == 0 then
+  if string.find(counter.flags, 'n', 3, true) and redis.call('HEXISTS', key, counter.field) == 0 then
     added[key] = (added[key] or tonumber(redis.call('HGET', key, names) or '0')) + 1
     if added[key] > most_names then
       return refuse({4})
@@ -488,18 +506,18 @@ local WAITS, REFUSES, NEVER_FITS = 0, 1, 2
 
 -- Counters
 for _, counter in ipairs(counters) do
+  local fields = counter.period.fields
+  local n = #fields + 1
+  counter.first_value, fields[n] = n, counter.field
   if counter.cap ~= '' then
     if not source[1] then
       return {3}
     end
-    local fields = counter.period.fields
-    local n = #fields
-    counter.first_value = n + 1
-    fields[n + 1], fields[n + 2] = field_of(counter.unit, true, counter.scope), counter.field
+    fields[n + 1] = USED[counter.unit] .. counter.scope
   end
 end
 for _, period in ipairs(periods) do
-  period.values = #period.fields > 0 and redis.call('HMGET', period.key, unpack(period.fields)) or {}
+  period.values = redis.call('HMGET', period.key, unpack(period.fields))
 end
 -- The holding of a tenant (index 2) or a caller (3) in a scope, and true where others hold some, too. All holdings are read
 -- at most once: there are as many as callers with a call under way.
@@ -551,20 +569,20 @@ local function is_over_share(sharer, scope, left, amount)
   return others and 2 * (own + amount) > left
 end
 for number, counter in ipairs(counters) do
-  local first = counter.first_value
-  if first then
-    local period = counter.period
+  if counter.cap ~= '' then
+    local period, first = counter.period, counter.first_value
     local limit = tonumber(counter.cap)
     local amount = worst[counter.unit]
-    local used, reserved = period.values[first] or '0', period.values[first + 1] or '0'
+    local reserved, used = period.values[first] or '0', period.values[first + 1] or '0'
     local left = limit - tonumber(used) -- added up, a double might not hold them
-    local is_full, is_over, sharers = amount > left - tonumber(reserved), false, {}
+    local is_full, is_over, sharers = amount > left - tonumber(reserved), false, nil
     -- A caller's part of less than half is no more than its share.
     if amount > 0 and amount <= left and 2 * (tonumber(reserved) + amount) > left then
+      sharers = {}
       for _, sharer in ipairs({
         {flag = 'x', name = tenant, index = 2, field = 'tenant_waits:'}, {flag = 'y', name = caller, index = 3, field = 'caller_waits:'},
       }) do
-        if string.find(counter.flags, sharer.flag, 2, true) then
+        if string.find(counter.flags, sharer.flag, 3, true) then
           sharer.field = sharer.field .. counter.scope
           sharer.note = redis.call('HGET', period.key, sharer.field) or ''
           is_over = is_over or is_over_share(sharer, counter.scope, left, amount)
@@ -574,7 +592,7 @@ for number, counter in ipairs(counters) do
     end
     if is_full or is_over then
       if lease_ms and 2 * worst.u <= left then
-        for _, sharer in ipairs(sharers) do
+        for _, sharer in ipairs(sharers or {}) do
           note_waiting(period, sharer)
         end
       end
@@ -811,15 +829,17 @@ for _, rate in ipairs(has_queue and rates or {}) do
 end
 local shared = {}
 for _, counter in ipairs(counters) do
-  local n = #counter.period.reserved + 1
-  counter.period.reserved[n], counter.period.amounts[n] = counter.field, worst[counter.unit]
-  if #counter.flags > 1 and string.find(counter.flags, 'h', 2, true) then
-    shared[#shared + 1] = {scope = counter.scope, is_shared = true}
+  local period = counter.period
+  local n = #period.reserved + 1
+  period.reserved[n], period.amounts[n] = counter.field, worst[counter.unit]
+  period.values_before[n] = period.values[counter.first_value]
+  if #counter.flags > 2 and string.find(counter.flags, 'h', 3, true) then
+    shared[#shared + 1] = counter.scope
   end
 end
-call.periods = {{counters = shared}}
+call.periods = {{shared = shared}}
 for _, period in ipairs(periods) do
-  for i, reserved in ipairs(add(period.key, period.reserved, period.amounts)) do
+  for i, reserved in ipairs(add_to(period.key, period.reserved, period.values_before, period.amounts)) do
     if reserved == period.amounts[i] then -- nothing else is reserved, and maybe nothing was counted yet
       redis.call('PEXPIREAT', period.key, period.keep_until_ms)
       break
@@ -910,9 +930,10 @@ return 1
 -- Replaces reservations by the costs of the calls, each once for each event of the log, which has a bit in a block. Counters
 -- are added to once for all settlements of a batch.
 -- KEYS: reservations, leases, filled, held, applied blocks..., periods..., windows and slots...
--- ARGV from the 9th, for each period: keep until (ms); for each place: number of its period, scope; then for each settlement:
--- attempt, sequence, index of the block's key, bit, tokens, all and without input from a cache ('' = unknown), '1' where the
--- provider's rate limit refused it, number of figures, their names and values, number of places, their numbers.
+-- ARGV from the 9th, for each period: keep until (ms); for each place: number of its period, scope; then the number of groups of
+-- calls in the same places, and for each: number of places, their numbers; then for each settlement: attempt, sequence, index of
+-- the block's key, bit, tokens, all and without input from a cache ('' = unknown), '1' where the provider's rate limit refused
+-- it, number of its group, number of figures, their names and values.
 -- Returns {for each settlement 1 (counted), 0 (counted before) or the further keys of its reservation, with which it is
 -- repeated; for each place its spend}; {3} where the counters are not those of this log,
 -- {5, dimensions} where others are counted.
@@ -942,14 +963,22 @@ local places = {}
 for p = 1, number_of_places do
   local period, scope = periods[tonumber(take())], take()
   period.asked[#period.asked + 1] = 'spent:' .. scope
-  places[p] = {period = period, scope = scope, at = #period.asked}
+  places[p] = {period = period, scope = scope, at = #period.asked, sums = {}}
+end
+local groups = {}
+for g = 1, tonumber(take()) do
+  local group = {places = {}, sums = {}}
+  for p = 1, tonumber(take()) do
+    group.places[p] = places[tonumber(take())]
+  end
+  groups[g] = group
 end
 local batch, attempts = {}, {}
 for i = 1, settlements do
   local settlement = {
     attempt = take(), sequence = tonumber(take()), block = KEYS[tonumber(take())], bit = take(),
     used = {amount = 0, tokens = tonumber(take()), uncached = tonumber(take()), is_refused = take() == '1'},
-    figures = {}, places = {},
+    group = groups[tonumber(take())], figures = {},
   }
   for f = 1, tonumber(take()) do
     local figure = {name = take(), value = tonumber(take())}
@@ -957,9 +986,6 @@ for i = 1, settlements do
     if figure.name == 'spent' then
       settlement.used.amount = figure.value
     end
-  end
-  for p = 1, tonumber(take()) do
-    settlement.places[p] = places[tonumber(take())]
   end
   batch[i], attempts[i] = settlement, settlement.attempt
 end
@@ -982,6 +1008,54 @@ local function sum(period, field, amount)
   end
   period.sums[field] = before + amount
 end
+-- Sums are gathered for all calls in the same places first, and then for each place. `spread(gathered)` passes them on.
+local function gather(gathered, name, amount, spread)
+  local before = gathered.sums[name] or 0
+  if math.abs(before + amount) >= EXACT then
+    spread(gathered)
+    before = 0
+  end
+  gathered.sums[name] = before + amount
+end
+local function count_in(place)
+  for name, amount in pairs(place.sums) do
+    sum(place.period, name .. ':' .. place.scope, amount)
+  end
+  place.sums = {}
+end
+local function count(group)
+  for _, place in ipairs(group.places) do
+    local sums = place.sums
+    for name, amount in pairs(group.sums) do
+      local sum_in_place = (sums[name] or 0) + amount
+      if sum_in_place < EXACT and sum_in_place > -EXACT then
+        sums[name] = sum_in_place
+      else
+        gather(place, name, amount, count_in)
+        sums = place.sums
+      end
+    end
+  end
+  group.sums = {}
+end
+local ended = {}
+local function free(gathered)
+  for_each(gathered.periods, gathered.state, gathered.sums, function(key, field, amount)
+    sum(by_key[key], field, -amount)
+  end)
+  gathered.sums = {u = 0, t = 0, r = 0}
+end
+local function end_held(reservation)
+  local id = (reservation.state == 'r' and 'r' or 's') .. reservation.lines
+  local gathered = ended[id]
+  if not gathered then
+    gathered = {periods = reservation.periods, state = reservation.state, sums = {u = 0, t = 0, r = 0}}
+    ended[id] = gathered
+  end
+  for unit, amount in pairs(amounts_of(reservation)) do
+    gather(gathered, unit, amount, free)
+  end
+end
 local answers, settled, blocks = {}, {}, {}
 for i, settlement in ipairs(batch) do
   local reservation = held[settlement.attempt]
@@ -990,9 +1064,7 @@ for i, settlement in ipairs(batch) do
     answers[i] = table.concat(further, '\n')
   else
     if reservation then
-      for_each(reservation, reservation.state, function(key, field, amount)
-        sum(by_key[key], field, -amount)
-      end)
+      end_held(reservation)
       if reservation.state == 'r' then
         share(held_key, reservation, -reservation.amount)
       end
@@ -1005,15 +1077,22 @@ for i, settlement in ipairs(batch) do
     if counted == 1 then
       blocks[settlement.block] = true
       for _, figure in ipairs(settlement.figures) do
-        for _, place in ipairs(settlement.places) do
-          sum(place.period, figure.name .. ':' .. place.scope, figure.value)
-        end
+        gather(settlement.group, figure.name, figure.value, count)
       end
     end
     answers[i] = counted
   end
 end
 
+for _, group in ipairs(groups) do
+  count(group)
+end
+for _, place in ipairs(places) do
+  count_in(place)
+end
+for _, gathered in pairs(ended) do
+  free(gathered)
+end
 if #settled > 0 then
   redis.call('HDEL', reservations, unpack(settled))
   redis.call('ZREM', leases, unpack(settled))
@@ -1126,7 +1205,7 @@ repeat
     local attempt, held = page[2][i], parse(page[2][i + 1])
     if held and not seen[attempt] then
       seen[attempt] = true
-      for_each(held, held.state, function(key, field, amount)
+      for_each(held.periods, held.state, amounts_of(held), function(key, field, amount)
         if keep_until[key] then
           redis.call('HINCRBY', key, field, integer(amount))
         end

@@ -555,7 +555,8 @@ def _counter_parts(counters: tuple[Counter, ...], day_ms: int, zone: ZoneInfo, *
         shared.discard(counter.key)
         lines[counter.window] += f"\t{counter.key}\t{kept_flags}"
         cap = counter.hard_limit if has_caps else None
-        arguments += [numbers[counter.window], counter.key, kept_flags + counter.flags, "" if cap is None else cap]
+        flags = f"{numbers[counter.window]}{kept_flags}{counter.flags}"
+        arguments += [counter.key, flags, "" if cap is None else cap]
     return _CounterParts(tuple(map(key_of, periods)), "".join(lines.values()), tuple(arguments))
 
 
@@ -587,6 +588,19 @@ def _window_states(rates: RateLimits, figures: Sequence[int]) -> tuple[WindowSta
     return tuple(states)
 
 
+@dataclass(slots=True)
+class _Group:
+    """Calls of a batch with the same names, in the same periods: they count in the same places."""
+
+    number: int
+    names: CallNames
+    at: Periods
+    last: int = 0
+    """The place of its last call in the batch."""
+    places: list[int] = field(default_factory=list[int])
+    """The numbers of its places."""
+
+
 @dataclass(frozen=True, slots=True)
 class _SettledBatch:
     """Settlements of one script, and the places that it returns the totals of."""
@@ -609,38 +623,56 @@ class _SettledBatch:
         """A batch. `more` are further keys of its reservations."""
         used_blocks = dict.fromkeys(settlement.sequence // BLOCK for settlement in settlements)
         blocks = {block: number for number, block in enumerate(used_blocks, 5)}  # Redis counts keys from 1
-        places: dict[tuple[Period, str], int] = {}
-        agents: dict[tuple[Period, str], str] = {}
+        groups: dict[tuple[CallNames, int], _Group] = {}
         entries: list[Argument] = []
         for settlement in settlements:
             block, bit = divmod(settlement.sequence, BLOCK)
             figures = [(name, value) for name, value in settlement.figures.items() if value]
             at = periods_at(settlement.charged_at, zone)
-            counted = [(at.of(window), key) for window, key in dimensions.keys(settlement.names)]
-            agents |= dict.fromkeys(counted, settlement.names.agent)
+            place = settlement.names, at.day.start_ms
+            group = groups.get(place)
+            if group is None:
+                group = groups[place] = _Group(len(groups) + 1, settlement.names, at)
+            group.last = len(entries)
             entries += [
                 *(settlement.attempt_id, settlement.sequence, blocks[block], bit, *settlement.tokens.arguments),
-                *(len(figures), *(part for figure in figures for part in figure)),
-                *(len(counted), *(places.setdefault(place, len(places) + 1) for place in counted)),
+                *(group.number, len(figures)),
+                *(part for figure in figures for part in figure),
             ]
+        numbers: dict[BudgetPlace, int] = {}
+        places: list[tuple[Period, str]] = []
+        of_groups: list[Argument] = [len(groups)]
+        agents: dict[int, str] = {}
+        for group in sorted(groups.values(), key=lambda group: group.last):
+            for window, key in dimensions.keys(group.names):
+                counted_period = group.at.of(window)
+                number = numbers.setdefault((counted_period.name, key), len(places) + 1)
+                if number > len(places):
+                    places.append((counted_period, key))
+                group.places.append(number)
+            agents |= dict.fromkeys(group.places, group.names.agent)
+        for group in groups.values():
+            of_groups += [len(group.places), *group.places]
         of_rates = [key for key in more if key.startswith((_WINDOWS, _SLOTS))]
         elsewhere = (period_named(key.rpartition(":")[2], zone) for key in more if key not in of_rates)
-        periods = list(dict.fromkeys((*(budget_period for budget_period, _ in places), *elsewhere)))
+        by_name = {budget_period.name: budget_period for budget_period, _ in places}
+        periods = list((by_name | {budget_period.name: budget_period for budget_period in elsewhere}).values())
         arguments: list[Argument] = [
             *(log, zone.key, 2 * KEEP_MS, len(settlements), len(blocks), len(places), dimensions.text, len(periods))
         ]
         for budget_period in periods:
             arguments.append(budget_period.end_ms + KEEP_MS)
+        numbers_of_periods = {budget_period.name: number for number, budget_period in enumerate(periods, 1)}
         for budget_period, key in places:
-            arguments += [periods.index(budget_period) + 1, key]
+            arguments += [numbers_of_periods[budget_period.name], key]
         keys = [
             *(RESERVATIONS, LEASES, FILLED, HELD),
             *(block_key(log, block) for block in blocks),
             *map(key_of, periods),
             *of_rates,
         ]
-        command = ScriptCommand(LUA["settle"], keys, [*arguments, *entries])
-        return cls(settlements, command, list(places), [agents[place] for place in places])
+        command = ScriptCommand(LUA["settle"], keys, [*arguments, *of_groups, *entries])
+        return cls(settlements, command, places, [agents[number] for number in numbers.values()])
 
     def totals(self, counted: Sequence[str]) -> dict[BudgetPlace, Totals]:
         """Reads the totals that the script returned."""
