@@ -232,7 +232,9 @@ def test_the_readme_says_what_jobs_executions_attempts_runs_tasks_sessions_and_p
 
 
 def test_the_pages_have_no_more_than_32_000_words() -> None:
-    words = {page.name: len(page.read_text().split()) for page in (ROOT / "docs").glob("*.md")}
+    # That of providers has a limit of its own: it is looked up, not read.
+    pages = set((ROOT / "docs").glob("*.md")) - {ROOT / "docs" / "providers.md"}
+    words = {page.name: len(page.read_text().split()) for page in pages}
     assert sum(words.values()) <= 32_000, sorted(words.items(), key=lambda page: -page[1])
 
 

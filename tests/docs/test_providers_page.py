@@ -1,0 +1,57 @@
+"""Each block of docs/providers.md is a whole config that `breakwater config check` accepts."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from breakwater.calls.providers.registry import KINDS
+from breakwater.config import parse_config
+from breakwater.config.load import named_secrets
+from breakwater.config.pricing import pricing_of
+from tests.commands import run_command
+from tests.docs.markdown import ROOT, blocks, headings
+from tests.tables import each_row
+
+PAGE = ROOT / "docs" / "providers.md"
+BLOCKS = [block for block in blocks(PAGE) if block.language == "yaml"]
+WANTED = (
+    "OpenAI Azure Anthropic Bedrock Vertex_AI Gemini Mistral Groq DeepSeek xAI OpenRouter Together Fireworks Cohere "
+    "Ollama vLLM llama.cpp LM_Studio TGI SGLang"
+)
+
+
+def test_each_provider_has_its_block() -> None:
+    assert headings(PAGE)[1:] == [name.replace("_", " ") for name in WANTED.split()]
+    assert len(BLOCKS) == len(headings(PAGE))
+    served = {str(settings.kind) for block in BLOCKS for settings in parse_config(block.text).providers.values()}
+    assert served == {kind for kind, settings in KINDS.items() if not settings.local}
+    sections = PAGE.read_text().split("\n## ")[1:]
+    assert all("**native**: " in section and "**tested**:" in section for section in sections)
+
+
+@each_row("place", range(len(BLOCKS)))
+def test_a_block_passes_the_check(place: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = BLOCKS[place].text
+    config = parse_config(text)
+    for _, secret in named_secrets(config):
+        if secret.env is not None:
+            monkeypatch.setenv(secret.env, "sk-1")
+    file = tmp_path / "breakwater.yaml"
+    file.write_text(text)
+    checked = run_command("config", "check", str(file))
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    model = config.agents["assistant"].chain[0]
+    name = config.provider_name(config.agents["assistant"], model)
+    assert name in yaml.safe_load(text)["providers"]
+    if name != "gateway":
+        assert pricing_of(config, name, model) is not None, f"{model} has no price"
+
+
+def test_the_page_stays_short() -> None:
+    assert len(PAGE.read_text().split()) <= 1_700
+    assert max(len(line) for line in PAGE.read_text().splitlines()) <= 120
+    assert not re.search(r"sk-\w{3}", PAGE.read_text())
