@@ -175,8 +175,8 @@ class Jobs:
             read = "This agent is paused for now. Please try again later."
             return "breaker_open", ("breaker_open", "CircuitBreakerOpenError", reported, None, False, None, read), None
         if chance > 0.994 and model.input_nano is not None:
-            reported = "the daily budget of agent has no room for this call until tomorrow"
-            read = "This agent's budget is used up. Please try again tomorrow."
+            reported = "the limit of agent on spend per day has no room for this call until tomorrow"
+            read = "This agent has reached its limit. Please try again tomorrow."
             cells: ErrorCells = ("budget_exceeded", "BudgetExceededError", reported, None, False, None, read)
             return "budget_exceeded", cells, "global/daily"
         return None

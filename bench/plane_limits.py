@@ -121,7 +121,7 @@ async def measure(nats_url: str, redis_url: str, keys: int) -> None:
         await editor.set_limit(f"bot-{number}.day", settings, CALLER, None, datetime.now(UTC))
 
     await timed("a change, in force as it returns", 100, change)
-    await timed("the same for a worker, with its next caps", 1, lambda _: worker_log.catch_up())
+    await timed("the same for a worker, with its next limits", 1, lambda _: worker_log.catch_up())
 
     async def admit(live: LiveConfig, key: str, number: int) -> None:
         names, now, table = CallNames("writer", "acme", "m", "p", key), datetime.now(UTC), live.limits()

@@ -69,7 +69,7 @@ VARIANTS = {
     "streamed, 60 tokens": Variant(
         model={"answer": "word " * 60, "stream": {"tokens_per_s": 200}}, job=lambda _: {"stream": True}
     ),
-    "hard caps, a day's and a month's": Variant({"budget": {**UNLIMITED, "enforcement": "hard"}}),
+    "hard limits, a day's and a month's": Variant({"budget": {**UNLIMITED, "enforcement": "hard"}}),
     "tasks of five jobs, with a guard": Variant(job=lambda number: {"task_id": f"task-{number // 5}"}),
 }
 

@@ -25,7 +25,7 @@ from breakwater.services.budget.reconciler import Reconciler
 LINGER_S = 0.05
 """The time for which attempts are gathered: the delay of spend and thresholds.
 
-Hard caps hold in spite of it: the estimate of a call stays reserved.
+Hard limits hold in spite of it: the estimate of a call stays reserved.
 """
 
 BUSY_LINGER_S = 0.5

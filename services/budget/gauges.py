@@ -116,7 +116,7 @@ def _named(limits: LimitTable, window: Window) -> list[Counter]:
 
 
 def readings(table: LimitTable, snapshot: Snapshot, forecasts: Mapping[BudgetPlace, int]) -> Readings:
-    """The spend, reservations, caps and known forecasts of budgets.
+    """The spend, reservations, limits and known forecasts of budgets.
 
     Args:
         table: all limits; tenants that the config does not name have none here.

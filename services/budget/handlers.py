@@ -119,7 +119,7 @@ class BudgetHandler:
         await self._budgets.charge_estimate(reservation)
 
     async def _announce_refusals(self, refused: Sequence[Attempt]) -> None:
-        """Announces caps that have refused a call as reached, although the spend stays below them. Repeatable."""
+        """Announces limits that have refused a call as reached, although the spend stays below them. Repeatable."""
         limits = self._limits()
         dimensions = Dimensions(limits.dimensions)
         for attempt in {(attempt.refused_by, attempt.refused_cap): attempt for attempt in refused}.values():
@@ -133,7 +133,7 @@ class BudgetHandler:
     async def _announce(self, total: Totals, *, refused: Attempt | None = None) -> None:
         """Publishes the thresholds that a total has reached and that have not been announced in this period.
 
-        A cap that has refused a call is reached, unless it has been raised since.
+        A limit that has refused a call is reached, unless it has been raised since.
         An announcement is recorded after it was published: after a crash in between, it is repeated with the same id.
         """
         limits = self._limits()

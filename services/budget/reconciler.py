@@ -63,7 +63,7 @@ class Reconciler:
         self._grace_s = grace_s
         self._now = now
         self._outages = Outages()
-        self._filling = Outage("rebuilding the budgets")
+        self._filling = Outage("rebuilding the counters of limits")
         self._sweeping = Outage("charging what lost workers held")
         self._comparing = Outage("comparing the budgets with the record")
         self._completing = Outage("counting what was spent before limits were made")
@@ -228,7 +228,7 @@ class Reconciler:
         is_first_start = (await self._lookup.facts(Stream.EVENTS)).last == 0
         if not is_first_start and not self._filling.lasting:
             why = "they are lost" if previous is None else "the log or the time zone is another"
-            effect = "no call is made under a hard cap until they are rebuilt" if self._limits().any_hard else "none"
+            effect = "no call is made under a hard limit until they are rebuilt" if self._limits().any_hard else "none"
             logger.warning("budgets_rebuilding", why=why, effect=effect)
         # If the log was lost with events that ClickHouse had not stored yet, Redis has counted them.
         lost_log = previous is not None and previous.zone == self._counters.zone.key

@@ -145,7 +145,7 @@ def _check_size(output_bytes: int, choices_bytes: int) -> None:
 
 def _check_not_cut_off(flight: InFlight, answer: Answer) -> None:
     if flight.max_tokens is not None and answer.finish_reason == "length":
-        text = f"the answer was truncated at {flight.max_tokens} tokens, the reservation of its budgets"
+        text = f"the answer was truncated at {flight.max_tokens} tokens, the reservation of its limits"
         raise _RefusedAnswerError("OutputCutOffError", text)
 
 

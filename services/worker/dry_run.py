@@ -23,7 +23,7 @@ async def dry_run(worker: WorkerContext, job: Assignment, gates: Gates) -> JobEn
     """Plans a job without calling a model: the output says whether each model of the chain would be admitted now.
 
     For API keys other than operators', the plan is coarse: it omits the limits of the config and shows only which
-    budgets, caps and limits are exhausted. Otherwise, a caller could find what remains of each by a binary search with
+    limits are exhausted. Otherwise, a caller could find what remains of each by a binary search with
     free dry runs.
     """
     by_key = job.submitted_by is not None or job.owner is not None

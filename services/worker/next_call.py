@@ -66,7 +66,7 @@ def params_left_out(worker: WorkerContext, job: Assignment, target: Target, repa
 
 
 def is_bounded(worker: WorkerContext, job: Assignment) -> bool:
-    """Returns True if a cap depends on the output limit of the job's calls."""
+    """Returns True if a limit depends on the output limit of the job's calls."""
     return worker.config.strict_params(job.agent, job.job, worker.limits()) is not None
 
 

@@ -128,7 +128,7 @@ async def test_a_raised_cap_ends_what_it_puts_right(client: Client, log_of: Call
     for percent in (50, 80, 100):
         signal = Firing(f"{place}/{percent}", "budget_soft_cap", "Budget", "It is.", f"e{percent}", AT)
         await log.apply(signal, RULES)
-    ended = await log_of().apply(Resolved(place, "budget_soft_cap", "Cap raised", "It is.", "r", AT, above=62), RULES)
+    ended = await log_of().apply(Resolved(place, "budget_soft_cap", "Limit raised", "It is.", "r", AT, above=62), RULES)
     assert sorted(alert.key for alert in ended) == [f"{place}/100", f"{place}/80"]
     left = (await log.catch_up()).unresolved()
     assert [alert.key for alert in left] == [f"{place}/50"]

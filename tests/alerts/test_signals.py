@@ -227,15 +227,15 @@ def test_the_incident_of_a_budget_of_any_scope_names_the_budget(place: dict[str,
 def test_a_budget_of_a_tenant_or_of_all_is_reported_as_theirs_with_the_agent_that_reached_it() -> None:
     tenant = signal_of(crossing(scope="tenant", tenant="acme"))
     assert isinstance(tenant, Firing)
-    assert tenant.title == "Budget at 80 %: tenant acme, daily"
+    assert tenant.title == "Limit at 80 %: tenant acme, daily"
     assert "spent by tenant acme in 2026-11-21, last by agent writer, as of" in tenant.text
     assert (tenant.agent, tenant.payload["agent"], tenant.payload["tenant"]) == (None, "writer", "acme")
     everyone = signal_of(crossing(scope="global", threshold_percent=100))
     assert everyone is not None
-    assert (everyone.event, everyone.title) == ("budget_soft_cap", "Budget used up: the plane, daily")
+    assert (everyone.event, everyone.title) == ("budget_soft_cap", "Limit used up: the plane, daily")
     refusing = signal_of(crossing(kind="hard_cap", threshold_percent=100))
     assert refusing is not None
-    assert refusing.title == "Budget refuses calls: writer, daily"
+    assert refusing.title == "Limit refuses calls: writer, daily"
 
 
 @pytest.mark.parametrize("kind", ["raise_ended", "repaired"])
@@ -473,29 +473,29 @@ def test_a_closed_breaker_says_that_nothing_is_to_be_done() -> None:
     [
         (
             {},
-            "Budget at 80 %: writer, daily",
+            "Limit at 80 %: writer, daily",
             "$4.00 of $5.00 (80 %) spent by writer in 2026-11-21, as of 2026-11-21 10:00:00 UTC. "
-            "Calls that could exceed the cap will be refused. To do: check whether this is expected.",
+            "Calls that could exceed the limit will be refused. To do: check whether this is expected.",
         ),
         (
             {"enforcement": "soft", "scope": "global", "agent": None, "window": "monthly", "period": "2026-11"},
-            "Budget at 80 %: the plane, monthly",
+            "Limit at 80 %: the plane, monthly",
             "$4.00 of $5.00 (80 %) spent by the plane in 2026-11, as of 2026-11-21 10:00:00 UTC. "
-            "The cap is not enforced: calls continue. To do: check whether this is expected.",
+            "The limit is not enforced: calls continue. To do: check whether this is expected.",
         ),
         (
             {"kind": "hard_cap", "threshold_percent": 100, "total": "5"},
-            "Budget used up: writer, daily",
+            "Limit used up: writer, daily",
             "$5.00 of $5.00 (100 %) spent by writer in 2026-11-21, as of 2026-11-21 10:00:00 UTC. "
-            "Calls that do not fit are refused until the period ends or the cap is raised. To do: find what spends, "
-            "or raise the cap: `breakwater limits raise agent:writer --per day --to USD --reason WHY`.",
+            "Calls that do not fit are refused until the period ends or the limit is raised. To do: find what spends, "
+            "or raise the limit: `breakwater limits raise agent:writer --per day --to USD --reason WHY`.",
         ),
         (
             {"kind": "hard_cap", "threshold_percent": 100, "total": "6.019", "enforcement": "soft"},
-            "Budget used up: writer, daily",
+            "Limit used up: writer, daily",
             "$6.02 of $5.00 (120.4 %) spent by writer in 2026-11-21, as of 2026-11-21 10:00:00 UTC. "
-            "The cap is not enforced: calls continue. To do: find what spends, or raise "
-            "the cap: `breakwater limits raise agent:writer --per day --to USD --reason WHY`.",
+            "The limit is not enforced: calls continue. To do: find what spends, or raise "
+            "the limit: `breakwater limits raise agent:writer --per day --to USD --reason WHY`.",
         ),
     ],
 )

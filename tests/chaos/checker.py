@@ -199,7 +199,7 @@ def _money(evidence: Evidence) -> Iterator[str]:
             )
     for model, cap_nano in evidence.caps_nano.items():
         if spent[model] > cap_nano:
-            yield f"{model} cost {spent[model]} nano-dollars, over its cap of {cap_nano}"
+            yield f"{model} cost {spent[model]} nano-dollars, over its limit of {cap_nano}"
     if evidence.reserved_nano:
         yield f"{evidence.reserved_nano} nano-dollars stay reserved"
 

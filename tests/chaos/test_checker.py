@@ -82,7 +82,7 @@ BROKEN: list[tuple[str, dict[str, Any]]] = [
         "cost 42000 nano-dollars, and 41000 (estimated)",
         {"attempts": [attempt(cost="0.000041", cost_basis="estimated")]},
     ),
-    ("over its cap of 41999", {"caps_nano": {"sim/m": 41_999}}),
+    ("over its limit of 41999", {"caps_nano": {"sim/m": 41_999}}),
     ("1 nano-dollars stay reserved", {"reserved_nano": 1}),
     ("is lost; its last transition was to open", {"breakers": {}}),
     ("is closed (version 1)", {"breakers": {("writer", "sim/m"): Breaker("closed", 1)}}),

@@ -171,10 +171,10 @@ async def test_a_cap_is_raised_and_it_is_said_for_how_long(run: Run, stub: Stub)
     ]
     until = clock(TONIGHT, NOW)
     assert ran.out == (
-        f"the cap of agent:writer/daily was $1,010.50, is now $50.00 until {until}, by ops: launch day\n"
+        f"the limit of agent:writer/daily was $1,010.50, is now $50.00 until {until}, by ops: launch day\n"
     )
     undo = "`breakwater budgets raise agent:writer/daily 10.50 --reason TEXT`"
-    assert ran.err == f"$8.41 of it is spent; {undo} restores the config's cap\n"
+    assert ran.err == f"$8.41 of it is spent; {undo} restores the config's limit\n"
     assert (await in_thread(run, *RAISE, "--json")).json == RAISED
 
 
@@ -182,7 +182,7 @@ async def test_where_a_raise_is_taken_back_nothing_is_left_to_undo(run: Run, stu
     ended = RAISED | {"kind": "raise_ended", "limit": "10.500000000"}
     stub.answers["POST budgets/raise"] = (200, ended)
     ran = await in_thread(run, *RAISE)
-    said = "the config's cap of agent:writer/daily, $10.50, is effective again; before: $1,010.50\n"
+    said = "the config's limit of agent:writer/daily, $10.50, is effective again; before: $1,010.50\n"
     assert (ran.out, ran.err) == (said, "")
 
 
@@ -201,9 +201,9 @@ async def test_what_to_type_to_set_it_back_can_be_pasted_into_a_shell(run: Run, 
 async def test_where_the_cap_is_that_already_it_is_said_who_raised_it(run: Run, stub: Stub) -> None:
     stub.answers["POST budgets/raise"] = (200, BUDGETS[2] | {"unchanged": True})
     ran = await in_thread(run, *RAISE)
-    assert (ran.out, ran.err) == ("the cap of agent:writer/daily is already $50.00, by ops: launch day\n", "")
+    assert (ran.out, ran.err) == ("the limit of agent:writer/daily is already $50.00, by ops: launch day\n", "")
     stub.answers["POST budgets/raise"] = (200, BUDGETS[0] | {"unchanged": True})
-    assert (await in_thread(run, *RAISE)).out == "the cap of global/daily is already $1,000.00\n"
+    assert (await in_thread(run, *RAISE)).out == "the limit of global/daily is already $1,000.00\n"
 
 
 async def test_doctor_finds_that_the_counters_are_lost(

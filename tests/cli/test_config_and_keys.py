@@ -55,7 +55,7 @@ def test_a_right_config_shows_the_agents_as_they_will_run(run: Run, tmp_path: Pa
     )
     limit = "rate limit large: tokens_per_minute: 9,000"
     assert agents["reader"].startswith(
-        "reader small once no cap calls 16 in parallel, 30 s each, 300 s for a job breaker off"
+        "reader small once no limit calls 16 in parallel, 30 s each, 300 s for a job breaker off"
     )
     assert "guard max_iterations: 10, max_tokens: 200,000, " in agents["plain"]
     assert limit not in agents["plain"]
@@ -302,9 +302,9 @@ def test_config_check_shows_shared_caps_and_warns_of_what_is_hardly_meant(run: R
     assert "$0.50 a job" in ran.out
     assert "budgets.tenants.*: $5.00/day, $4.00/month soft, days in Europe/Berlin" in ran.out
     assert run("config", "check", str(file), "--json").json["warnings"] == [
-        "agents.a.budget: is hard but has no cap, so it refuses nothing; set daily_usd or monthly_usd",
-        "budgets.tenants.*: the daily cap exceeds the monthly one",
-        "agents.a: no call is ever made under the hard cap: m has no price (set models.m.price)",
+        "agents.a.budget: is hard but has no limit, so it refuses nothing; set daily_usd or monthly_usd",
+        "budgets.tenants.*: the daily limit exceeds the monthly one",
+        "agents.a: no call is ever made under the hard limit: m has no price (set models.m.price)",
     ]
 
 
@@ -347,7 +347,7 @@ def test_config_check_warns_of_models_that_go_elsewhere_and_calls_that_no_cap_ha
         "intended, set models.openai/m.provider to 'p'",
         "agents.mixed: has process or callable models and chat models in its chain; its jobs can't have `input`, "
         "which chat models don't support",
-        "agents.dear: no call is ever made under the hard cap: the output of a call to p/dear alone may cost $0.410, "
+        "agents.dear: no call is ever made under the hard limit: the output of a call to p/dear alone may cost $0.410, "
         "and agents.dear.budget.daily_usd is $0.25 (raise it, or lower max_tokens)",
     ]
 
@@ -361,7 +361,7 @@ def test_config_check_warns_of_a_limit_that_has_no_room_for_any_call_of_an_agent
         "budgets: {limits: [{scope: 'agent:*', usd: 0.25, per: week}, {scope: 'user:*', usd: 0.01, per: week}]}\n"
     )
     [warning] = run("config", "check", str(file), "--json").json["warnings"]
-    assert warning.startswith("agents.dear: no call is ever made under the hard cap: the output of a call to p/dear")
+    assert warning.startswith("agents.dear: no call is ever made under the hard limit: the output of a call to p/dear")
     assert "budgets.limits.0.usd is $0.25" in warning
 
 

@@ -23,7 +23,7 @@ async def test_a_month_by_tenant_with_its_forecast_and_the_total(stub: Stub, run
     assert ran.code == ExitCode.OK
     assert stub.queries == [{"by": "tenant", "month": "2026-11", "limit": "2"}]
     heading, *lines = [line.split() for line in ran.out.splitlines()]
-    assert " ".join(heading) == "tenant spend at month's end next month failed calls 2026-10 cap calls"
+    assert " ".join(heading) == "tenant spend at month's end next month failed calls 2026-10 limit calls"
     assert lines == [
         ["acme", "$40.41+", "$50.00", "$50.00", "$2.18", "$50.00", "$50.00", "8,000"],
         ["none", "$8.00", "$11.43", "$12.00", "$0.00", "$11.90", "1,204"],

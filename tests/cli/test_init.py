@@ -292,7 +292,7 @@ def test_a_cap_below_the_cheapest_call_is_warned_of_as_by_config_check(run: Run)
     CONFIG.write_text(EXISTING)
     added = run("agents", "add", "tiny", "--model", "gpt-5", "--daily-usd", "0.01")
     [warning] = run("config", "check", "--json").json["warnings"]
-    assert warning.startswith("agents.tiny: no call is ever made under the hard cap: the output of a call to gpt-5")
+    assert warning.startswith("agents.tiny: no call is ever made under the hard limit: the output of a call to gpt-5")
     assert "agents.tiny.budget.daily_usd is $0.01 (raise it, or lower max_tokens)" in warning
     assert (added.code, " ".join(added.err.split())) == (ExitCode.OK, warning)
 

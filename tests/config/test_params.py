@@ -76,10 +76,10 @@ def refused(config: Config, agent: str, params: dict[str, Any], **job: Any) -> s
 
 
 STRICT: dict[str, dict[str, Any]] = {
-    "an agent's cap": {"budget": CAP},
-    "a cap of all": {"budgets": {"global": CAP}},
-    "a cap of each tenant": {"budgets": {"tenants": {"*": CAP}}},
-    "a cap of a job": {"max_cost_usd": "0.5"},
+    "an agent's limit": {"budget": CAP},
+    "a limit of all": {"budgets": {"global": CAP}},
+    "a limit of each tenant": {"budgets": {"tenants": {"*": CAP}}},
+    "a limit of a job": {"max_cost_usd": "0.5"},
     "a list of models": {"allowed_models": ["open/m"]},
 }
 

@@ -327,7 +327,7 @@ async def test_a_config_and_three_thresholds_within_a_minute_are_one_message_in_
         await clock.run_until(lambda: len(slack.messages()) > 1, "Slack to be told of something else")
         message, other = slack.messages()
     assert other.shown.startswith("*[critical] Breaker open")
-    assert message.shown.startswith("*[critical] Budget refuses calls: the plane, daily*")
+    assert message.shown.startswith("*[critical] Limit refuses calls: the plane, daily*")
     assert message.shown.endswith("For links to the console in these messages, set `console.url` in the config.")
     assert len(hook.accepted) >= 4
 

@@ -116,7 +116,7 @@ async def test_a_tenants_hard_cap_refuses_its_jobs_alone_and_says_when_it_resets
         async def cap_reported() -> bool:
             return any(event["kind"] == "hard_cap" for event in await reported())
 
-        await until(cap_reported, what="the hard cap's event")
+        await until(cap_reported, what="the hard limit's event")
         assert {(event["tenant"], event["agent"]) for event in await reported()} == {("acme", "writer")}
 
 
@@ -152,7 +152,7 @@ async def test_the_cap_of_each_user_in_a_team_refuses_the_calls_of_that_user_alo
         async def cap_reported() -> bool:
             return any(event["kind"] == "hard_cap" for event in await reported())
 
-        await until(cap_reported, what="the hard cap's event")
+        await until(cap_reported, what="the hard limit's event")
         events = [(event["scope"], event["name"], event["within"]) for event in await reported()]
         assert set(events) == {("user", "ann", "team:research")}
 
@@ -184,7 +184,9 @@ async def test_where_a_cap_has_no_room_the_next_model_is_tried_or_the_job_ends_a
         assert [text for text in seen if "$" in text or "0.003" in text or '"refused_cap": "' in text] == []
         assert "no such call ever fits" in steps
         [refusal] = await plane.messages("EVENTS", "bw.attempts.strict.>")
-        to_do = "the cap is $0.003. To do: lower `max_tokens`, or raise agents.strict.budget.daily_usd."
+        to_do = (
+            "the limit is $0.003. To do: lower `max_tokens`, or raise the limit: agents.strict.budget.daily_usd, or "
+        )
         assert to_do in refusal["error"]["figures"]
         assert (strict["status"], strict["reason"]) == ("dead_lettered", "budget_exceeded")
         assert [attempt["model"] for attempt in strict["attempts"]] == ["sim/dear"]

@@ -314,7 +314,7 @@ async def test_after_a_flush_no_call_is_made_before_the_budgets_are_rebuilt_and_
         async def exhausted() -> bool:
             return any(event["threshold_percent"] == 100 for event in await plane.messages("EVENTS", "bw.budgets.>"))
 
-        await until(exhausted, what="a cap that is reached")
+        await until(exhausted, what="a limit that is reached")
         await load.stop()
         results = [await plane.result(job_id) for job_id in (*load.accepted, *holding)]
         compared: BudgetComparison = await until(money.agree, what="counters that agree with the record")
@@ -331,7 +331,7 @@ async def test_after_a_flush_no_call_is_made_before_the_budgets_are_rebuilt_and_
         refused = sum(result["reason"] == "budget_exceeded" for result in results)
         took_s, counted = (filled_at - flushed_at).total_seconds(), _daily(compared, "agent:writer")
         show(
-            "FLUSHALL in the middle of the load, under a hard cap",
+            "FLUSHALL in the middle of the load, under a hard limit",
             ["jobs", "refused", "rebuilt in", "calls meanwhile", "calls over it", "cap", "billed", "Redis"],
             [
                 (
@@ -429,7 +429,7 @@ async def test_a_cap_that_is_changed_in_the_file_holds_a_moment_later(start_mone
             await plane.publish({"agent": "writer", "job_id": f"after-{number}", "prompt": PROMPT})
             return (await plane.result(f"after-{number}"))["status"] == "succeeded"
 
-        await until(succeeds, what="the new cap")
+        await until(succeeds, what="the new limit")
         assert "config_taken_over" in plane.log("worker") + plane.log("worker-2")
 
 
@@ -502,8 +502,8 @@ async def test_a_storm_under_a_cap_of_twenty_worst_cases_uses_the_cap_and_is_ref
         classes = {one.error.class_ for one in events if one.short_circuited and one.error is not None}
         succeeded = sum(result["status"] == "succeeded" for result in results)
         show(
-            f"A storm of {jobs} jobs under a cap of {dollars(cap)}, with both workers and Redis killed",
-            ["spent", "of the cap", "succeeded", "refused", "lost calls at their worst case"],
+            f"A storm of {jobs} jobs under a limit of {dollars(cap)}, with both workers and Redis killed",
+            ["spent", "of the limit", "succeeded", "refused", "lost calls at their worst case"],
             [(dollars(spent), f"{100 * spent / cap:.1f} %", succeeded, jobs - succeeded, lost)],
         )
         assert 0.95 * cap <= spent <= cap

@@ -35,14 +35,14 @@ AGENTS: dict[str, dict[str, Any]] = {
 }
 SAID = {
     "capped": (
-        r"the daily budget of agent capped has no room for a call to sim/good; it resets at .{19} UTC\. "
+        r"the limit of agent capped on spend per day has no room for a call to sim/good; it resets at .{19} UTC\. "
         r"It has \$0\.0000\d+ of \$0\.0001 left, and a call to sim/good may cost up to \$0\.0000\d+\. "
-        r"To do: lower `max_tokens`, raise the cap \(agents\.capped\.budget\.daily_usd, or for this day "
+        r"To do: lower `max_tokens`, raise the limit \(agents\.capped\.budget\.daily_usd, or for this day "
         r"`breakwater limits raise agent:capped --per day --to USD --reason WHY`\), or wait until it resets\."
     ),
     "own": (
-        r"a call to sim/good does not fit under the job's own cap \(max_cost_usd\)\. The job has cost \$0\.00, a call "
-        r"to sim/good may cost up to \$0\.0000\d+, and agents\.own\.max_cost_usd is \$0\.00001\. "
+        r"a call to sim/good does not fit under the job's own limit \(max_cost_usd\)\. The job has cost \$0\.00, a "
+        r"call to sim/good may cost up to \$0\.0000\d+, and agents\.own\.max_cost_usd is \$0\.00001\. "
         r"To do: lower `max_tokens`, or raise agents\.own\.max_cost_usd\."
     ),
     "looping": (
@@ -63,7 +63,9 @@ SAID = {
     ),
     "limited": (
         r"the limit of agent limited on requests per hour has no room for this call; try again in \d+ s\. It is 1 "
-        r"requests per hour\. To do: wait, or raise agents\.limited\.rate_limit\.requests\."
+        r"requests per hour, of which 0 are left\. To do: wait, or raise agents\.limited\.rate_limit\.requests, or for "
+        r"some time `breakwater limits raise agents\.limited\.rate_limit\.requests --to AMOUNT --until WHEN "
+        r"--reason WHY`\."
     ),
 }
 ALERTS = {

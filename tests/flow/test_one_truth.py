@@ -53,7 +53,7 @@ OF_AGENTS = {
     "saved": ("healthy", "1 of the last 2 calls succeeded"),
     "fine": ("healthy", "2 of the last 2 calls succeeded"),
     "idle": UNCALLED,
-    "too-dear": ("unhealthy", "no call fits under a hard cap"),
+    "too-dear": ("unhealthy", "no call fits under a hard limit"),
 }
 OF_MODELS = {
     ("wrong-key", "sim/refused"): OF_AGENTS["wrong-key"],

@@ -173,7 +173,7 @@ def test_an_agent_is_unhealthy_when_none_of_its_models_serves_and_degraded_when_
     assert health_of_agent(models, calls) == verdict
     assert health_of_agent(models, calls, affordable=False) == (
         "unhealthy",
-        "no call fits under a hard cap",
+        "no call fits under a hard limit",
     )
 
 

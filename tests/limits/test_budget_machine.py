@@ -720,7 +720,7 @@ class Money(RedisMachine):
                 limit = limit
                 most = max(before, limit) if place in self.grants else before
                 assert now <= most + self.beyond[place]
-                self.seen["at the cap"] += now == limit
+                self.seen["at the limit"] += now == limit
         self.committed, self.grants, self.beyond, self.anew = committed, set(), Tally(), False
 
     def teardown(self) -> None:
@@ -757,7 +757,7 @@ EVERYWHERE = {
         "kept out by one who waits",
         "alone with more than half",
         "CountersLost",
-        "at the cap",
+        "at the limit",
     ),
     *("other dimensions", "lacks the past", "has the past"),
     *("over the rate of its agent", "over the rate of its key", "over the rate of its model"),

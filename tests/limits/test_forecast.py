@@ -106,7 +106,7 @@ def test_whatever_was_spent(of: Period, share: float, spent: int, recent: int, l
     if limit is not None:
         dearer = forecast(of, now_ms, spent=spent, recent=recent, limit=limit + 1_000)
         assert dearer is not None
-        assert dearer.total == predicted.total, "the cap changes nothing but when it is reached"
+        assert dearer.total == predicted.total, "the limit changes nothing but when it is reached"
         if dearer.reaches_ms is not None and predicted.reaches_ms is not None:
             assert dearer.reaches_ms >= predicted.reaches_ms
 

@@ -196,18 +196,19 @@ def test_a_refusal_by_tokens_or_requests_says_how_many() -> None:
     counted = Dimensions(table.dimensions)
     tokens, requests = (counter for counter in table.counters(CallNames("a", key="bot"), counted) if counter.cap)
     error = over_budget(OverBudget(tokens, AT, 100, 50, 30, 21), "m", 60)
-    assert error.message.startswith("the daily budget of tokens of key bot has no room for a call to m; it resets at")
+    assert error.message.startswith("the limit of key bot on tokens per day has no room for a call to m; it resets at")
     assert error.figures is not None
     assert error.figures.startswith(
         "It has 20 tokens of 100 tokens left (30 tokens are reserved by calls in flight), and a call to m may use "
-        "up to 21 tokens. To do: lower `max_tokens`, raise the cap (budgets.limits.0.tokens), or wait"
+        "up to 21 tokens. To do: lower `max_tokens`, raise the limit (budgets.limits.0.tokens, or for this day "
+        "`breakwater limits raise key:bot --per day --to TOKENS --reason WHY`), or wait"
     )
     assert over_budget(OverBudget(tokens, AT, 100, 50, 30, 101), "m", 60).message == (
-        "a call to m may use more than the whole of the daily budget of tokens of key bot; no such call ever fits"
+        "a call to m may use more than the whole of the limit of key bot on tokens per day; no such call ever fits"
     )
     never = over_budget(OverBudget(tokens, None, 100, 50, 30, 21), "m", None)
     assert "it never resets" in never.message
-    assert "raise the cap (budgets.limits.0.tokens)" in (never.figures or "")
+    assert "raise the limit (budgets.limits.0.tokens, or" in (never.figures or "")
     assert never.retry_after_s is None
     held = budget_held(OverBudget(requests, AT, 5_000, 4_998, 2, 1), "m")
     assert (held.figures or "").startswith("It has 2 requests of 5,000 requests left, 2 requests of it held by calls")

@@ -26,7 +26,7 @@ def test_a_budget_shows_what_is_spent_in_flight_and_left_of_its_cap() -> None:
     writer = status("agent:writer/daily", **amounts, calls=1_200, estimate=accuracy)
     assert texts(COLUMNS, writer) == {
         "budget": "agent:writer/daily",
-        "cap": "$50.00",
+        "limit": "$50.00",
         "spent": "$8.41",
         "in flight": "$0.00123",
         "free": "$41.59",
@@ -43,7 +43,7 @@ def test_a_budget_shows_what_is_spent_in_flight_and_left_of_its_cap() -> None:
 def test_a_budget_without_a_cap_has_nothing_that_a_cap_has() -> None:
     uncapped = status(limit=None, spent="1234.56", calls_of_unknown_cost=2)
     shown = texts(COLUMNS, uncapped)
-    assert {"cap", "free", "used", "mode", "est."}.isdisjoint(shown)
+    assert {"limit", "free", "used", "mode", "est."}.isdisjoint(shown)
     assert shown["spent"] == "$1,234.56+", "calls of unknown cost may have cost more"
 
 
@@ -77,7 +77,7 @@ def test_a_budget_without_a_cap_names_the_cap_of_its_other_window() -> None:
     day = status("agent:writer/daily", limit="0.004752")
     other = status("agent:reader/monthly", limit=None)
     said = [no_cap_text(uncapped, (month, day, other)) for uncapped in (month, other)]
-    assert said == ["no monthly cap, daily cap $0.00475", "no cap"]
+    assert said == ["no monthly limit, daily limit $0.00475", "no limit"]
 
 
 def test_a_comparison_shows_every_amount_to_the_nano_dollar_and_marks_a_difference() -> None:

@@ -158,7 +158,7 @@ DASHBOARD = Dashboard(
             Listing(
                 title="Reserved and actual cost",
                 description="What budgets reserved for calls, and what the calls cost. If much more is reserved "
-                "than spent, hard caps refuse calls early; below 100 % is safe. By whole days, all "
+                "than spent, hard limits refuse calls early; below 100 % is safe. By whole days, all "
                 "tenants.",
                 width=12,
                 units={"reserved": "currencyUSD", "cost": "currencyUSD", "cost of reserved": "percentunit"},
@@ -183,10 +183,10 @@ DASHBOARD = Dashboard(
             ),
             Listing(
                 title="Budget events",
-                description="Thresholds reached, caps raised and counters repaired, the latest first. The console "
+                description="Thresholds reached, limits raised and counters repaired, the latest first. The console "
                 "shows the current state of each budget.",
                 width=12,
-                units={"total": "currencyUSD", "cap": "currencyUSD", "reached": "percent"},
+                units={"total": "currencyUSD", "limit": "currencyUSD", "reached": "percent"},
                 agents_linked=True,
                 sql="""
                 SELECT
@@ -198,7 +198,7 @@ DASHBOARD = Dashboard(
                     window,
                     threshold_percent AS "reached",
                     total_cost AS "total",
-                    limit_cost AS "cap",
+                    limit_cost AS "limit",
                     enforcement
                 FROM budget_events FINAL
                 WHERE at >= $__fromTime_ms AND at <= $__toTime_ms

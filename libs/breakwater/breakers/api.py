@@ -341,7 +341,7 @@ async def agents_health(
         breakers: the breakers in Redis.
         healths: the recent calls in Redis.
         deployments: the holds in Redis.
-        unaffordable_agents: agents whose hard caps have no room for a call: unhealthy before a job has failed.
+        unaffordable_agents: agents whose hard limits have no room for a call: unhealthy before a job has failed.
 
     Raises:
         StateUnavailableError: Redis does not answer.

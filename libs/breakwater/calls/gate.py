@@ -68,7 +68,7 @@ class Refused:
     refused_by: str | None = None
     """The name of the budget or the limit that has no room."""
     refused_cap: int | None = None
-    """The exhausted hard cap, in nano-dollars."""
+    """The exhausted hard limit, in nano-dollars."""
     ends_chain: bool = False
     """True if no other model may be tried."""
     of_deployment: bool = False

@@ -113,7 +113,7 @@ async def redis_findings(plane: PlaneLocation, _config: Config | None = None) ->
     yield assess(
         "budgets",
         "the counters are complete",
-        "the counters are lost, or not built yet: no call is made under a hard cap",
+        "the counters are lost, or not built yet: no call is made under a hard limit",
         "Is the service `budget` running? It rebuilds them; its log says what it waits for.",
         ok=filled,
         verdict="fail",
@@ -148,7 +148,7 @@ async def redis_findings(plane: PlaneLocation, _config: Config | None = None) ->
         "redis",
         "never evicts keys (noeviction)",
         f"evicts keys when memory is low (maxmemory-policy {facts.maxmemory_policy})",
-        "Set `maxmemory-policy noeviction`: an evicted counter is a budget that can be exceeded.",
+        "Set `maxmemory-policy noeviction`: an evicted counter is a limit that can be exceeded.",
         ok=facts.maxmemory_policy == "noeviction",
         verdict="fail",
     )

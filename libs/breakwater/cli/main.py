@@ -49,7 +49,7 @@ COMMANDS = {
             "records.commands.query",
             "Run SQL on the records: executions, attempts, transitions, budgets, alerts.",
         ),
-        "costs": ("records.commands.costs", "Show the costs of a month, the previous month, the caps and the waste."),
+        "costs": ("records.commands.costs", "Show the costs of a month, the previous month, the limits and the waste."),
         "agents": ("health.commands", "Show the health of agents, and add agents to the config."),
         "jobs": ("jobs.commands.jobs", "List jobs that have not ended: what runs, waits, is parked or queued."),
         "executions": (

@@ -38,9 +38,9 @@ class AgentDefaults(Message):
     allowed_params: tuple[str, ...] = Field(
         default=(),
         description=(
-            "Further params, and fields of requests, that jobs may send to models under a cap or with "
+            "Further params, and fields of requests, that jobs may send to models under a limit or with "
             "`allowed_models`. By default only what costs nothing but tokens is allowed, "
-            "because budgets don't know other costs."
+            "because limits don't know other costs."
         ),
     )
     system_prompt: str | None = None
@@ -125,7 +125,7 @@ class AgentDefaults(Message):
         description=("Refuse jobs over HTTP (503 `agent_unavailable`) while the breakers of all models are open."),
     )
     guard: Annotated[GuardRules | None, Off] = Field(
-        default=GuardRules(), description="Caps on each task (a run of jobs, or a single job), or `off`."
+        default=GuardRules(), description="Limits on each task (a run of jobs, or a single job), or `off`."
     )
     overridable: dict[str, JsonValue] = Field(
         default_factory=dict,
@@ -139,7 +139,7 @@ class AgentDefaults(Message):
     reserve: Literal["worst_case", "observed"] = Field(
         default="worst_case",
         description=(
-            "Output tokens that budgets reserve for a call. `observed`: twice the longest recent "
+            "Output tokens that limits reserve for a call. `observed`: twice the longest recent "
             "answer of the model instead of `max_tokens`. It also limits the call; a truncated "
             "answer is requested again."
         ),

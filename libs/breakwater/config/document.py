@@ -334,7 +334,7 @@ class Config(Message):
     def strict_params(self, agent: Agent, job: Job, limits: LimitTable) -> str | None:
         """Returns the reason to pass only params that cost nothing but tokens; None if all params may pass.
 
-        Only explicitly set caps are a reason, not those of the default guard.
+        Only explicitly set limits are a reason, not those of the default guard.
 
         Args:
             agent: the job's agent.
@@ -344,13 +344,13 @@ class Config(Message):
         if agent.allowed_models:
             return "for an agent with allowed_models"
         if agent.max_cost_usd is not None or (limits.any_hard and limits.may_refuse(self._names(agent, job))):
-            return "under a hard cap"
+            return "under a hard limit"
         guard = agent.guard
         agent_caps_task = (
             guard is not None and guard.max_cost_usd is not None and "max_cost_usd" in guard.model_fields_set
         )
         job_caps_task = job.guard is not None and job.guard.get("max_cost_usd") is not None
-        return "under a cap of the task" if agent_caps_task or job_caps_task else None
+        return "under a limit of the task" if agent_caps_task or job_caps_task else None
 
     def _names(self, agent: Agent, job: Job) -> dict[str, Collection[str]]:
         """Returns the names that a job's calls can count under, as far as they are known before the calls."""

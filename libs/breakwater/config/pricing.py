@@ -43,9 +43,9 @@ def deployment_pricing(config: Config, deployment: Deployment) -> Pricing | None
 
 
 def unaffordable(config: Config, agent_name: str) -> str | None:
-    """Explains why an agent can never call: a hard cap is below the cost of its smallest call.
+    """Explains why an agent can never call: a hard limit is below the cost of its smallest call.
 
-    Only its own caps and the global ones count, not those of tenants. None if any of its models may be called.
+    Only its own limits and the global ones count, not those of tenants. None if any of its models may be called.
     """
     agent = config.agents[agent_name]
     table = config.limit_table
@@ -75,7 +75,7 @@ def unaffordable(config: Config, agent_name: str) -> str | None:
             )
         else:
             return None
-    return f"no call is ever made under the hard cap: {'; '.join(reasons)}"
+    return f"no call is ever made under the hard limit: {'; '.join(reasons)}"
 
 
 def long_inputs_cost_more(model: str, settings: ModelSettings) -> int | None:

@@ -102,7 +102,7 @@ def add(
     system_prompt: Annotated[str | None, typer.Option("--system-prompt", help="System prompt for all jobs.")] = None,
     max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=1, help="Maximum tokens of an answer.")] = None,
     daily_usd: Annotated[
-        str | None, typer.Option("--daily-usd", parser=usd, help="Hard cap on the spend per day, in USD.")
+        str | None, typer.Option("--daily-usd", parser=usd, help="Hard limit on the spend per day, in USD.")
     ] = None,
     guard: Annotated[
         str | None,

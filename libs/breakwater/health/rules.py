@@ -13,7 +13,7 @@ from breakwater.limits.rules.budget import NEVER_FITS
 def speaks_against_health(attempt: Attempt) -> bool | None:
     """Returns True if a call speaks against its model's health; None if it says nothing about it.
 
-    More failures count than for a breaker: a refused key or a call that no cap has room for opens no breaker, but
+    More failures count than for a breaker: a refused key or a call that no limit has room for opens no breaker, but
     makes every call fail.
     """
     if attempt.outcome == "success":
@@ -30,7 +30,7 @@ def speaks_against_health(attempt: Attempt) -> bool | None:
 def out_of_budget(attempt: Attempt) -> bool:
     """Returns True if an exhausted budget of the agent, or of all agents, refused a call.
 
-    That speaks against the health of the agent, not of a model. The caps of a tenant, a task or a job say nothing
+    That speaks against the health of the agent, not of a model. The limits of a tenant, a task or a job say nothing
     about the agent's other jobs.
     """
     error = attempt.error
@@ -47,10 +47,10 @@ def health_of_agent(models: Mapping[str, Verdict], calls: CallHealth, *, afforda
     Args:
         models: the health on each model.
         calls: the latest calls to all models together.
-        affordable: False if a hard cap is too small for any call.
+        affordable: False if a hard limit is too small for any call.
     """
     if not affordable:
-        return Verdict("unhealthy", "no call fits under a hard cap")
+        return Verdict("unhealthy", "no call fits under a hard limit")
     models_verdict = combine(models)
     failed = "failed" if models_verdict.health != "healthy" else "failed or were refused"
     calls_verdict = health_of_calls(calls, failed)

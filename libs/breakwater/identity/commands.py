@@ -130,9 +130,9 @@ def create(
 
     - read: look at agents, breakers, guards, budgets, alerts, dead letters and metrics
 
-    - operate: change the state of things: reset, isolate, raise a cap, acknowledge, resolve, test, replay
+    - operate: change the state of things: reset, isolate, raise a limit, acknowledge, resolve, test, replay
 
-    - approve: of these, acknowledge, resolve, raise a cap, let a stopped task continue
+    - approve: of these, acknowledge, resolve, raise a limit, let a stopped task continue
 
     - audit: see in the console who did what
 

@@ -11,7 +11,7 @@ from breakwater.kernel.types import NO_CONTROLS, Event, Identifier, Message, Mod
 
 KeyScope = Literal["submit", "read", "operate", "approve", "audit", "limits"]
 """Uses of an API key: `submit` jobs and read their results; `read` the state of everything, redacted; `operate`: act as
-an operator, such as reset a breaker or replay a job; `approve`: decide on incidents, stopped tasks and caps, which
+an operator, such as reset a breaker or replay a job; `approve`: decide on incidents, stopped tasks and limits, which
 `operate` includes; `audit`: see the audit log, in the console; `limits`: say who may spend what, by limits and by keys
 that carry them."""
 

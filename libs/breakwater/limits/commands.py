@@ -36,7 +36,7 @@ from breakwater.limits.rules.limit import default_id
 from breakwater.limits.rules.scopes import parse_scope, patterns_of, scope_of
 from breakwater.limits.views import COLUMNS, LISTED_LIMITS, RECONCILIATION, WAITING, allowance, amount_in_words, differs
 
-NOT_FILLED = "the counters are being rebuilt: the figures are meaningless, and hard caps refuse calls until then"
+NOT_FILLED = "the counters are being rebuilt: the figures are meaningless, and hard limits refuse calls until then"
 
 UNITS: tuple[LimitUnit, ...] = get_args(LimitUnit)
 _WHEN = "2h, 7d, 18:00, tomorrow, 2026-12-01"
@@ -338,7 +338,7 @@ def _show_raised_limit(limit: ListedLimit) -> None:
     output.note(f"`{undo}` ends the raise")
 
 
-_BUDGETS_HELP = """List spend by day, month and so on, with or without a limit; compare it with the record; raise a cap.
+_BUDGETS_HELP = """List spend by day, month and so on, with or without a limit; compare it with the record.
 Without a command it lists it. `breakwater limits` has limits of all units, and sets them.
 """
 
@@ -364,7 +364,7 @@ def list_(
     user: Annotated[str | None, typer.Option("--user", metavar="NAME", help="The same by user.")] = None,
     team: Annotated[str | None, typer.Option("--team", metavar="NAME", help="The same by team.")] = None,
 ) -> None:
-    """List the budgets of the current periods. `mode` is how a cap is enforced: hard, soft or none.
+    """List the budgets of the current periods. `mode` is how a limit is enforced: hard, soft or none.
 
     `in flight` is reserved by running calls, and `free` is left for others. `est.` is the cost of calls as a
     percentage of their reservations. A `+` after the spend marks calls of unknown cost.
@@ -411,10 +411,10 @@ def raise_(
     budget: Annotated[
         str, typer.Argument(metavar="BUDGET", help="Budget as `breakwater budgets` lists it, such as global/daily.")
     ],
-    limit: Annotated[str, typer.Argument(metavar="LIMIT", help="New cap in USD.")],
+    limit: Annotated[str, typer.Argument(metavar="LIMIT", help="New limit in USD.")],
     reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Reason; it is recorded.")],
 ) -> None:
-    """Raise a cap until its period ends. To revoke a raise, set the config's cap.
+    """Raise a limit until its period ends. To revoke a raise, set the config's limit.
 
     For example:
 
@@ -426,14 +426,14 @@ def raise_(
             _show_raised(result, budget)
             return
         by = "" if result.raised is None else f", by {result.raised.by}: {result.raised.reason}"
-        output.write(f"the cap of {result.budget} is already {money(result.limit)}{by}")
+        output.write(f"the limit of {result.budget} is already {money(result.limit)}{by}")
 
     body = {"budget": budget, "limit_usd": limit, "reason": reason}
     api.show_result(api.act((BudgetEvent, UnchangedBudget), "budgets/raise", body, see="breakwater budgets"), show)
 
 
 def _show(budget_list: BudgetList) -> None:
-    """Prints the budgets, and notes on raised caps and on caps that can be exceeded.
+    """Prints the budgets, and notes on raised limits and on limits that can be exceeded.
 
     While the counters are being rebuilt, `?` replaces their figures.
     """
@@ -463,7 +463,7 @@ def _note_exceeded(budgets: Sequence[BudgetStatus]) -> None:
         output.note(
             (
                 f"{budget.budget}: of {quantity(budget.estimate.calls, 'call')} {budget.estimate.exceeded:,} cost "
-                "more than was reserved for them; a hard cap can be exceeded by that amount"
+                "more than was reserved for them; a hard limit can be exceeded by that amount"
             ),
             "yellow",
         )
@@ -480,18 +480,18 @@ def _show_reconciliation(reconciliation: Reconciliation) -> None:
 
 
 def _show_raised(event: BudgetEvent, budget: str) -> None:
-    """Prints what a cap was raised to, and how to undo it."""
+    """Prints what a limit was raised to, and how to undo it."""
     if event.kind == "raise_ended":
         output.write(
-            f"the config's cap of {budget}, {money(event.limit)}, is effective again; before: {money(event.previous)}"
+            f"the config's limit of {budget}, {money(event.limit)}, is effective again; before: {money(event.previous)}"
         )
         return
     until = "" if event.resets_at is None else f" until {clock(event.resets_at)}"
     was, now = moneys(event.previous or 0, event.limit or 0)
     change = f"was {was}, is now {now}{until}"
-    output.write(f"the cap of {budget} {change}, by {event.by}: {event.reason}")
+    output.write(f"the limit of {budget} {change}, by {event.by}: {event.reason}")
     undo = f"breakwater budgets raise {shlex.quote(budget)} {typed_money(event.configured or 0)} --reason TEXT"
-    output.note(f"{money(event.total)} of it is spent; `{undo}` restores the config's cap")
+    output.note(f"{money(event.total)} of it is spent; `{undo}` restores the config's limit")
 
 
 def _differences(reconciliation: Reconciliation) -> str:

@@ -354,7 +354,7 @@ class BudgetQuery(Message):
     team: Identifier | None = Field(default=None, description="Team of the call.")
     scope: LimitScope | None = Field(default=None, description="Filter by scope: `plane`, `key:acme-bot`.")
     used_from: Annotated[int, Field(ge=1, le=100)] | None = Field(
-        default=None, description="Filter by use: at least this percentage of the cap is spent or reserved."
+        default=None, description="Filter by use: at least this percentage of the limit is spent or reserved."
     )
     after: Annotated[str, StringConstraints(max_length=500)] | None = Field(
         default=None, description="Continue after the budget with this name."
@@ -363,14 +363,14 @@ class BudgetQuery(Message):
 
 
 class RaiseCapRequest(OperatorRequest):
-    """A cap to raise, its new value, and the reason."""
+    """A limit to raise, its new value, and the reason."""
 
     budget: Annotated[str, StringConstraints(min_length=1, max_length=160, pattern=NO_CONTROLS)] = Field(
         description="Budget name: `global/daily`, `agent:<name>/monthly`, `user:<name> within team:<name>/weekly`.",
         examples=["global/daily"],
     )
     limit_usd: UsdAmount = Field(
-        description="The new cap. Setting the config's own cap revokes an earlier raise.", examples=["50.00"]
+        description="The new limit. Setting the config's own limit revokes an earlier raise.", examples=["50.00"]
     )
     reason: Annotated[ReasonText, Field(min_length=1)] = Field(  # pyright: ignore[reportIncompatibleVariableOverride]  # is frozen
         description="Reason, required because it is about money; stored redacted."
@@ -387,7 +387,7 @@ class EstimateAccuracy(Event):
         description="`cost` as a percentage of `reserved`: 25 means that four times the cost is reserved."
     )
     exceeded: Count = Field(
-        description="Calls that cost more than was reserved. A hard cap relies on there being none."
+        description="Calls that cost more than was reserved. A hard limit relies on there being none."
     )
 
 
@@ -407,14 +407,14 @@ class BudgetStatus(Event):
         description="`2026-11-21`, `2026-W47`, `2026-11`, `2026-Q4` or `total`, in the budget's time zone."
     )
     enforcement: Enforcement
-    limit: Money | None = Field(default=None, description="The cap in effect; null if there is none.")
+    limit: Money | None = Field(default=None, description="The limit in effect; null if there is none.")
     raised: LimitRaise | None = Field(default=None, description="The raise that is in effect.")
     spent: Money
     reserved: Money = Field(description="Reserved by calls in flight.")
-    remaining: Money | None = Field(default=None, description="Left for further calls; null without a cap.")
+    remaining: Money | None = Field(default=None, description="Left for further calls; null without a limit.")
     reached: bool = Field(
         default=False,
-        description="True if spend and reservations reach the cap, or if a hard cap has refused a call "
+        description="True if spend and reservations reach the limit, or if a hard limit has refused a call "
         "and less is left than a call reserves on average.",
     )
     calls: Count
@@ -428,15 +428,15 @@ class BudgetList(Event):
 
     filled: bool = Field(
         description="True if the counters are complete. While they are rebuilt from the record, the "
-        "figures are meaningless, and hard caps refuse all calls."
+        "figures are meaningless, and hard limits refuse all calls."
     )
-    capped: Count = Field(default=0, description="Number of those with a cap above zero, whatever their use.")
+    capped: Count = Field(default=0, description="Number of those with a limit above zero, whatever their use.")
     budgets: tuple[BudgetStatus, ...]
     continue_after: str | None = Field(default=None, description="Pass this as `after` to continue. Null at the end.")
 
 
 class UnchangedBudget(BudgetStatus):
-    """The present budget: it already has this cap, so nothing was published."""
+    """The present budget: it already has this limit, so nothing was published."""
 
     unchanged: Literal[True] = True
 
@@ -485,17 +485,17 @@ class CostLine(Event):
     estimated: Money = Field(description="Part of `spend` that is estimated because no usage was reported.")
     previous: Money | None = Field(description="Spend of the entire previous month.")
     cap: Money | None = Field(
-        description="Monthly cap for agents, tenants and the total: the config's current one, or the one "
-        "it was raised to in that month. Null without a cap."
+        description="Monthly limit for agents, tenants and the total: the config's current one, or the one "
+        "it was raised to in that month. Null without a limit."
     )
     daily_cap: Money | None = Field(
         default=None,
-        description="Daily cap of the same: the config's current one or, in the present month, the one it was raised "
+        description="Daily limit of the same: the config's current one or, in the present month, the one it was raised "
         "to for today.",
     )
     raised_from: Money | None = Field(
         default=None,
-        description="The config's cap, if it was raised: of `cap`, or of `daily_cap` if there is no monthly cap.",
+        description="The config's limit, if it was raised: of `cap`, or of `daily_cap` if there is no monthly limit.",
     )
     forecast: Money | None = Field(
         description="Forecast for the end of the month at the current rate. Null for a month that is "
@@ -503,7 +503,7 @@ class CostLine(Event):
     )
     next_month: Money | None = Field(
         default=None,
-        description="Forecast for the whole next month at the same rate; at most the config's cap, if that refuses "
+        description="Forecast for the whole next month at the same rate; at most the config's limit, if that refuses "
         "calls. Null as `forecast` is.",
     )
     calls: Count
@@ -545,7 +545,7 @@ Enforcement = Literal["none", "soft", "hard"]
 
 
 class GuardEvent(Event):
-    """A task used 80 % of a cap (`soft_cap`), its guard stopped it (`tripped`), or an operator reset it (`reset`)."""
+    """A task used 80 % of a limit (`soft_cap`), its guard stopped it (`tripped`), or an operator reset it (`reset`)."""
 
     event_id: str = Field(description="Unique for the trip or the reset.")
     kind: Literal["soft_cap", "tripped", "reset"]
@@ -567,10 +567,10 @@ class GuardEvent(Event):
 
 
 class BudgetEvent(Event):
-    """A budget reached a threshold, a person raised its cap or revoked the raise, or its counter was repaired.
+    """A budget reached a threshold, a person raised its limit or revoked the raise, or its counter was repaired.
 
-    Published once for each threshold, scope and period. The cap of a hard budget is a `hard_cap`; all other thresholds
-    are `soft_cap`, because they refuse nothing.
+    Published once for each threshold, scope and period. That of a hard limit at 100 % is a `hard_cap`; all others are
+    `soft_cap`, because they refuse nothing.
     """
 
     event_id: str = Field(description="Unique for the crossing, raise or repair.")
@@ -590,20 +590,22 @@ class BudgetEvent(Event):
         description="`2026-11-21`, `2026-W47`, `2026-11`, `2026-Q4` or `total`, in the budget's time zone."
     )
     threshold_percent: Count | None = Field(default=None, description="For `soft_cap` and `hard_cap`.")
-    limit: Money | None = Field(default=None, description="The cap; null only if a budget without one is repaired.")
+    limit: Money | None = Field(default=None, description="The limit; null only if a budget without one is repaired.")
     total: Money = Field(description="Spent in the period until `at`.")
     reserved: Money | None = Field(
         default=None, description="Reserved by calls in flight at that time. For `soft_cap` and `hard_cap`."
     )
     refusal: str | None = Field(
-        default=None, description="Of a cap that refused a call: why, with the figures, and what to do."
+        default=None, description="Of a limit that refused a call: why, with the figures, and what to do."
     )
-    previous: Money | None = Field(default=None, description="The cap before the raise, or `total` before the repair.")
+    previous: Money | None = Field(
+        default=None, description="The limit before the raise, or `total` before the repair."
+    )
     configured: Money | None = Field(
-        default=None, description="For a raise, the config's cap. If the config's cap changes, the raise ends."
+        default=None, description="For a raise, the config's limit. If the config's limit changes, the raise ends."
     )
     enforcement: Enforcement
-    by: str | None = Field(default=None, description="Who raised the cap, or revoked a raise.")
+    by: str | None = Field(default=None, description="Who raised the limit, or revoked a raise.")
     reason: str | None = Field(default=None, description="Reason for the raise, or what was repaired.")
     resets_at: Timestamp | None = Field(default=None, description="End of the period, and of a raise.")
     at: Timestamp

@@ -14,7 +14,7 @@ class BudgetMetrics:
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
         help_text = "Calls whose cost was counted, including redelivered ones."
         self._settled = plain_counter(registry, "budget_calls_settled_total", help_text)
-        help_text = "Thresholds of caps that were reached and published."
+        help_text = "Thresholds of limits that were reached and published."
         self._thresholds = counter(registry, "budget_thresholds_total", help_text, "scope", "window", "kind")
         self._filled = plain_gauge(registry, "budgets_filled", "1 while the budgets' counters are complete.")
         help_text = "Counters that differed from the record and were repaired."

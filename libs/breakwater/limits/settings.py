@@ -1,4 +1,4 @@
-"""The settings of what may be called by money and rates: caps, guards of tasks, rate limits, and tags of costs."""
+"""The settings of what may be called by money and rates: limits, guards of tasks, rate limits, and tags of costs."""
 
 from __future__ import annotations
 
@@ -56,28 +56,28 @@ class RateLimit(Message):
 
 
 OTHERS = "*"
-"""The key, among the config's tenants, whose caps apply to each tenant that the config does not name."""
+"""The key, among the config's tenants, whose limits apply to each tenant that the config does not name."""
 
 
 OnExceeded = Literal["cheaper_model", "fail"]
 
 
 class Caps(Message):
-    """The caps of one scope. Without caps the spend is only tracked."""
+    """The limits of one scope. Without limits the spend is only tracked."""
 
     daily_usd: UsdAmount | None = Field(default=None, description="Spend allowed in a calendar day.")
     monthly_usd: UsdAmount | None = Field(default=None, description="Spend allowed in a calendar month.")
     enforcement: Enforcement = Field(
         default="soft",
         description="none: track, and alert at `soft_at_percent` if that is set; soft: alert at the thresholds; "
-        "hard: also refuse calls that could exceed the cap.",
+        "hard: also refuse calls that could exceed the limit.",
     )
     soft_at_percent: tuple[int, ...] = Field(
-        default=(50, 80, 100), description="Thresholds that raise an alert. A hard cap raises one at 100, too."
+        default=(50, 80, 100), description="Thresholds that raise an alert. A hard limit raises one at 100, too."
     )
     on_exceeded: OnExceeded = Field(
         default="cheaper_model",
-        description="If a hard cap has no room for a call: try the next model of the chain, or end the job.",
+        description="If a hard limit has no room for a call: try the next model of the chain, or end the job.",
     )
 
     @field_validator("soft_at_percent")
@@ -89,7 +89,7 @@ class Caps(Message):
 
     @property
     def is_hard(self) -> bool:
-        """Returns True if a cap refuses calls."""
+        """Returns True if a limit refuses calls."""
         return self.enforcement == "hard" and (self.daily_usd, self.monthly_usd) != (None, None)
 
     @property
@@ -100,7 +100,7 @@ class Caps(Message):
         return frozenset((*self.soft_at_percent, 100) if self.enforcement == "hard" else self.soft_at_percent)
 
     def limit(self, window: Window) -> int | None:
-        """Returns the cap of a window in nano-dollars; None if there is none."""
+        """Returns the limit of a window in nano-dollars; None if there is none."""
         return self.daily_usd if window == "daily" else self.monthly_usd
 
 
@@ -167,7 +167,7 @@ class GuardRules(Message):
     @classmethod
     def _something(cls, cap: int | None) -> int | None:
         if cap == 0:
-            raise ValueError("must be more than 0, as nothing would be left for the first call; `off` means no cap")
+            raise ValueError("must be more than 0, as nothing would be left for the first call; `off` means no limit")
         return cap
 
 
@@ -176,7 +176,7 @@ MAX_LIMITS = 1_000
 
 
 class BudgetSettings(Message):
-    """Caps over all agents, and the calendar of every budget."""
+    """Limits over all agents, and the calendar of every budget."""
 
     timezone: ZoneName = Field(
         default="UTC", description="The time zone in which days and longer periods begin, such as `Europe/Berlin`."
@@ -189,7 +189,7 @@ class BudgetSettings(Message):
         description="The interval at which the counters are reconciled with recorded spend.",
     )
     tenants: dict[Name, Caps] = Field(
-        default_factory=dict, description="Caps per tenant; `*` applies to each tenant that is not listed."
+        default_factory=dict, description="Limits per tenant; `*` applies to each tenant that is not listed."
     )
     limits: tuple[LimitSettings, ...] = Field(
         default=(), max_length=MAX_LIMITS, description="Limits of any other scope, or by week or quarter."

@@ -113,7 +113,7 @@ class TaskGuards:
         return ParentsTask(parent, run_id=run_id or (ended and ended.run_id))
 
     def release_hold(self, job: Assignment, at: Checkpoint) -> ScriptCommand | None:
-        """Reduces the job's hold on the task's cap to its cost, as the job makes no call now."""
+        """Reduces the job's hold on the task's limit to its cost, as the job makes no call now."""
         shared = shared_task(job)
         if shared is None:
             return None
@@ -174,7 +174,7 @@ class TaskGuards:
         await self.publish(key, tripped, task)
 
     async def warn(self, job: Assignment, life: str, near: Trip, task: Task, at: datetime) -> None:
-        """Publishes that a job's task is near a cap, once in the task's life."""
+        """Publishes that a job's task is near a limit, once in the task's life."""
         key = TaskKey(job.job.tenant, job.ids.own_task_key)
         event = GuardEvent(
             # Of two jobs that are near it at the same moment, both announce it, under one id.

@@ -21,7 +21,7 @@ from breakwater.limits.rules.limit import Limit, default_id
 from breakwater.limits.rules.scopes import EACH, WITHIN, key_from_text, scope_in_words
 
 WARN_PERCENT = 80
-"""A budget that has used a larger share of its cap is a warning."""
+"""A budget that has used a larger share of its limit is a warning."""
 
 
 def owner_of(budget: BudgetStatus) -> str:
@@ -32,14 +32,14 @@ def owner_of(budget: BudgetStatus) -> str:
 
 
 def used_share(budget: BudgetStatus) -> float | None:
-    """The share of the cap that is spent or reserved: 1.0 is all of it; None without a cap."""
+    """The share of the limit that is spent or reserved: 1.0 is all of it; None without a limit."""
     if budget.limit is None:
         return None
     return (budget.spent + budget.reserved) / budget.limit if budget.limit else 1.0
 
 
 def tone(budget: BudgetStatus) -> str:
-    """The tone of a budget: `bad` if the cap is reached, `warn` if it is near; otherwise empty."""
+    """The tone of a budget: `bad` if the limit is reached, `warn` if it is near; otherwise empty."""
     if budget.limit is None:
         return ""
     used = budget.spent + budget.reserved
@@ -49,12 +49,12 @@ def tone(budget: BudgetStatus) -> str:
 
 
 def no_cap_text(budget: BudgetStatus, budgets: Iterable[BudgetStatus]) -> str:
-    """Describes a budget without a cap: `no cap`, or `no monthly cap, daily cap $5.00` if its other window has one."""
+    """Describes a budget without a limit: `no limit`, or `no monthly limit, daily limit $5.00` if it has that."""
     owner = budget.budget.rpartition("/")[0]
     for candidate in budgets:
         if candidate.limit is not None and candidate.budget.rpartition("/")[0] == owner:
-            return f"no {budget.window} cap, {candidate.window} cap {money(candidate.limit)}"
-    return "no cap"
+            return f"no {budget.window} limit, {candidate.window} limit {money(candidate.limit)}"
+    return "no limit"
 
 
 def _spend_cell(budget: BudgetStatus) -> Cell:
@@ -76,7 +76,7 @@ def _estimate(budget: BudgetStatus) -> Cell:
 
 COLUMNS: tuple[Column[BudgetStatus], ...] = (
     Column("budget", lambda budget: budget.budget),
-    Column("cap", lambda budget: "" if budget.limit is None else budget.limit, "usd"),
+    Column("limit", lambda budget: "" if budget.limit is None else budget.limit, "usd"),
     Column("spent", lambda budget: budget.spent, "usd", _spend_cell),
     Column("in flight", lambda budget: budget.reserved, "usd", name="reserved", drop=4),
     Column("free", lambda budget: budget.remaining, "usd", _free, smallest_first=True),

@@ -85,7 +85,7 @@ BUDGETS = Channel(
     {"scope": "`global`, `agent`, `key` and so on.", "window": "`daily`, `weekly`, `monthly`, `quarterly` or `total`."},
     BudgetEvent,
     Stream.EVENTS,
-    "A budget reached a threshold (published once per period), its cap was raised, or its counter was repaired.",
+    "A budget reached a threshold (published once per period), its limit was raised, or its counter was repaired.",
 )
 GUARDS = Channel(
     "guards",

@@ -252,7 +252,7 @@ class BudgetComparison:
     def doubtful(self) -> frozenset[BudgetPlace]:
         """Places where the counters have more than the record, which may have lost the difference.
 
-        Nothing is subtracted there: a record that has lost rows would open a cap that is spent.
+        Nothing is subtracted there: a record that has lost rows would open a limit that is spent.
         """
         filled = self.snapshot.filled
         alone = filled is not None and filled.alone

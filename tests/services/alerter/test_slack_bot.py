@@ -126,13 +126,13 @@ async def test_thresholds_that_a_budget_crosses_within_a_minute_are_one_message_
     passed_s = 50
     await bot.send(most)  # it is late, and says less
     [message] = double.channel_view()
-    assert message.startswith("*[critical] Budget refuses calls: the plane, daily*")
+    assert message.startswith("*[critical] Limit refuses calls: the plane, daily*")
     assert double.counted() == {"posts": 1, "updates": 1, "replies": 0, "refused": 0}
     await bot.send(acknowledged(half))
-    assert double.channel_view() == [message], "the message is about the cap by now"
+    assert double.channel_view() == [message], "the message is about the limit by now"
     await bot.send(resolved(cap))
     [message] = double.channel_view()
-    assert message.startswith("*[resolved] Budget refuses calls")
+    assert message.startswith("*[resolved] Limit refuses calls")
     await bot.close()
 
 
@@ -146,8 +146,8 @@ async def test_a_threshold_that_is_crossed_after_a_minute_is_a_message_that_peop
     passed_s = 61
     await bot.send(threshold(80))
     assert [view.split(":")[0] for view in double.channel_view()] == [
-        "*[warning] Budget at 50 %",
-        "*[warning] Budget at 80 %",
+        "*[warning] Limit at 50 %",
+        "*[warning] Limit at 80 %",
     ]
     await bot.close()
 

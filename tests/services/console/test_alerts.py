@@ -114,21 +114,21 @@ async def test_what_waits_for_somebody_says_so(console: Console):
 
 async def test_the_history_is_filtered_and_turned_over(console: Console):
     await store(console, *(incident(f"{number:03}", number + 1, title=f"No. {number}.") for number in range(60)))
-    await store(console, incident("other", 1, agent="other/agent", title="A cap", **A_CAP))
+    await store(console, incident("other", 1, agent="other/agent", title="A limit", **A_CAP))
     console.interface.answers["GET alerts"] = listed()
     console.interface.answers["GET alerts/undelivered"] = NOTHING_LOST
     first = await console.get("/alerts?event=breaker_open")
     assert "No. 0." in first.words
-    assert "A cap" not in first.words
+    assert "A limit" not in first.words
     assert "No. 55." not in first.words
     older = first.text.split('<a class="button" href="/alerts?')[-1].split('"')[0].replace("&amp;", "&")
     second = await console.get(f"/alerts?{older}")
     assert "No. 55." in second.words
     assert "No. 0." not in second.words
-    assert "A cap" not in second.words
+    assert "A limit" not in second.words
     assert "Older" not in second.words
     of_agent = await console.get("/alerts?agent=other%2Fagent&status=firing")
-    assert "A cap" in of_agent.words
+    assert "A limit" in of_agent.words
     assert "No. 0." not in of_agent.words
     for wrong in (
         "status=%27%3B--",

@@ -47,16 +47,16 @@ HOUR_MS = 3_600_000
     [
         (status(), Forecast(2 * USD, None), "Forecast: $2.00 of $10.00"),
         (status(limit=None), Forecast(2 * USD, None), "Forecast: $2.00"),
-        (status(), Forecast(20 * USD, NOON_MS + 1), "Forecast: cap reached within an hour"),
-        (status(), Forecast(20 * USD, NOON_MS + HOUR_MS), "Forecast: cap reached in about 1 hour"),
-        (status(), Forecast(20 * USD, NOON_MS + 26 * HOUR_MS), "Forecast: cap reached in about 26 hours"),
+        (status(), Forecast(20 * USD, NOON_MS + 1), "Forecast: limit reached within an hour"),
+        (status(), Forecast(20 * USD, NOON_MS + HOUR_MS), "Forecast: limit reached in about 1 hour"),
+        (status(), Forecast(20 * USD, NOON_MS + 26 * HOUR_MS), "Forecast: limit reached in about 26 hours"),
         (
             status("global/monthly"),
             Forecast(20 * USD, NOON_MS + 80 * HOUR_MS),
-            "Forecast: cap reached in about 3 days",
+            "Forecast: limit reached in about 3 days",
         ),
-        (status(spent="10"), Forecast(20 * USD, None), "Cap reached"),
-        (status(spent="9.99", reached=True), None, "Cap reached"),
+        (status(spent="10"), Forecast(20 * USD, None), "Limit reached"),
+        (status(spent="9.99", reached=True), None, "Limit reached"),
         (status(spent="0"), None, "Nothing spent yet"),
         (status(), None, "Too early in the day to forecast"),
     ],
@@ -85,7 +85,7 @@ def test_a_hard_cap_is_never_passed_and_one_that_refuses_calls_is_reached():
     rows = [budget_row(status(limit="1.2", enforcement=one), day, 0, MONDAY_NOON) for one in ("hard", "soft")]
     assert [row.forecast and row.forecast.total for row in rows] == [1_200_000_000, 1_500_000_000]
     refusing = budget_row(status(limit="1.001", reached=True), day, NANO_PER_USD, MONDAY_NOON)
-    assert (refusing.forecast, refusing.outlook, refusing.tone) == (None, "Cap reached", "bad")
+    assert (refusing.forecast, refusing.outlook, refusing.tone) == (None, "Limit reached", "bad")
 
 
 async def test_all_budgets_with_what_is_spent_and_how_much_of_the_cap(console: Console):
@@ -102,7 +102,7 @@ async def test_all_budgets_with_what_is_spent_and_how_much_of_the_cap(console: C
     assert "30 %" in page.words
     assert "raised by zoë" in page.words
     assert "Nothing spent yet" in page.words
-    assert page.text.count('<figure class="chart"') == 2, "those nearest to their caps"
+    assert page.text.count('<figure class="chart"') == 2, "those nearest to their limits"
     assert page.words.index("Spend: tenant acme, daily") < page.words.index("Spend: the plane, daily")
     assert 'href="/budgets/agent%3Awri%2Fter%2Fmonthly"' in page.text
 
@@ -115,7 +115,7 @@ async def test_of_thousands_of_tenants_those_are_listed_that_matter(console: Con
     )
     page = await console.get("/budgets")
     assert "Today (6)" in page.words
-    assert "Without a cap (1,001)" in page.words
+    assert "Without a limit (1,001)" in page.words
     assert "The first 200 of 1,001" in page.words
     assert "tenant dear" in page.words
     assert all(f"tenant capped{number}" in page.words for number in range(5))
@@ -129,7 +129,7 @@ async def test_a_budget_that_burns_down(console: Console):
     page = await console.get("/budgets/agent%3Awri%2Fter%2Fmonthly")
     assert page.status == 200
     assert "Spend: wri/ter, monthly" in page.words
-    assert "cap $1,000.00" in page.words
+    assert "limit $1,000.00" in page.words
     assert "$2.00" in page.words
     assert "calls that might exceed it are refused" in page.words
     assert 'data-style="dashed"' in page.text
@@ -158,7 +158,7 @@ async def test_a_cap_is_raised_with_a_reason(console: Console):
     console.interface.answers["POST budgets/raise"] = 200, {}
     page = await console.submit(HERE, HERE, limit_usd=" $1250.50 ", reason="launch day")
     assert raises(console) == [{"budget": "agent:writer/daily", "limit_usd": "1250.50", "reason": "launch day"}]
-    assert "The cap of agent:writer/daily is $1,250.50 until its period ends." in page.words
+    assert "The limit of agent:writer/daily is $1,250.50 until its period ends." in page.words
     assert "Budget: writer, daily" in page.words
     assert "This was not done" not in page.words
 
@@ -179,7 +179,7 @@ async def test_an_amount_that_might_be_meant_otherwise_raises_nothing(console: C
     console.interface.answers["POST budgets/raise"] = 200, {}
     page = await console.submit(HERE, HERE, limit_usd=given, reason=f'launch "{EVIL}')
     assert page.status == 422
-    assert "The cap was not raised: " in page.words
+    assert "The limit was not raised: " in page.words
     assert reported in page.words
     assert raises(console) == []
     form = page.text.split('<details class="act" open')[1].split("</form>")[0]
@@ -194,7 +194,7 @@ async def test_more_than_ten_times_the_cap_is_asked_for_twice(console: Console):
     fields = {"limit_usd": "250", "reason": "launch"}
     page = await console.submit(HERE, HERE, **fields)
     assert raises(console) == []
-    assert "Yes, raise it to $250.00, more than ten times the cap of $2.00" in page.words
+    assert "Yes, raise it to $250.00, more than ten times the limit of $2.00" in page.words
     sure = page.text.split('name="confirmed" value="')[1].split('"')[0]
     page = await console.submit(HERE, HERE, **fields | {"limit_usd": "2500", "confirmed": sure})
     assert raises(console) == [], "that was said of another amount"
@@ -206,23 +206,23 @@ async def test_more_than_ten_times_the_cap_is_asked_for_twice(console: Console):
 
 async def test_what_the_interface_refuses_is_reported_in_the_form_which_stays_filled(console: Console):
     console.interface.answers["GET budgets"] = listed(budget("agent:writer/daily"))
-    refusal = "a cap can't be lower than the config's ($10.00)"
+    refusal = "a limit can't be lower than the config's ($10.00)"
     console.interface.answers["POST budgets/raise"] = 422, problem("below_cap", refusal)
     page = await console.submit(HERE, HERE, limit_usd="1", reason="launch")
     form = page.text.split('<details class="act" open')[1].split("</form>")[0]
-    assert "The cap was not raised: a cap can&#39;t be lower than the config&#39;s ($10.00)" in form
+    assert "The limit was not raised: a limit can&#39;t be lower than the config&#39;s ($10.00)" in form
     assert 'value="1"' in form
     assert 'value="launch"' in form
     page = await console.submit(HERE, HERE, limit_usd="12", reason=" ")
-    assert "The cap was not raised: a raise needs a reason" in page.words
+    assert "The limit was not raised: a raise needs a reason" in page.words
     assert len(raises(console)) == 1
     gone = await console.post("/budgets/agent%3Agone%2Fdaily", {"csrf": page.csrf, "limit_usd": "12", "reason": "x"})
     assert gone.status == 404
-    assert len(raises(console)) == 1, "its cap is not known"
+    assert len(raises(console)) == 1, "its limit is not known"
     console.interface.answers["GET budgets"] = 503, problem("unavailable", "Redis does not answer")
     page = await console.post(HERE, {"csrf": page.csrf, "limit_usd": "12", "reason": "launch"})
     assert "Redis does not answer" in page.words
-    assert len(raises(console)) == 1, "what the cap is now could not be shown"
+    assert len(raises(console)) == 1, "what the limit is now could not be shown"
 
 
 async def test_the_counters_are_compared_with_the_record_when_asked_for(console: Console):

@@ -117,13 +117,13 @@ def test_a_burn_down_shows_cap_and_forecast():
         [None, "8000000000", "8000000000"],
         [None, "8000000000", "16000000000"],
     ]
-    assert "cap $8.00" in drawn
+    assert "limit $8.00" in drawn
     assert "forecast $16.00" in drawn
     links = [one[1] for one in rows(drawn)]
     assert links[0] == "", "nothing was before the period"
     assert links[1] == "/executions?from=2026-11-21T12%3A00%3A00Z&to=2026-11-21T13%3A00%3A00Z"
     without = charts.burn("spend", [(NOON, 0)], start=NOON, end=NOON + HOUR, cap=8e9)
-    assert [one[2][1] for one in rows(without)] == ["8000000000"] * 2, "the cap reaches the end"
+    assert [one[2][1] for one in rows(without)] == ["8000000000"] * 2, "the limit reaches the end"
 
 
 def test_the_library_is_where_it_is_looked_for_and_its_loss_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -322,7 +322,7 @@ async def test_a_line_without_a_monthly_cap_has_its_daily_one(surfaces: Surfaces
     }
     page = await surfaces.console.get("/costs?month=2026-10&whole=1")
     assert "$0.00475 a day" in page.words
-    assert "no cap" not in page.words
+    assert "no limit" not in page.words
 
 
 async def test_the_costs_of_a_month_agree_with_the_budget_page_on_a_raised_daily_cap(surfaces: Surfaces) -> None:
@@ -365,7 +365,7 @@ async def test_this_month_is_forecast_and_an_empty_one_says_so(surfaces: Surface
     assert "data-pending" not in page.text
     assert f"{this.name}, Asia/Kolkata" in page.words
     if late:
-        assert re.search(r"Forecast \$[0-9.]+ next month: \$[0-9.]+; cap: ", page.words)
+        assert re.search(r"Forecast \$[0-9.]+ next month: \$[0-9.]+; limit: ", page.words)
         assert "At month's end Next month Share" in page.words
     else:
         assert "Forecast unknown too early in the month" in page.words

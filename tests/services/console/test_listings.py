@@ -161,7 +161,7 @@ async def test_budgets_are_in_groups_with_the_most_used_first_and_those_without_
     assert "<details open" not in shown
     assert "<details open" in (await console.get("/budgets?uncapped.sort=spent")).text
     console.interface.answers["GET budgets"] = budgets(budget(limit=None))
-    assert "<summary><b>Without a cap" not in (await console.get("/budgets")).text, "there is nothing else to see"
+    assert "<summary><b>Without a limit" not in (await console.get("/budgets")).text, "there is nothing else to see"
 
 
 async def test_dead_letters_are_grouped_by_their_error_but_for_numbers_in_it(console: Console) -> None:

@@ -25,7 +25,7 @@ async def submit(console: Console, case: OperatorCase) -> Page:
 
 
 def failed(case: OperatorCase) -> str:
-    return "The cap was not raised: " if case.action == "budgets/raise" else "The action failed: "
+    return "The limit was not raised: " if case.action == "budgets/raise" else "The action failed: "
 
 
 @each_action

@@ -127,7 +127,7 @@ FINE = live(agents=[health("writer")], breakers=[breaker("writer", "m")], budget
             "bad",
             [
                 "The breaker of a on m is open +1",
-                "The daily budget of the plane is exhausted",
+                "The daily limit of the plane is exhausted",
                 "The breaker of c on m is half-open",
             ],
         ),
@@ -138,7 +138,7 @@ FINE = live(agents=[health("writer")], breakers=[breaker("writer", "m")], budget
             QUIET,
             live(filled=False, budgets=[budget("global/daily", "5")]),
             "bad",
-            ["The budgets' counters are being rebuilt from the records"],
+            ["The counters of limits are being rebuilt from the records"],
         ),
         (QUIET, live(services=[service("sink-events", 1_001)]), "bad", ["sink is behind by 1,001 messages"]),
         (QUIET, live(services=[service("sink-events", 1_000, 50_000)]), "good", None),
@@ -219,11 +219,11 @@ def test_there_are_up_to_three_cards_and_the_others_are_counted_with_their_links
     overall = of_plane(ended(0, failed=1), live(breakers=breakers, budgets=budgets, queues=[queue("a", 1, 0)]))
     assert [(card.problem.severity, card.title, card.more) for card in overall.cards] == [
         ("critical", "The breaker of a on m is open", 3),
-        ("critical", "The daily budget of the plane is exhausted", 0),
+        ("critical", "The daily limit of the plane is exhausted", 0),
         ("critical", "100 % of executions failed in the last 24h", 0),
     ]
     assert [card.title for card in overall.overflow] == [
-        "The daily budget of a is exhausted",
+        "The daily limit of a is exhausted",
         "Jobs of a are waiting and none is running",
     ]
     assert overall.overflow_count == 2
@@ -239,13 +239,13 @@ def test_the_incident_of_an_open_breaker_or_an_exhausted_budget_has_no_second_ca
         alerts=[
             incident(1, model="gpt-4.1"),
             incident(2, **cap, payload=payload),
-            incident(3, **cap, payload={**payload, "agent": "b"}, title="Budget refuses calls: b, daily"),
+            incident(3, **cap, payload={**payload, "agent": "b"}, title="Limit refuses calls: b, daily"),
         ],
     )
     assert summary(QUIET, now)[1] == [
         "The breaker of writer on gpt-4.1 is open",
-        "The daily budget of a is exhausted",
-        "Budget refuses calls: b, daily",
+        "The daily limit of a is exhausted",
+        "Limit refuses calls: b, daily",
     ]
 
 

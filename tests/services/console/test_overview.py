@@ -115,12 +115,12 @@ async def test_the_five_questions_are_answered(console: Console):
     assert "p95 latency 4.0 s" in page.words
     assert "Jobs waiting now 7 3 running, 4 parked" in page.words
     assert "Open breakers 1 of 2" in page.words
-    assert "Exhausted budgets 1 of 2" in page.words
+    assert "Exhausted limits 1 of 2" in page.words
     assert "Open incidents 2 1 critical" in page.words
     ago = r"\d+ (s|min|h|d) ago"
     for card in (
         rf"The breaker of writer on gpt-4.1 is open critical {ago} Reset: let its calls through…",
-        r"The daily budget of the plane is exhausted critical \$5\.00 of \$5\.00 is spent: calls that might exceed "
+        r"The daily limit of the plane is exhausted critical \$5\.00 of \$5\.00 is spent: calls that might exceed "
         r"it are refused\. Raise: let more calls through…",
         "sink is behind by 12,000 messages critical and 2 more: writer is stopped , 50 % of executions failed in the "
         r"last 1h \.",
@@ -128,7 +128,7 @@ async def test_the_five_questions_are_answered(console: Console):
         assert re.search(card, page.words), card
     assert "server the cable is cut 2 $1.00 writer " in page.words
     assert "/executions?agent=writer&amp;error_kind=server&amp;window=1h" in page.text
-    assert "writer the budget agent:writer/daily 1" in page.words
+    assert "writer the limit agent:writer/daily 1" in page.words
     assert "no room" not in page.words
     assert "writer failed, then retried $1.00 1" in page.words
     assert "gpt-4.1 openai healthy it is healthy 33.3 % 3 1 0 2 0 0" in page.words

@@ -23,7 +23,7 @@ async def test_every_agent_is_reported_with_its_health_in_a_bare_array(governed:
         **dict.fromkeys(by_id, ("healthy", "no calls yet")),
         "writer": ("degraded", "m: the last call failed"),
         "reader": ("unhealthy", until),
-        "never": ("unhealthy", "no call fits under a hard cap"),
+        "never": ("unhealthy", "no call fits under a hard limit"),
     }
     assert by_id["reader"] == {
         "agent_id": "reader",

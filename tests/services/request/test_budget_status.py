@@ -164,4 +164,4 @@ async def test_a_hard_cap_that_refused_a_call_is_reached_though_the_spend_stays_
     [of_writer] = [limit for limit in CAPS.limits if limit.id == "agents.writer.budget.daily_usd"]
     raised = with_raise(CAPS, of_writer, 20 * NANO_PER_USD)
     budgets = await reported(redis, {(day, "agent:writer"): spent}, raised, now=now, announced=announced)
-    assert not budgets["agent:writer/daily"].reached, "the cap that has refused it holds no longer"
+    assert not budgets["agent:writer/daily"].reached, "the limit that has refused it holds no longer"

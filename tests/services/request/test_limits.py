@@ -316,7 +316,7 @@ async def test_a_caller_who_is_bound_to_a_team_limits_parts_of_it_alone(governed
     assert await ask("lead", "PUT", "/hers", scope=hers, usd=99, per="day", stop=True) == (200, "")
     assert [await ask("lead", "DELETE", path) for path in ("/hers", "/own")] == [(200, "")] * 2
     assert [(await ask("reader", method, "/of-the-team"))[0] for method in ("GET", "DELETE")] == [200, 403]
-    assert (await ask("approver", "POST", "/nothing/raise", amount=9, reason="x"))[0] == 404, "who may raise caps"
+    assert (await ask("approver", "POST", "/nothing/raise", amount=9, reason="x"))[0] == 404, "who may raise limits"
 
 
 async def test_a_raise_of_a_limit_that_a_more_particular_one_replaces_is_refused(

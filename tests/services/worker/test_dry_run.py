@@ -150,7 +150,7 @@ async def test_the_jobs_own_cap_and_a_model_without_a_price_are_named(start_work
     async with start_worker(models, agents, more_models={"sim/free": {}}) as plane:
         [dear, free] = await planned(plane)
         assert dear["refusal"]["refused_by"] == free["refusal"]["refused_by"] == "execution"
-        assert "does not fit under the job's own cap" in dear["refusal"]["message"]
+        assert "does not fit under the job's own limit" in dear["refusal"]["message"]
         assert (free["worst_case_cost"], "has no price" in free["refusal"]["message"]) == (None, True)
 
 

@@ -48,7 +48,8 @@ async def test_a_call_that_might_pass_the_cap_of_its_job_is_left_to_a_cheaper_mo
         assert {attempt["outcome"] for attempt in refused["attempts"]} == {"short_circuited"}
         assert (refused["reason"], refused["total_cost"]) == ("budget_exceeded", "0.000000000")
         assert (
-            refused["error"]["message"] == "a call to sim/dear-too does not fit under the job's own cap (max_cost_usd)"
+            refused["error"]["message"]
+            == "a call to sim/dear-too does not fit under the job's own limit (max_cost_usd)"
         )
         figures = (await plane.messages("EVENTS", "bw.attempts.refused.*.2"))[0]["error"]["figures"]
         assert figures.startswith("The job has cost $0.00, a call to sim/dear-too may cost up to $0.0006")
@@ -73,7 +74,7 @@ async def test_the_cap_of_a_job_counts_all_its_attempts(start_worker: StartWorke
         stubborn = await run(plane, "stubborn")
         assert [attempt["outcome"] for attempt in stubborn["attempts"]] == ["error", "error", "short_circuited"]
         assert (stubborn["reason"], stubborn["total_cost"]) == ("budget_exceeded", "0.000603000")
-        assert stubborn["error"]["message"] == "a call to sim/no does not fit under the job's own cap (max_cost_usd)"
+        assert stubborn["error"]["message"] == "a call to sim/no does not fit under the job's own limit (max_cost_usd)"
         figures = (await plane.messages("EVENTS", "bw.attempts.stubborn.*.3"))[0]["error"]["figures"]
         assert figures.startswith("The job has cost $0.000603, a call to sim/no may")
 

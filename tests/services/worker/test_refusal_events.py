@@ -44,4 +44,4 @@ async def test_agent_breaker_open_and_agent_budget_exceeded_exist_for_who_listen
     ]
     [exceeded] = [step for step in heard["dear"] if step["event"] == "agent.budget.exceeded"]
     assert (exceeded["scope"], exceeded["enforcement"], exceeded["model"]) == ("execution", "hard", "sim/good")
-    assert "0.000" not in str(exceeded), "what a cap is stays with operators"
+    assert "0.000" not in str(exceeded), "what a limit is stays with operators"

@@ -99,7 +99,7 @@ def budget_period_of(alert: Alert) -> str | None:
 
 
 def threshold_of(alert: Alert) -> int:
-    """Returns the percentage of the cap that an incident of a budget is about."""
+    """Returns the percentage of the limit that an incident of a budget is about."""
     return int(alert.key.rpartition("/")[2])
 
 

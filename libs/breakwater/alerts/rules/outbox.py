@@ -229,7 +229,7 @@ class _Candidate:
 
     @property
     def may_rise(self) -> bool:
-        """Returns True if it is a threshold below the cap, and nothing was sent about it yet."""
+        """Returns True if it is a threshold below the limit, and nothing was sent about it yet."""
         of_budget = budget_period_of(self.newest) is not None
         return of_budget and self.unannounced and self.newest.status != "resolved" and threshold_of(self.newest) < 100
 

@@ -42,10 +42,10 @@ STORAGE_LAPSE = timedelta(minutes=15)
 """The time after which the incident of a server ends that nobody reports any more."""
 
 _CONSEQUENCE: dict[tuple[AlertEvent, Enforcement], str] = {
-    ("budget_soft_cap", "hard"): "Calls that could exceed the cap will be refused.",
-    ("budget_hard_cap", "hard"): "Calls that do not fit are refused until the period ends or the cap is raised.",
+    ("budget_soft_cap", "hard"): "Calls that could exceed the limit will be refused.",
+    ("budget_hard_cap", "hard"): "Calls that do not fit are refused until the period ends or the limit is raised.",
 }
-_NOT_ENFORCED = "The cap is not enforced: calls continue."
+_NOT_ENFORCED = "The limit is not enforced: calls continue."
 
 _CHANGES_IN_TEXT = 5
 
@@ -268,7 +268,7 @@ def _of_budget(event: BudgetEvent) -> tuple[Signal, ...]:
     figures = _figures(event, *fields, "threshold_percent", timestamp="at")
     origin = (event.event_id, event.at, figures)
     if event.kind == "raised" and event.limit:
-        title = f"Cap raised: {owner}, {event.window}"
+        title = f"Limit raised: {owner}, {event.window}"
         spent, limit = moneys(event.total, event.limit)
         text = f"{sentence(event.reason or 'raised')} {spent} of {limit} is spent. Nothing to do."
         above = event.total * 100 // event.limit
@@ -280,10 +280,10 @@ def _of_budget(event: BudgetEvent) -> tuple[Signal, ...]:
     if event.kind not in {"soft_cap", "hard_cap"} or event.limit is None:
         return ()
     kind: AlertEvent = "budget_hard_cap" if event.kind == "hard_cap" else "budget_soft_cap"
-    state = f"Budget at {event.threshold_percent} %"
+    state = f"Limit at {event.threshold_percent} %"
     if event.threshold_percent == 100:
         # A hard cap refuses calls that do not fit before it is spent.
-        state = "Budget refuses calls" if kind == "budget_hard_cap" and event.total < event.limit else "Budget used up"
+        state = "Limit refuses calls" if kind == "budget_hard_cap" and event.total < event.limit else "Limit used up"
     key = key_of(kind, *place, str(event.threshold_percent))
     title = f"{state}: {owner}, {event.window}"
     text = _spend_text(event, kind, owner, event.limit)
@@ -301,7 +301,7 @@ def _spend_text(event: BudgetEvent, kind: AlertEvent, owner: str, limit: int) ->
     advice = "check whether this is expected"
     if kind == "budget_hard_cap":
         budget = f"{scope_text(scope_key(event))}/{event.window}"
-        advice = f"find what spends, or raise the cap: `{raise_command(budget)}`"
+        advice = f"find what spends, or raise the limit: `{raise_command(budget)}`"
     reservations = ""
     if event.reserved is not None:
         free = money(max(0, limit - event.total - event.reserved))

@@ -177,7 +177,7 @@ class LocalSettings(ProviderSettings):
     cost_per_call_usd: UsdAmount | None = Field(
         default=None,
         description=(
-            "Cost of a call that does not report its own, and its worst case for budgets. "
-            "Without it the cost is unknown, and calls are refused under a hard budget."
+            "Cost of a call that does not report its own, and its worst case for limits. "
+            "Without it the cost is unknown, and calls are refused under a hard limit."
         ),
     )

@@ -1,7 +1,7 @@
 """Errors of refused calls, worded the same in the API, the CLI, the console and alerts.
 
 Each error has three texts. `message` is for programs: it names the rule that refused, without figures. `figures` is for
-operators: what was needed, what remains of which cap, and what to do. `user_message` is for models and end users.
+operators: what was needed, what remains of which limit, and what to do. `user_message` is for models and end users.
 """
 
 from __future__ import annotations

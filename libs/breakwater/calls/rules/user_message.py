@@ -29,7 +29,7 @@ _KINDS: dict[ErrorKind, tuple[str, str]] = {
         "The conversation has tool calls without results, or results without calls; please complete or remove them.",
     ),
     "breaker_open": ("CircuitBreakerOpen", f"This agent is paused because of recent failures. {_LATER}"),
-    "budget_exceeded": ("BudgetExceeded", "This agent has used up its budget for now. Please contact its owner."),
+    "budget_exceeded": ("BudgetExceeded", "This agent has reached its limit for now. Please contact its owner."),
     "guard_tripped": (
         "TaskStopped",
         "This task was stopped, and people were asked to look at it. Please do not call it again until they have.",

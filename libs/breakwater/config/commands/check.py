@@ -69,7 +69,7 @@ def check(
     ] = False,
     expand: Annotated[
         bool,
-        typer.Option("--expand", help="Show all limits in one table: budgets, rates, and caps of tasks and jobs."),
+        typer.Option("--expand", help="Show all limits in one table: budgets, rates, and limits of tasks and jobs."),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -181,9 +181,9 @@ def warnings(config: Config) -> tuple[str, ...]:
         daily = caps.daily_usd
         monthly = caps.monthly_usd
         if caps.enforcement == "hard" and daily is None and monthly is None:
-            problems.append(f"{place}: is hard but has no cap, so it refuses nothing; set daily_usd or monthly_usd")
+            problems.append(f"{place}: is hard but has no limit, so it refuses nothing; set daily_usd or monthly_usd")
         if daily is not None and monthly is not None and daily > monthly:
-            problems.append(f"{place}: the daily cap exceeds the monthly one")
+            problems.append(f"{place}: the daily limit exceeds the monthly one")
     problems += (warning for name in config.agents for warning in warnings_of_agent(config, name))
     for model, settings in config.models.items():
         if (above := long_inputs_cost_more(model, settings)) is not None:
@@ -208,7 +208,7 @@ def _identity_problems(config: Config) -> Iterable[str]:
 
 
 def warnings_of_agent(config: Config, name: str) -> Iterable[str]:
-    """Warns of problems with an agent's models, and of caps that admit no call."""
+    """Warns of problems with an agent's models, and of limits that admit no call."""
     unaffordable_reason = unaffordable(config, name)
     for problem in _model_problems(config, config.agents[name]):
         yield f"agents.{name}: {problem}"
@@ -266,7 +266,7 @@ def _refused_address(url: str, allowed: Sequence[IpNetwork]) -> str | None:
 
 
 def _shared_caps(config: Config) -> dict[str, Caps]:
-    """The caps for all agents and those of tenants that the file sets, by their path in it."""
+    """The limits for all agents and those of tenants that the file sets, by their path in it."""
     tenants = {f"budgets.tenants.{name}": caps for name, caps in config.budgets.tenants.items()}
     total = config.budgets.total
     return {**({"budgets.global": total} if total.model_fields_set else {}), **tenants}
@@ -324,7 +324,7 @@ def _caps(caps: Caps) -> str:
         for limit, unit in ((caps.daily_usd, "day"), (caps.monthly_usd, "month"))
         if limit is not None
     ]
-    return f"{', '.join(windows)} {caps.enforcement}" if windows else "no cap"
+    return f"{', '.join(windows)} {caps.enforcement}" if windows else "no limit"
 
 
 def settings_in_words(settings: BaseModel | None, always: Collection[str] | None = None) -> str:

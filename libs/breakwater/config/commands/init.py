@@ -348,7 +348,7 @@ def config_text(provider: StartingProvider, agent: StartingAgent, *, priced: boo
 """
     cap = agent.daily_usd if agent.daily_usd is not None else "1.00"
     hard = f"    budget: {{daily_usd: {cap}, enforcement: hard}}   # a call that could exceed it is not made\n"
-    soft = f"""    # No price is known for this model: its cost is recorded as unknown. With one, a hard budget holds:
+    soft = f"""    # No price is known for this model: its cost is recorded as unknown. With one, a hard limit holds:
     # models: {{{_scalar(agent.model)}: {{price: {{input_usd_per_mtok: 0.10, output_usd_per_mtok: 0.40}}}}}}
     budget: {{daily_usd: {cap}, enforcement: soft}}
 """

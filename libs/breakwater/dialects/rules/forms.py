@@ -36,7 +36,7 @@ class ChatForm:
         messages: the conversation in OpenAI's chat format.
         params: the chat's params, such as `max_completion_tokens` and `tools`.
         losses: fields that a chat can't express. A translated call is refused for the first of them.
-        unpriced: fields that may cost more than their own tokens. They are refused where a hard cap applies.
+        unpriced: fields that may cost more than their own tokens. They are refused where a hard limit applies.
         names: the body's names for messages and params that it calls something else.
     """
 

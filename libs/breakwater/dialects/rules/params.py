@@ -1,8 +1,8 @@
 """Decides which params of a job may go to its provider.
 
 A call is sent as it was admitted, priced and limited, so params that are known to change that are always refused. Under
-a hard cap, or where jobs choose their models, nothing is guessed: only params that are known to cost nothing but tokens
-may pass.
+a hard limit, or where jobs choose their models, nothing is guessed: only params that are known to cost nothing but
+tokens may pass.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ MUCH_WASTED = 0.2
 """The share of wasted spend that counts as much."""
 MAX_INCIDENTS = 1_000
 USED_FROM = 50
-"""The used percentage of a cap from which the overview reads a budget."""
+"""The used percentage of a limit from which the overview reads a budget."""
 MAX_CARDS = 3
 _REPLAY_MARGIN = timedelta(minutes=1)
 """A job's dead letter may be older than its incident, which begins at the end of the job by its record."""
@@ -96,7 +96,7 @@ class Problem:
     since: datetime | None = None
     action: Action | None = None
     raised_budget: BudgetStatus | None = None
-    """The budget whose cap the button raises."""
+    """The budget whose limit the button raises."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +184,7 @@ def overall_health(
 
 
 def is_spent(budget: BudgetStatus) -> bool:
-    """Returns whether a cap is reached. A cap of zero does not count, because it is intentional."""
+    """Returns whether a limit is reached. A limit of zero does not count, because it is intentional."""
     return bool(budget.limit) and (budget.reached or budget.spent + budget.reserved >= (budget.limit or 0))
 
 
@@ -254,8 +254,8 @@ def _problems(live_state: LiveState) -> Iterator[Problem]:
     spent = [budget for budget in budgets.values() if is_spent(budget)] if budget_list and budget_list.filled else []
     yield from map(_of_budget, spent)
     if budget_list and not budget_list.filled:
-        text = "Until then hard caps refuse calls."
-        title = "The budgets' counters are being rebuilt from the records"
+        text = "Until then hard limits refuse calls."
+        title = "The counters of limits are being rebuilt from the records"
         yield Problem("counters", "critical", title, "/budgets", "/budgets", text)
     yield from _of_queues(live_state.queues.value)
     open_places = {(breaker.agent, breaker.model) for breaker in refusing}
@@ -304,11 +304,11 @@ def _of_breaker(breaker: BreakerStatus) -> Problem:
 
 def _of_budget(budget: BudgetStatus) -> Problem:
     is_hard = budget.enforcement == "hard"
-    effect = "calls that might exceed it are refused" if is_hard else "calls continue, as it is a soft cap"
+    effect = "calls that might exceed it are refused" if is_hard else "calls continue, as it is a soft limit"
     return Problem(
         "budget",
         "critical" if is_hard and budget.scope in ("global", "agent") and budget.within is None else "warning",
-        f"The {budget.window} budget of {owner_of(budget)} is exhausted",
+        f"The {budget.window} limit of {owner_of(budget)} is exhausted",
         f"/budgets/{segment(budget.budget)}",
         "/budgets",
         f"{money(budget.spent)} of {money(budget.limit or 0)} is spent: {effect}.",

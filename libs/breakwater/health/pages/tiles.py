@@ -111,11 +111,11 @@ def incidents(alert_list: AlertList | None, alerts: Iterable[Alert] | None = Non
 
 
 def spent_budgets(budgets: Iterable[BudgetStatus], capped: int, href: str, no_cap_note: str) -> Tile:
-    """Makes the tile of reached caps, of the number of all caps. `no_cap_note` is the note if there are none."""
+    """Makes the tile of reached limits, of the number of all limits. `no_cap_note` is the note if there are none."""
     reached = [budget for budget in budgets if is_spent(budget)]
     refuses = any(budget.enforcement == "hard" for budget in reached)
     note = f"of {capped:,}" if capped else no_cap_note
-    return Tile("Exhausted budgets", f"{len(reached):,}", note, href, "bad" if refuses else "warn" if reached else "")
+    return Tile("Exhausted limits", f"{len(reached):,}", note, href, "bad" if refuses else "warn" if reached else "")
 
 
 def _fallbacks(totals: WindowTotals) -> str:
@@ -152,9 +152,9 @@ def _breakers(live_state: LiveState) -> Tile:
 def _budgets(live_state: LiveState) -> Tile:
     budget_list = live_state.budgets.value
     if budget_list is None:
-        return unknown("Exhausted budgets", "/budgets")
+        return unknown("Exhausted limits", "/budgets")
     if not budget_list.filled:
-        return Tile("Exhausted budgets", "–", "being rebuilt from the records", "/budgets", "bad")
+        return Tile("Exhausted limits", "–", "being rebuilt from the records", "/budgets", "bad")
     return spent_budgets(budget_list.budgets, budget_list.capped, "/budgets", "of 0")
 
 

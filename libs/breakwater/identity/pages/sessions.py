@@ -99,7 +99,7 @@ class Session:
 
     @property
     def may_approve(self) -> bool:
-        """Returns True if the user may decide on incidents, stopped tasks and caps."""
+        """Returns True if the user may decide on incidents, stopped tasks and limits."""
         return self.may_operate or "approve" in self.cached.key.scopes
 
     @property

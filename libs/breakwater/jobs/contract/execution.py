@@ -96,8 +96,8 @@ class ErrorInfo(Event):
     message: str
     figures: str | None = Field(
         default=None,
-        description="For operators: what was needed, what is left of which cap, and what to do. In attempts on EVENTS, "
-        "in ClickHouse, and in results that the HTTP API shows to operators; never in what NATS users read.",
+        description="For operators: what was needed, what is left of which limit, and what to do. In attempts on "
+        "EVENTS, in ClickHouse, and in results that the HTTP API shows to operators; never in what NATS users read.",
     )
     status_code: int | None = None
     retryable: bool = False
@@ -209,7 +209,7 @@ class Attempt(Event):
     )
     refused_cap: Money | None = Field(
         default=None,
-        description="The hard cap that had no room for the call, unless it is too small for any such "
+        description="The hard limit that had no room for the call, unless it is too small for any such "
         "call. Like `figures` of errors, null in results and records.",
     )
     refused_reason: Reason | None = Field(
@@ -519,10 +519,10 @@ class Progress(Event):
     count: Count | None = Field(default=None, description="Number of dropped messages.")
     detail: str | None = None
     scope: str | None = Field(
-        default=None, description="For `agent.budget.exceeded`: the cap that refused, such as `agent:writer/daily`."
+        default=None, description="For `agent.budget.exceeded`: the limit that refused, such as `agent:writer/daily`."
     )
     enforcement: Literal["hard"] | None = Field(
-        default=None, description="For the same step. Soft caps refuse nothing."
+        default=None, description="For the same step. Soft limits refuse nothing."
     )
 
 

@@ -116,7 +116,7 @@ def weakest_basis(parts: Iterable[CostBasis | None]) -> CostBasis:
 
 
 def without_figures(attempt: Attempt) -> Attempt:
-    """Returns the attempt as programs may see it, without caps and figures, which are for operators."""
+    """Returns the attempt as programs may see it, without limits and figures, which are for operators."""
     if not attempt.short_circuited or attempt.error is None:
         return attempt
     return attempt.model_copy(update={"refused_cap": None, "error": attempt.error.model_copy(update={"figures": None})})
@@ -196,7 +196,7 @@ ATTEMPT_IDS = ("job_id", "tenant", "task_id", "task_key")
 def steps_of(attempt: Attempt, belongs_to: Mapping[str, str | None] | None = None) -> tuple[Progress, ...]:
     """Returns the progress steps of an attempt: its end, after its refusal if a breaker or a budget refused it.
 
-    Caps and what is spent of them are left out: operators find them in the attempt's `error.figures`.
+    Limits and what is spent of them are left out: operators find them in the attempt's `error.figures`.
 
     Args:
         attempt: the recorded attempt.

@@ -118,8 +118,8 @@ def program(name: str, agents: Iterable[str]) -> Grant:
 
     It may not subscribe to `bw.results.<job>`, which names no agent, nor to `bw.chunks.<agent>.<execution>`, which is
     not redacted: its answers arrive at its `reply_to`, which is its inbox or a subject below
-    `bw.replies.program-<name>`. Nor may it subscribe to `bw.attempts` and `bw.guards`, which show caps and what is left
-    of them. The job's record contains the attempts without these figures.
+    `bw.replies.program-<name>`. Nor may it subscribe to `bw.attempts` and `bw.guards`, which show limits and what is
+    left of them. The job's record contains the attempts without these figures.
     """
     user = f"{PROGRAM}{name}"
     agents = tuple(agents)

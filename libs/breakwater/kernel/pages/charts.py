@@ -141,14 +141,14 @@ def burn(
     forecast: Sequence[tuple[datetime, float]] = (),
     executions: Mapping[str, str] | None = None,
 ) -> Markup:
-    """Draws a sum of money that grows through a period, with its cap and its forecast.
+    """Draws a sum of money that grows through a period, with its limit and its forecast.
 
     Args:
         label: the title.
         points: times in order, and the sum at each in nano-dollars, like `cap` and `forecast`.
         start: start of the period.
         end: end of the period.
-        cap: the cap, which is drawn as a horizontal line.
+        cap: the limit, which is drawn as a horizontal line.
         forecast: future times and the expected sum at each, the last one at the end.
         executions: filters that select the chart's executions.
     """
@@ -162,7 +162,7 @@ def burn(
     spent = [value for _, value in points]
     series = [Series("spent", "plain", [*spent, *[None] * len(future)], "area")]
     if cap is not None:
-        series.append(Series(f"cap {MONEY.text(cap)}", "bad", [cap] * len(moments), "dashed"))
+        series.append(Series(f"limit {MONEY.text(cap)}", "bad", [cap] * len(moments), "dashed"))
     if forecast and spent:
         line = [*[None] * (len(spent) - 1), spent[-1], *(value for _, value in forecast)]
         series.append(Series(f"forecast {MONEY.text(forecast[-1][1])}", "warn", line, "dashed"))

@@ -157,14 +157,14 @@ def outcome_colour(outcome: str) -> str:
 
 
 def refused_by(kind: str, by: str | None, *, called: bool) -> str:
-    """Names the limit, budget, breaker or guard that refused calls."""
+    """Names the limit, breaker or guard that refused calls."""
     if called:
         return "the provider's rate limit"
     match kind:
         case "rate_limit":
             return f"the rate limit of {by.replace(':', ' ', 1)}" if by else "a rate limit"
         case "budget_exceeded":
-            return f"the budget {by}" if by else "a budget"
+            return f"the limit {by}" if by else "a limit"
         case "breaker_open":
             return "an open breaker"
         case "retry_budget":

@@ -183,7 +183,7 @@ CONSUMER_IN_PROGRESS = PlaneGauge(
 _BUDGET = ("budget", "scope", "window", "enforcement")
 BUDGET_SPENT = PlaneGauge("budget_spent_usd", "Spent in the current period.", _BUDGET)
 BUDGET_RESERVED = PlaneGauge("budget_reserved_usd", "Reserved by calls in flight.", _BUDGET)
-BUDGET_LIMIT = PlaneGauge("budget_limit_usd", "The effective cap.", _BUDGET)
+BUDGET_LIMIT = PlaneGauge("budget_limit_usd", "The effective limit.", _BUDGET)
 BUDGET_FORECAST = PlaneGauge("budget_forecast_usd", "Forecast of the spend at the end of the period.", _BUDGET)
 
 INCIDENTS = PlaneGauge("incidents", "Unresolved incidents.", ("event", "severity", "status"))

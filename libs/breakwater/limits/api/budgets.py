@@ -198,7 +198,7 @@ def _counter(budget: str, limits: LimitTable, snapshot: Snapshot) -> Counter:
             if known_window == window:
                 return limits.counter(key, known_window)
     if key == f"tenant:{OTHERS}":
-        hint = "each tenant that the config does not list has its own cap: name a tenant"
+        hint = "each tenant that the config does not list has its own limit: name a tenant"
     else:
         keys = (key,) if is_known else limits.keys()
         known = [limits.counter(known_key, window).name for known_key in keys for window in _windows(limits, known_key)]
@@ -207,7 +207,7 @@ def _counter(budget: str, limits: LimitTable, snapshot: Snapshot) -> Counter:
 
 
 def _not_filled() -> RequestError:
-    message = "the counters are being rebuilt from the record; until then hard caps refuse calls. Retry in a moment"
+    message = "the counters are being rebuilt from the record; until then hard limits refuse calls. Retry in a moment"
     return unavailable("not_filled", message)
 
 
@@ -218,7 +218,7 @@ def _windows(limits: LimitTable, key: str) -> list[Window]:
 
 
 def current(limits: LimitTable, counters: BudgetCounters, now: datetime) -> tuple[Period, ...]:
-    """Returns the current periods of the windows that are counted: the day, the month, and others that caps need."""
+    """Returns the current periods of the windows that are counted: the day, the month, and others that limits need."""
     windows = {dimension.window for dimension in limits.dimensions.union(BASE)}
     return tuple(period for period in periods_at(now, counters.zone).all if period.window in windows)
 

@@ -1,4 +1,4 @@
-"""Limits: the worst case of a call is reserved before it is made, under the job's own cap, all hard caps and all rates.
+"""Limits: the worst case of a call is reserved before it is made, in the job's own limit, all hard ones and all rates.
 
 When the call has ended, what it used replaces the reservation, so that the next admission sees the rest; the event of
 the attempt settles it finally. Until then only Redis has the reservation. So each worker checks its reservations every
@@ -67,7 +67,7 @@ class BudgetGate(Gate):
 
     budgets: Budgets
     limits: Callable[[], LimitTable]
-    """Returns the caps that apply now."""
+    """Returns the limits that apply now."""
     live: MutableMapping[str, LiveReservation]
     """The reservations of the worker's calls in progress, by attempt."""
     is_local: Callable[[str], bool]
@@ -86,7 +86,7 @@ class BudgetGate(Gate):
     _unreadable_limit: str | None = None
 
     def ask(self) -> ScriptCommand | Refused:
-        """Refuses locally if the job's own cap has no room, or a hard cap applies to a model without a price."""
+        """Refuses locally if the job's own limit has no room, or a hard limit applies to a model without a price."""
         own_cap = self.admission.job.agent.max_cost_usd
         if own_cap is not None and (refused := self._over_own_cap(own_cap)) is not None:
             return refused
@@ -103,7 +103,7 @@ class BudgetGate(Gate):
         if worst_case is None and any(
             counter.hard_limit is not None and counter.unit == "usd" for counter in self._counters
         ):
-            return self._refuse_unpriced("a hard budget")
+            return self._refuse_unpriced("a hard limit")
         if worst_case is None and any("usd" in window.limits for window in self._rates.windows):
             return self._refuse_unpriced("a limit on spend")
         return self.budgets.reserve_command(
@@ -124,7 +124,7 @@ class BudgetGate(Gate):
         )
 
     def read(self, answer: Any) -> Refused | WaitForCapacity | AskAgain | None:
-        """Refuses if a hard cap is spent. Waits for room, for calls in flight that hold it, and for lost counters."""
+        """Refuses if a hard limit is spent. Waits for room, for calls in flight that hold it, and for lost counters."""
         assert self._asked_at is not None
         amount = self.admission.flight.reserved or 0
         reservation = self.budgets.read_reservation(
@@ -192,7 +192,7 @@ class BudgetGate(Gate):
     def settle(self, attempt: Attempt) -> ScriptCommand | None:
         """Replaces the reservation by what the call used, until the budget service settles its event.
 
-        Does nothing without a hard cap and a limit on rates: then no call waits for the rest.
+        Does nothing without a hard limit and a limit on rates: then no call waits for the rest.
         """
         at = attempt.reserved_at
         limits = self.limits()
@@ -243,7 +243,7 @@ class BudgetGate(Gate):
         return Refused("budget_exceeded", error, refused_by=OWN_CAP)
 
     def _refuse_unpriced(self, cap: str, refused_by: str | None = None) -> Refused:
-        """Refuses a model without a price under a cap, as it may not be free."""
+        """Refuses a model without a price under a limit, as it may not be free."""
         flight = self.admission.flight
         local = self.is_local(flight.provider)
         setting = f"providers.{flight.provider}.cost_per_call_usd" if local else f"models.{flight.model}.price"
@@ -361,7 +361,7 @@ class LiveReservations:
             self._missing = missing
         else:
             if self._limits().any_hard:
-                self._lost.note_failure("they are lost, or not made yet; until then no call is made under a hard cap")
+                self._lost.note_failure("they are lost, or not made yet; until then no call is made under a hard limit")
             wanted = set(self._live)
         if commands := [
             self._reserve_command(self._live[attempt_id]) for attempt_id in wanted if attempt_id in self._live

@@ -38,7 +38,7 @@ class TaskGate(Gate):
     jitter: Callable[[], float]
     _stopped: _StopVerdict | None = None
     _near: tuple[str, Trip, Task] | None = None
-    """The life of a task that is near a cap, the cap, and the task."""
+    """The life of a task that is near a limit, the limit, and the task."""
 
     def ask(self) -> ScriptCommand | Refused | None:
         """Judges locally if the job is alone in its task. Returns None if it may call, or its agent has no guard."""
@@ -67,7 +67,7 @@ class TaskGate(Gate):
         )
 
     def read(self, answer: Any) -> Refused | WaitForCapacity | None:
-        """Refuses if the task is stopped or must be. Waits if its other jobs hold the rest of its cost cap."""
+        """Refuses if the task is stopped or must be. Waits if its other jobs hold the rest of its cost limit."""
         admission = self.admission
         entered = self.guards.tasks.read_turn(answer)
         shared = shared_task(admission.job)
@@ -144,7 +144,7 @@ class TaskGate(Gate):
     async def announce(self, verdict: GateVerdict | None) -> None:
         """Stops the task and publishes that, unless both are done, or the claim on the job is lost.
 
-        Publishes that the task is near a cap, once.
+        Publishes that the task is near a limit, once.
         """
         if isinstance(verdict, ClaimLostError):
             return

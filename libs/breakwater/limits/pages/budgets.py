@@ -1,4 +1,4 @@
-"""The pages of spend by period: what is spent, reserved and free, forecasts, and raising caps."""
+"""The pages of spend by period: what is spent, reserved and free, forecasts, and raising limits."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ from breakwater.limits.views import RECONCILIATION, no_cap_text, owner_of, tone,
 from breakwater.records.spend import Burn, burn, spent_since
 
 MAX_CHARTS = 2
-"""Maximum number of charts on the page of all budgets: of those nearest to their caps."""
+"""Maximum number of charts on the page of all budgets: of those nearest to their limits."""
 
 CONFIRM_FROM = 10
-"""A raise to more than this many times the cap must be confirmed, because a digit too many is easily typed."""
+"""A raise to more than this many times the limit must be confirmed, because a digit too many is easily typed."""
 
 MAX_ROWS = 200
-"""Maximum number of rows of a table: budgets nearest to their caps first, then those with the highest spend."""
+"""Maximum number of rows of a table: budgets nearest to their limits first, then those with the highest spend."""
 
 _RecentSpend = dict[Window, dict[str, int]]
 """Recent spend in nano-dollars, by window and scope."""
@@ -66,7 +66,7 @@ class BudgetRow:
     forecast: Forecast | None
     outlook: str
     tone: str
-    """`bad` if the cap is reached; `warn` if it is near, or will be reached; otherwise empty."""
+    """`bad` if the limit is reached; `warn` if it is near, or will be reached; otherwise empty."""
 
     @property
     def title(self) -> str:
@@ -80,7 +80,7 @@ class BudgetRow:
 
     @property
     def bar(self) -> Markup | None:
-        """A bar of the spent and reserved amounts as a share of the cap; None without a cap."""
+        """A bar of the spent and reserved amounts as a share of the limit; None without a limit."""
         spent = self.status.spent
         reserved = self.status.reserved
         limit = self.status.limit
@@ -93,7 +93,7 @@ class BudgetRow:
 
     @property
     def used(self) -> float | None:
-        """The share of the cap that is spent or reserved; None without a cap."""
+        """The share of the limit that is spent or reserved; None without a limit."""
         return used_share(self.status)
 
 
@@ -116,7 +116,7 @@ class BudgetChart:
 
 @dataclass(frozen=True, slots=True)
 class RaiseRejected:
-    """A rejected form for raising a cap, which is shown again as it was filled in."""
+    """A rejected form for raising a limit, which is shown again as it was filled in."""
 
     limit_usd: str
     reason: str
@@ -161,9 +161,9 @@ def routes(context: PageContext) -> list[Route]:
             return await show_budget(request, RaiseRejected(typed_limit, reason, error.message))
         limit = money(nano_from_usd(limit_usd))
         if "unchanged" in result:
-            session.notify(f"The cap of {name} was already {limit}.")
+            session.notify(f"The limit of {name} was already {limit}.")
         else:
-            session.notify(f"The cap of {name} is {limit} until its period ends.")
+            session.notify(f"The limit of {name} is {limit} until its period ends.")
         return back_to(f"/budgets/{segment(name)}")
 
     return [
@@ -192,12 +192,12 @@ class BudgetFigures(NamedTuple):
     charts: list[BudgetChart]
 
     def no_cap_text(self, budget: BudgetStatus) -> str:
-        """Describes a budget without a cap."""
+        """Describes a budget without a limit."""
         return no_cap_text(budget, self.budget_list.value.budgets if self.budget_list.value else ())
 
 
 async def _figures(visit: Visit, models: ReadModels) -> BudgetFigures:
-    """Reads the budgets, those nearest to their caps first, with charts of these or of the budget in the path."""
+    """Reads the budgets, those nearest to their limits first, with charts of these or of the budget in the path."""
     name = visit.path_params.get("name")
     budget_list = await fetch_part(_read_budgets(models.api, name))
     budgets = budget_list.value.budgets if budget_list.value else ()
@@ -240,7 +240,7 @@ def view(visit: Visit, figures: BudgetFigures) -> dict[str, Any]:
         "no_cap_text": figures.no_cap_text,
         "recent": figures.recent,
         **{PERIODS[window]: table(PERIODS[window], _TABLES[window], window, capped=True) for window in WINDOWS},
-        "uncapped": table("uncapped", "Without a cap", None, capped=False),
+        "uncapped": table("uncapped", "Without a limit", None, capped=False),
         "count": len(figures.rows),
         "budget_charts": figures.charts,
     }
@@ -310,7 +310,7 @@ def outlook(status: BudgetStatus, expected: Forecast | None, is_recent_known: bo
     period_name = PERIODS[status.window]
     limit = status.limit
     if limit is not None and status.reached:
-        return "Cap reached" if limit else "Cap is zero"
+        return "Limit reached" if limit else "Limit is zero"
     if not status.spent:
         return "Nothing spent yet"
     if status.resets_at is None:
@@ -320,7 +320,7 @@ def outlook(status: BudgetStatus, expected: Forecast | None, is_recent_known: bo
             f"Too early in the {period_name} to forecast" if is_recent_known else "Unknown: ClickHouse is unavailable"
         )
     if expected.reaches_ms is not None:
-        return f"Forecast: cap reached {_in_about(expected.reaches_ms - now_ms)}"
+        return f"Forecast: limit reached {_in_about(expected.reaches_ms - now_ms)}"
     of_cap = "" if limit is None else f" of {money(limit)}"
     return f"Forecast: {money(expected.total)}{of_cap}"
 
@@ -337,7 +337,7 @@ def _in_about(wait_ms: int) -> str:
 def _check_form(
     typed_limit: str, limit_usd: str, reason: str, status: BudgetStatus | None, confirmed: str, problem: str | None
 ) -> RaiseRejected | None:
-    """Checks a form for raising a cap. Returns the rejected form with its problem; None if the form is accepted."""
+    """Checks a form for raising a limit. Returns the rejected form with its problem; None if the form is accepted."""
     try:
         limit = nano_of(limit_usd)
     except ValueError as error:
@@ -345,11 +345,11 @@ def _check_form(
     if not reason:
         return RaiseRejected(typed_limit, reason, "a raise needs a reason, for the record")
     if problem:
-        return RaiseRejected(typed_limit, reason, f"the current cap is unknown: {problem}")
+        return RaiseRejected(typed_limit, reason, f"the current limit is unknown: {problem}")
     current_cap = status.limit if status else None
     if current_cap is not None and limit > current_cap * CONFIRM_FROM and confirmed != str(limit):
-        confirm = f"raise it to {money(limit)}, more than ten times the cap of {money(current_cap)}"
-        problem_text = "this is more than ten times the cap; confirm it below"
+        confirm = f"raise it to {money(limit)}, more than ten times the limit of {money(current_cap)}"
+        problem_text = "this is more than ten times the limit; confirm it below"
         return RaiseRejected(typed_limit, reason, problem_text, confirm, str(limit))
     return None
 
@@ -405,7 +405,7 @@ async def _chart(models: ReadModels, visit: Visit, row: BudgetRow) -> BudgetChar
 
 
 def _picture(row: BudgetRow, period: Period, spend: Burn, now: datetime) -> Markup:
-    """Draws the spend in the period, and the cap."""
+    """Draws the spend in the period, and the limit."""
     status = row.status
     points = list(spend.points)
     if status.period == period.name and points[-1][0] <= now:
@@ -423,7 +423,7 @@ def _picture(row: BudgetRow, period: Period, spend: Burn, now: datetime) -> Mark
 
 
 def _forecast_line(expected: Forecast | None, limit: int | None, end: datetime) -> list[tuple[datetime, int]]:
-    """The points of a forecast: where it reaches the cap, if it does, and the period's end."""
+    """The points of a forecast: where it reaches the limit, if it does, and the period's end."""
     if expected is None:
         return []
     line = [(end, expected.total)]

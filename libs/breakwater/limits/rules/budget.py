@@ -1,7 +1,7 @@
-"""Budgets: their calendar periods, the thresholds that a spend reaches, and the arithmetic of every cap.
+"""Budgets: their calendar periods, the thresholds that a spend reaches, and the arithmetic of every limit.
 
 A call's worst case is reserved before the call, and replaced by its cost when it has ended. Each reservation must fit
-under the cap together with what is spent and reserved already, so concurrent calls can't exceed a cap together. The
+under the limit together with what is spent and reserved already, so concurrent calls can't exceed a limit together. The
 scripts in Redis apply the same rule.
 """
 
@@ -187,7 +187,7 @@ class Counter:
         is_named: True if the config or a limit names its scope.
         raised: the raise of its limit.
         unit: what it counts.
-        effective: the cap, in nano-dollars, tokens or requests, as it was raised; None if there is none.
+        effective: the limit, in nano-dollars, tokens or requests, as it was raised; None if there is none.
         hard_limit: the same if it refuses calls, else None.
         flags: the flags of its place in the script that reserves.
     """
@@ -245,7 +245,7 @@ class Counter:
 
     @property
     def setting(self) -> str | None:
-        """The path of its cap in the config: `agents.writer.budget.daily_usd`; None if it has none.
+        """The path of its limit in the config: `agents.writer.budget.daily_usd`; None if it has none.
 
         Of a limit that the plane keeps, the limit in words.
         """
@@ -253,12 +253,12 @@ class Counter:
 
     @property
     def limit(self) -> int | None:
-        """The cap, in nano-dollars, tokens or requests; None if there is none."""
+        """The limit, in nano-dollars, tokens or requests; None if there is none."""
         return None if self.cap is None else self.cap.amount
 
     @property
     def enforcement(self) -> Enforcement:
-        """The enforcement of its cap."""
+        """The enforcement of its limit."""
         return "none" if self.cap is None else self.cap.enforcement
 
     @property
@@ -382,7 +382,7 @@ class LimitTable:
         return counters
 
     def counters_of(self, key: str) -> tuple[Counter, Counter]:
-        """Returns the daily and the monthly budget of a scope, by its key. A scope not in the config has no caps."""
+        """Returns the daily and the monthly budget of a scope, by its key. A scope not in the config has no limits."""
         return self.counter(key, "daily"), self.counter(key, "monthly")
 
     def counter(self, key: str, window: Window, unit: LimitUnit = "usd") -> Counter:
@@ -444,13 +444,13 @@ class LimitTable:
 
     @cached_property
     def _named_keys(self) -> frozenset[str]:
-        """The keys of the scopes that the config names, whether they have caps or not."""
+        """The keys of the scopes that the config names, whether they have limits or not."""
         agents = (f"agent:{name}" for name in self.agents)
         tenants = (f"tenant:{name}" for name in self.tenants)
         return frozenset(("global", *agents, *tenants))
 
     def is_incomplete(self, names: CallNames, dimensions: Dimensions) -> bool:
-        """Returns True if a hard cap applies to a call in a dimension that is not counted, or lacks the past."""
+        """Returns True if a hard limit applies to a call in a dimension that is not counted, or lacks the past."""
         uncounted = (dimension for dimension in self.dimensions if dimension not in dimensions.complete)
         keys = ((dimension, dimension.key(names)) for dimension in uncounted)
         return any(key is not None and self._is_hard(key, dimension.window) for dimension, key in keys)
@@ -499,7 +499,7 @@ class LimitTable:
         return frozenset(dimension for dimension, _ in budgets).difference(BASE)
 
     def may_refuse(self, names: Mapping[str, Collection[str]]) -> bool:
-        """Returns True if a hard cap may apply to a job's calls.
+        """Returns True if a hard limit may apply to a job's calls.
 
         Args:
             names: the names that they can count under, of each kind of `KNOWN_BEFORE_CALLS`.
@@ -610,7 +610,7 @@ Calls in further ones are refused. A name makes one scope for each combination o
 `user:* within model:*` make four for a user of three models."""
 
 NEVER_FITS = frozenset({"CallOverCapError", "UnpricedModelError"})
-"""The error classes of refusals that waiting does not end: the cap has no room for the call, whatever was spent."""
+"""The error classes of refusals that waiting does not end: the limit has no room for the call, whatever was spent."""
 
 
 def budget_event(
@@ -652,10 +652,9 @@ def reached_thresholds(counter: Counter, limit: int | None, spent: int, *, refus
 
     Args:
         counter: the budget.
-        limit: its effective cap, in nano-dollars.
+        limit: its effective limit, in nano-dollars.
         spent: the spend, in nano-dollars.
-        refused: True if the cap has refused a call. The cap is reached then, though a hard cap keeps the spend below
-            it.
+        refused: True if the limit has refused a call. It is reached then, though a hard limit keeps the spend below it.
     """
     percents = counter.thresholds
     if limit is None or not percents:
@@ -668,20 +667,20 @@ def reached_thresholds(counter: Counter, limit: int | None, spent: int, *, refus
 
 
 def threshold(key: str, limit: int | None, percent: int) -> str:
-    """Returns the name under which a threshold is announced once. A cap that changes in mid-period has new ones."""
+    """Returns the name under which a threshold is announced once. A limit that changes in mid-period has new ones."""
     return f"{key}@{limit}@{percent}"
 
 
 OWN_CAP = "execution"
-"""The name of a job's own cap (`max_cost_usd`), when it refuses a call."""
+"""The name of a job's own limit (`max_cost_usd`), when it refuses a call."""
 
 
 def fits(amount: int, *, limit: int | None, spent: int) -> bool:
-    """Returns True if a cap has room for an amount, which may reach it exactly. All are in nano-dollars.
+    """Returns True if a limit has room for an amount, which may reach it exactly. All are in nano-dollars.
 
     Args:
         amount: the most that the call can cost.
-        limit: the cap; None if there is none.
+        limit: the limit; None if there is none.
         spent: the spend so far.
     """
     return limit is None or spent + amount <= limit
@@ -699,7 +698,7 @@ class OverBudget:
     Attributes:
         counter: the budget that refused it.
         resets_at: the end of the budget's period; None if it never ends.
-        limit: the cap, in nano-dollars, tokens or requests, as the other amounts.
+        limit: the limit, in nano-dollars, tokens or requests, as the other amounts.
         spent: what was used so far.
         reserved: the amounts reserved for calls in flight.
         amount: the refused amount.
@@ -732,8 +731,8 @@ class Forecast:
     """The forecast of a period at its present pace.
 
     Attributes:
-        total: nano-dollars at the period's end; at least what is spent, and at most a hard cap.
-        reaches_ms: the time at which the cap is reached, in milliseconds since the epoch; None if it is not reached
+        total: nano-dollars at the period's end; at least what is spent, and at most a hard limit.
+        reaches_ms: the time at which the limit is reached, in milliseconds since the epoch; None if it is not reached
             within the period, or has been reached already.
     """
 
@@ -756,8 +755,8 @@ def forecast(
         now_ms: the current time, in milliseconds since the epoch.
         spent: the period's spend so far, in nano-dollars.
         recent: the part of it since `recent_from`; a figure above `spent` counts as `spent`.
-        limit: the cap in nano-dollars; None if there is none.
-        hard: True if the cap refuses calls.
+        limit: the limit in nano-dollars; None if there is none.
+        hard: True if the limit refuses calls.
 
     Returns:
         None if too little is known: the period has just begun or is over, or nothing was spent.
@@ -784,7 +783,7 @@ def next_forecast(
         now_ms: the current time, in milliseconds since the epoch.
         spent: the present period's spend so far, in nano-dollars.
         recent: the part of it since `recent_from`.
-        hard_cap: the cap in nano-dollars that refuses calls in the following period; None if there is none.
+        hard_cap: the limit in nano-dollars that refuses calls in the following period; None if there is none.
 
     Returns:
         Nano-dollars; None if too little is known for a forecast.

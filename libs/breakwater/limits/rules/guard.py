@@ -2,8 +2,8 @@
 
 A task is one run of an agent: all jobs with the same `task_id`, or a job with its children. Each job is one iteration.
 A job that belongs to no other is its own task. Redis counts what a task uses and how its jobs end; this module judges
-the counts: caps before each call, failures and confidence after each job. Every reason names figures and limits, so it
-is only for operators, never for the model or the end user.
+the counts: limits before each call, failures and confidence after each job. Every reason names figures and limits, so
+it is only for operators, never for the model or the end user.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def before_call(
     cost: int,
     worst_case: int | None = None,
 ) -> Trip | None:
-    """Returns why a job of the task must not call: a cap is reached, or the call might exceed it; None if it may.
+    """Returns why a job of the task must not call: a limit is reached, or the call might exceed it; None if it may.
 
     What other jobs of the task hold does not stop it, because they may cost less: the job waits.
 
@@ -154,7 +154,7 @@ def before_call(
         tokens: the tokens of the job's earlier attempts.
         cost: the cost of the job's earlier attempts, in nano-dollars.
         worst_case: the most that the call can cost, in nano-dollars. None, for a model without a price, counts as
-            zero: the default cap must not refuse such models.
+            zero: the default limit must not refuse such models.
     """
     used = task.tokens + tokens
     spent = task.cost + cost
@@ -175,7 +175,7 @@ def before_call(
 
 
 def near_cap(task: Task, number: int, rules: GuardRules, *, tokens: int, cost: int) -> Trip | None:
-    """Returns a cap that the task has used by 80 % or more, but not exhausted, so that operators can act in time.
+    """Returns a limit that the task has used by 80 % or more, but not exhausted, so that operators can act in time.
 
     The arguments are those of `before_call`.
     """
@@ -198,7 +198,7 @@ def _is_near(used: int, limit: int | None) -> bool:
 def after_job(task: Task, rules: GuardRules) -> Trip | None:
     """Returns the rule that stops a task once one of its jobs has been concluded and counted; None if none does.
 
-    Caps are not checked here: a task that reached them with its last job needs no operator.
+    Limits are not checked here: a task that reached them with its last job needs no operator.
     """
     consecutive = task.consecutive_failures
     repeats = max(task.errors.values(), default=0)

@@ -69,15 +69,15 @@ Ledger = Mapping[BudgetPlace, AttemptSums]
 
 
 def is_reached(limit: int, figures: AttemptSums, reserved: int, *, refused: bool) -> bool:
-    """Returns True if a cap is reached: spent, reserved, or too little left of it for another call.
+    """Returns True if a limit is reached: spent, reserved, or too little left of it for another call.
 
-    A hard cap is hardly ever spent to the cent, because it refuses the first call that could exceed it.
+    A hard limit is hardly ever spent to the cent, because it refuses the first call that could exceed it.
 
     Args:
-        limit: the cap, in nano-dollars.
+        limit: the limit, in nano-dollars.
         figures: the sums over the attempts that count towards it.
         reserved: the nano-dollars that calls in flight reserve.
-        refused: True if the cap has refused a call. That alone proves nothing: other calls may have reserved the
+        refused: True if the limit has refused a call. That alone proves nothing: other calls may have reserved the
             remainder then, and have ended since.
     """
     no_call_fits = not figures.gauged or (limit - figures.spent) * figures.gauged < figures.foreseen

@@ -1,4 +1,4 @@
-"""Limits: the one idea behind budgets, rate limits and the caps of tasks and jobs.
+"""Limits: the one idea behind budgets, rate limits and the limits of tasks and jobs.
 
 A limit allows a scope an amount of a unit in a window, and says what happens beyond it. The config writes most limits
 where they belong, such as `agents.writer.budget.daily_usd`; this module reads them all into one table.
@@ -106,7 +106,7 @@ OF_SETTINGS = ("agents.", "budgets.", "models.")
 """The beginnings of ids of limits in the config."""
 
 SOFT_PERCENT = 80
-"""Share of a cap at which people are notified, once for each task."""
+"""Share of a limit at which people are notified, once for each task."""
 
 PERIODS: Mapping[str, LimitWindow] = {
     "daily": "day", "weekly": "week", "monthly": "month", "quarterly": "quarter", "total": "total"
@@ -145,8 +145,8 @@ def limits_of(
     """Returns all limits of a config, in the order of its sections.
 
     Args:
-        total: the caps over all agents.
-        tenants: the caps of tenants, by their names.
+        total: the limits over all agents.
+        tenants: the limits of tenants, by their names.
         agents: the agents, by their names.
         models: the rate limits of models, by their ids.
         further: the limits that the config writes as such.

@@ -31,7 +31,7 @@ class LimitIndex:
         self.rates: defaultdict[tuple[str, ...], dict[str, tuple[Limit, ...]]] = defaultdict(dict)
         """The limits on rates but those of tasks, by the kinds and the keys of their scopes."""
         self.hard_scopes: defaultdict[Dimension, Counter[tuple[ScopePart, ...]]] = defaultdict(Counter)
-        """The scopes of hard caps by their dimension, without the parts that are unknown before a call, and their
+        """The scopes of hard limits by their dimension, without the parts that are unknown before a call, and their
         numbers."""
         for limit in limits:
             self.add(limit)

@@ -1,4 +1,4 @@
-"""Errors of calls that budgets, guards of tasks, rate limits and retry budgets refused."""
+"""Errors of calls that limits, guards of tasks and retry budgets refused."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ RETRY_HELD_S = 5.0
 _TOO_MANY = "This agent is receiving too many requests right now. Please try again later."
 
 
-# Budgets
+# Limits by the calendar
 
 REBUILDING = refusal(
     "budget_exceeded",
     "BudgetsRebuildingError",
-    "the budgets' counters were lost and are being rebuilt; until then no call is made under a hard cap",
+    "the counters of limits were lost and are being rebuilt; until then no call is made under a hard limit",
     to_do="wait a few seconds; if it lasts, `breakwater doctor` shows what holds the rebuild up",
     retry_after_s=RETRY_HELD_S,
-    user_message="This agent's budget cannot be checked right now. Please try again in a minute.",
+    user_message="This agent's limits cannot be checked right now. Please try again in a minute.",
 )
 
 
@@ -41,7 +41,7 @@ def unreadable_limit(limit_id: str) -> ErrorInfo:
         f"the limit {limit_id!r} is not readable by this version of the plane; until it is, calls in its scope wait",
         to_do="update all services to one version, or set or delete the limit again",
         retry_after_s=RETRY_HELD_S,
-        user_message="This agent's budget cannot be checked right now. Please try again in a minute.",
+        user_message="This agent's limits cannot be checked right now. Please try again in a minute.",
     )
 
 
@@ -57,19 +57,19 @@ TOO_MANY_NAMES = refusal(
 
 
 def over_budget(over: OverBudget, model: str, wait_s: float | None) -> ErrorInfo:
-    """Builds the error of a call that a hard cap has no room for.
+    """Builds the error of a call that a hard limit has no room for.
 
     The period ends in `wait_s` seconds; None if it never does.
     """
     counter = over.counter
-    budget = _budget(over.counter)
+    limit = _limit(over.counter)
     if over.limit == 0:
         return refusal(
             "budget_exceeded",
             "BudgetExceededError",
-            f"{budget} admits no call that costs anything",
-            figures="its cap is $0.00",
-            to_do=f"raise {counter.setting}",
+            f"{limit} admits no call that costs anything",
+            figures="it is $0.00",
+            to_do=f"raise the limit: {raise_cap(counter)}",
             user_message="This agent may not spend anything at present. Please contact its owner.",
         )
     amount, cap, remaining, reserved = _amounts(
@@ -83,9 +83,9 @@ def over_budget(over: OverBudget, model: str, wait_s: float | None) -> ErrorInfo
             "budget_exceeded",
             # The cap of a tenant, a key or a user does not make this agent unhealthy.
             "CallOverCapError" if counter.is_of_agent else "BudgetExceededError",
-            f"a call to {model} may {verb} more than the whole of {budget}; no such call ever fits",
-            figures=f"{worst}, and the cap is {cap}",
-            to_do=f"lower `max_tokens`, or raise {counter.setting}",
+            f"a call to {model} may {verb} more than the whole of {limit}; no such call ever fits",
+            figures=f"{worst}, and the limit is {cap}",
+            to_do=f"lower `max_tokens`, or raise the limit: {raise_cap(counter)}",
             user_message=f"This request would {verb} more than this agent may{' spend' if is_money else ''}. "
             "Please make it shorter.",
         )
@@ -94,20 +94,20 @@ def over_budget(over: OverBudget, model: str, wait_s: float | None) -> ErrorInfo
     return refusal(
         "budget_exceeded",
         "BudgetExceededError",
-        f"{budget} has no room for a call to {model}; it {f'resets at {resets}' if resets else 'never resets'}",
+        f"{limit} has no room for a call to {model}; it {f'resets at {resets}' if resets else 'never resets'}",
         figures=f"it has {remaining} of {cap} left{reservations}, and {worst}",
-        to_do=f"lower `max_tokens`{',' if resets else ' or'} raise the cap ({raise_cap(counter)})"
+        to_do=f"lower `max_tokens`{',' if resets else ' or'} raise the limit ({raise_cap(counter)})"
         f"{', or wait until it resets' if resets else ''}",
         retry_after_s=wait_s,
-        user_message=f"This agent has used up its budget for now. It can be used again after {resets}."
+        user_message=f"This agent has reached its limit for now. It can be used again after {resets}."
         if resets
-        else "This agent has used up its budget. Please contact its owner.",
+        else "This agent has reached its limit. Please contact its owner.",
     )
 
 
 def budget_held(over: OverBudget, model: str) -> ErrorInfo:
     """Builds the error of a call for which reservations of other calls leave no room, and which can't wait for them."""
-    budget = _budget(over.counter)
+    limit = _limit(over.counter)
     amounts = (over.limit - over.spent, over.limit, over.reserved, over.amount)
     remaining, cap, reserved, amount = _amounts(over.counter, *amounts)
     verb = "cost" if over.counter.unit == "usd" else "use"
@@ -119,24 +119,24 @@ def budget_held(over: OverBudget, model: str) -> ErrorInfo:
     return refusal(
         "budget_exceeded",
         "BudgetHeldError",
-        f"{budget} is not spent, but {reason}",
+        f"{limit} is not spent, but {reason}",
         figures=f"it has {remaining} of {cap} left, {reserved} of it held by calls in flight, "
         f"and a call to {model} may {verb} up to {amount}",
-        to_do=f"try again, lower `max_tokens`, or raise the cap ({raise_cap(over.counter)})",
+        to_do=f"try again, lower `max_tokens`, or raise the limit ({raise_cap(over.counter)})",
         retry_after_s=RETRY_HELD_S,
-        user_message=f"This agent's budget {state}. Please try again soon.",
+        user_message=f"What is left of this agent's limit {state}. Please try again soon.",
     )
 
 
 def over_own_cap(agent: str, model: str, worst_case: int, spent: int, cap: int) -> ErrorInfo:
-    """Builds the error of a call that the job's own cap has no room for. Amounts are in nano-dollars."""
+    """Builds the error of a call that the job's own limit has no room for. Amounts are in nano-dollars."""
     never_fits = not fits(worst_case, limit=cap, spent=0)
     setting = f"agents.{agent}.max_cost_usd"
     so_far, worst, limit = beyond(spent, worst_case, cap)
     return refusal(
         "budget_exceeded",
         "CallOverCapError" if never_fits else "BudgetExceededError",
-        f"a call to {model} does not fit under the job's own cap (max_cost_usd)",
+        f"a call to {model} does not fit under the job's own limit (max_cost_usd)",
         figures=f"the job has cost {so_far}, a call to {model} may cost up to {worst}, and {setting} is {limit}",
         to_do=f"lower `max_tokens`, or raise {setting}",
         user_message="This request would cost too much for a single one. Please make it shorter or simpler.",
@@ -144,34 +144,37 @@ def over_own_cap(agent: str, model: str, worst_case: int, spent: int, cap: int) 
 
 
 def unpriced_model(model: str, cap: str, setting: str) -> ErrorInfo:
-    """Builds the error of a call that can't be capped, because its model has no price."""
+    """Builds the error of a call that can't be limited, because its model has no price."""
     return refusal(
         "budget_exceeded",
         "UnpricedModelError",
         f"{model} has no price, so {cap} cannot be enforced; set {setting}",
-        user_message="This agent's budget can't be enforced, as its model has no price. Please ask its owner.",
+        user_message="This agent's limit on spend can't be enforced, as its model has no price. Please ask its owner.",
     )
 
 
 def raise_cap(counter: Counter) -> str:
-    """Returns the setting that raises a cap and, for one on money, the command, in words."""
-    if counter.unit != "usd":
-        return str(counter.setting)
+    """Returns the setting that raises a limit and the command, in words."""
     time = "some time" if counter.window == "total" else f"this {PERIODS[counter.window]}"
     return f"{counter.setting}, or for {time} `{raise_command(counter.name)}`"
 
 
 def raise_command(budget: str) -> str:
-    """Returns the command that raises the cap of a budget, by its name."""
+    """Returns the command that raises the limit of a budget, by its name."""
     scope, _, window = budget.rpartition("/")
+    unit = "usd"
+    if window not in PERIODS:
+        unit = window
+        scope, _, window = scope.rpartition("/")
     place = f"{shlex.quote(scope_of(parts_of(key_from_text(scope))))} --per {PERIODS[window]}"
     until = " --until WHEN" if window == "total" else ""
-    return f"breakwater limits raise {place} --to USD{until} --reason WHY"
+    return f"breakwater limits raise {place} --to {unit.upper()}{until} --reason WHY"
 
 
-def _budget(counter: Counter) -> str:
-    budget = "budget" if counter.unit == "usd" else f"budget of {counter.unit}"
-    return f"the {counter.window} {budget} of {scope_in_words(counter.key)}"
+def _limit(counter: Counter) -> str:
+    unit = "spend" if counter.unit == "usd" else counter.unit
+    period = "in total" if counter.window == "total" else f"per {PERIODS[counter.window]}"
+    return f"the limit of {scope_in_words(counter.key)} on {unit} {period}"
 
 
 def _amounts(counter: Counter, *amounts: int) -> Sequence[str]:
@@ -235,7 +238,7 @@ def task_stopped(
 
 
 def task_near_cap(rule: GuardRule, reason: str, *, agent: str, task_id: str, tenant: str | None) -> str:
-    """Says, for operators, that a task has used 80 % of a cap of its guard. The arguments are as in `task_stopped`."""
+    """Says, for operators, that a task has used 80 % of a limit of its guard. Arguments as in `task_stopped`."""
     of_tenant = "" if tenant is None else f" of tenant {tenant}"
     return (
         f"Task {task_id}{of_tenant} has used at least {SOFT_PERCENT} % of {rule} of the guard of agent {agent}: "
@@ -245,13 +248,13 @@ def task_near_cap(rule: GuardRule, reason: str, *, agent: str, task_id: str, ten
 
 
 def task_budget_held(agent: str, *, used: int = 0, worst_case: int = 0, cap: int | None = None) -> ErrorInfo:
-    """Builds the error of a call for which other jobs hold the rest of the task's cost cap, and which can't wait.
+    """Builds the error of a call for which other jobs hold the rest of the task's cost limit, and which can't wait.
 
     Args:
         agent: the job's agent.
         used: nano-dollars that the task has spent, or that its other jobs reserve.
         worst_case: the most that the call may cost, in nano-dollars.
-        cap: the task's cap, in nano-dollars; None if it is not known yet.
+        cap: the task's limit, in nano-dollars; None if it is not known yet.
     """
     figures = ""
     if cap is not None:
@@ -260,11 +263,11 @@ def task_budget_held(agent: str, *, used: int = 0, worst_case: int = 0, cap: int
     return refusal(
         "budget_exceeded",
         "BudgetHeldError",
-        "other jobs of the task hold what is left of its cost cap",
+        "other jobs of the task hold what is left of its cost limit",
         figures=figures,
         to_do=f"try again when they have ended, lower `max_tokens`, or raise {_guard_setting(agent, 'max_cost')}",
         retry_after_s=RETRY_HELD_S,
-        user_message="This task has no budget left while its other jobs are running. Please try again later.",
+        user_message="This task has nothing left to spend while its other jobs are running. Please try again later.",
     )
 
 
@@ -287,7 +290,7 @@ def retry_budget_spent(model: str) -> ErrorInfo:
     )
 
 
-# Rate limits
+# Limits on rates
 
 
 def over_rate_limit(over: OverRate, owner: str) -> ErrorInfo:
@@ -305,15 +308,26 @@ def over_rate_limit(over: OverRate, owner: str) -> ErrorInfo:
     if wait_s is not None and limit.unit == "concurrent":
         wait_s = min(wait_s, RETRY_HELD_S)  # a call mostly ends long before its lease
     later = "; the call alone is above it" if wait_s is None else f"; try again in {wait_s:.0f} s"
+    of_limit = ((state.remaining, state.scope, state.unit, state.limit) for state in over.windows)
+    left = next((left for left, *place in of_limit if place == [over.key, limit.unit, limit.amount]), None)
     return refusal(
         "rate_limit",
         "RateLimitExceededError",
         f"the limit of {owner} on {measure} has no room for this call{later}",
-        figures=f"it is {amount} {measure}",
-        to_do=f"{'lower `max_tokens`' if wait_s is None else 'wait'}, or raise {limit.in_words}",
+        figures=f"it is {amount} {measure}" + ("" if left is None else f", of which {max(0, left):,} are left"),
+        to_do=f"{'lower `max_tokens`' if wait_s is None else 'wait'}, or raise {limit.in_words}{_for_some_time(over)}",
         retry_after_s=wait_s,
         user_message=_TOO_MANY,
     )
+
+
+def _for_some_time(over: OverRate) -> str:
+    """Returns the command that raises a limit on a rate, in words; empty for one on tasks, which has none."""
+    if "task" in over.limit.kinds:
+        return ""
+    scope = "" if over.limit.is_named else f" --scope {shlex.quote(scope_of(parts_of(over.key)))}"
+    place = f"{shlex.quote(over.limit.id)}{scope}"
+    return f", or for some time `breakwater limits raise {place} --to AMOUNT --until WHEN --reason WHY`"
 
 
 def frees_rate(limit: Limit) -> str:

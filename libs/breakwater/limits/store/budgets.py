@@ -3,7 +3,7 @@
 A period's counters are one hash (`bw:limits:daily:2026-11-21`). Its fields are the names of
 `limits.rules.ledger.Figures` and `read_reservation`, each followed by the scope's key: `spent:global`,
 `reserved:agent:<name>`, `calls:tenant:<name>`. Next to them are the thresholds that were announced (`announced:`). The
-holdings of callers under hard caps, each for an agent and a tenant, are a hash apart: one that holds nothing has no
+holdings of callers under hard limits, each for an agent and a tenant, are a hash apart: one that holds nothing has no
 field in it. Filling, comparing and repairing the counters is in `limits.store.budget_counters`.
 
 Limits on a rate are counted by Redis' clock, in slices of 1 % of the window with running sums, in one hash for each
@@ -150,7 +150,7 @@ class HeldOtherwise:
 
 @dataclass(frozen=True, slots=True)
 class CountersLost:
-    """A hard cap can't be enforced, because the counters are lost until the budget service has rebuilt them."""
+    """A hard limit can't be enforced, because the counters are lost until the budget service has rebuilt them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,7 +313,7 @@ class Budgets:
             turn: whose place it is in the queue of a rate.
             can_wait_ms: a call that would have to wait for as long takes no place there; None: it can wait for ever.
             waits_ms: a call that is kept out counts as waiting for so long, unless it asks again.
-            is_incomplete: a hard cap applies in a dimension that is not counted yet, or not wholly.
+            is_incomplete: a hard limit applies in a dimension that is not counted yet, or not wholly.
             version: of the limits that the plane keeps, as they are in `counters` and `rates`.
         """
         current = self._current(now) if at is None else periods_at(at, self._zone)

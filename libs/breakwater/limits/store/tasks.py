@@ -93,8 +93,8 @@ class TaskTurn:
         task: with its concluded jobs.
         tripped: set where it is stopped.
         other_holds: the amount that the task's other jobs under way hold, in nano-dollars.
-        over_cap: the cost cap has no room for the hold that was asked for, and the job's hold is what it was.
-        unwarned: the life of the task, until people are notified that it is near a cap.
+        over_cap: the cost limit has no room for the hold that was asked for, and the job's hold is what it was.
+        unwarned: the life of the task, until people are notified that it is near a limit.
     """
 
     number: int
@@ -155,13 +155,13 @@ class Tasks:
     ) -> ScriptCommand:
         """Counts a job as an iteration, once for each execution, and holds its cost after the next call at most.
 
-        Not while tripped, and the hold only where the cap has room for it. Read the answer with `read_turn`.
+        Not while tripped, and the hold only where the limit has room for it. Read the answer with `read_turn`.
 
         Args:
             key: the task.
             execution_id: the job.
             hold: the job's cost so far and the worst case of its next call, in nano-dollars.
-            cap: of the task's cost; None where it has no cap.
+            cap: of the task's cost; None where it has no limit.
             dry_run: count and hold nothing; the answer is that to a job that has not entered yet.
             only_first: the hold of a job that has entered stays as it is, as another than its worker asks.
             is_step: the job is an iteration.
@@ -247,7 +247,7 @@ class Tasks:
             await self._list(key, int(at_ms))
 
     async def mark_warned(self, key: TaskKey, life: str) -> None:
-        """Records that people were notified of a task near a cap."""
+        """Records that people were notified of a task near a limit."""
         await self._redis.run([ScriptCommand(_LUA["warned"], [key.redis_key], [life])])
 
     async def reset(self, key: TaskKey) -> tuple[Task, TripRecord | None]:

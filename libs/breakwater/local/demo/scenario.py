@@ -84,7 +84,7 @@ def config(provider_url: str, receiver_url: str, secrets: Path, jobs: int) -> di
         provider_url: URL of the simulated provider.
         receiver_url: URL of the receiver of alerts.
         secrets: directory with the files `provider-key`, `wrong-key` and `webhook`.
-        jobs: number of jobs; the cap of `small-budget` grows with it.
+        jobs: number of jobs; the limit of `small-budget` grows with it.
     """
     document = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))
     document["providers"] = {

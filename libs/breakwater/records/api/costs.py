@@ -54,7 +54,7 @@ class CostRoutes:
         "/api/v1/costs",
         tag="costs",
         summary="Costs of the calls of a month",
-        description="By agent, tenant, model, provider, API key, user, team or tag, with the month before, caps, "
+        description="By agent, tenant, model, provider, API key, user, team or tag, with the month before, limits, "
         "the costs of failed calls, and forecasts of the month and the next one. The amounts are those that the "
         "budgets count. A call is included about a second after it has ended.",
         result="The month.",

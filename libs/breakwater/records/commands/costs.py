@@ -29,7 +29,7 @@ def costs(
     limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, max=10_000, help="Maximum number of rows.")] = 50,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print all rows as CSV, with exact amounts.")] = False,
 ) -> None:
-    """Show the costs of a month, with the previous month, the caps and the cost of failed calls.
+    """Show the costs of a month, with the previous month, the limits and the cost of failed calls.
 
     `at month's end` is a forecast at the current rate, and `next month` one of that whole month. A `+` after the spend
     marks calls of unknown cost. A key is the API key that submitted the job; jobs from NATS have none.

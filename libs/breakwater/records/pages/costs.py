@@ -87,7 +87,7 @@ class CostRow:
 
     @property
     def used(self) -> float | None:
-        """The share of the cap that is spent; None without a cap."""
+        """The share of the limit that is spent; None without a limit."""
         return None if not self.line.cap else (self.line.spend or 0) / self.line.cap
 
 
@@ -140,7 +140,7 @@ def view(visit: Visit, costs: PagePart[tuple[Costs, SpendHistory | None]]) -> di
     group_title = BY.get(selection.by, selection.tag)
     month = selection.month or months["this month"]
     is_over = month < months["this month"]
-    labels = ("Spend", "Cap used" if is_over else "Forecast", "On failed calls", "Month before")
+    labels = ("Spend", "Limit used" if is_over else "Forecast", "On failed calls", "Month before")
     row_columns: list[Column[CostRow]] = []
     if month_costs is not None:
         row_columns = columns_of_part(columns(month_costs), lambda row: row.line)
@@ -203,10 +203,10 @@ def _comparison(total: CostLine) -> str:
 
 def _forecast_tile(costs: Costs, now: datetime, href: str) -> Tile:
     total = costs.total
-    cap = f"cap: {cap_text(total)}" if cap_text(total) else "no cap"
+    cap = f"limit: {cap_text(total)}" if cap_text(total) else "no limit"
     if costs.ends_at <= now:
         used = "–" if not total.cap else words.percent((total.spend or 0) / total.cap)
-        return Tile("Cap used", used, cap, href, tone(total))
+        return Tile("Limit used", used, cap, href, tone(total))
     if total.forecast is None:
         return Tile("Forecast", "unknown", "too early in the month, or nothing was spent", href)
     next_month = "unknown" if total.next_month is None else money(total.next_month)

@@ -1,4 +1,4 @@
-"""A month's costs: lines with sums, caps and forecasts.
+"""A month's costs: lines with sums, limits and forecasts.
 
 The months are those of the budgets: calendar months in the budgets' time zone, and a call counts in the month that it
 is charged in. So the line of an agent or a tenant agrees with its budget.
@@ -62,18 +62,18 @@ class CostSums:
 
 
 Raises = Mapping[tuple[Window, str], tuple[int, int]]
-"""Raised caps by window and scope's key: the raised cap, and the config's at that time, in nano-dollars."""
+"""Raised limits by window and scope's key: the raised limit, and the config's at that time, in nano-dollars."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cap:
-    """The caps of a line, in nano-dollars.
+    """The limits of a line, in nano-dollars.
 
     Attributes:
-        limit: the monthly cap; None if there is none.
-        hard: True if the monthly cap refuses calls.
-        daily: the daily cap; None if there is none.
-        raised_from: the config's cap, if an operator raised it: of `limit`, or of `daily` without a monthly cap.
+        limit: the monthly limit; None if there is none.
+        hard: True if the monthly limit refuses calls.
+        daily: the daily limit; None if there is none.
+        raised_from: the config's limit, if an operator raised it: of `limit`, or of `daily` without a monthly limit.
     """
 
     limit: int | None = None
@@ -83,7 +83,7 @@ class Cap:
 
     @property
     def next_hard_limit(self) -> int | None:
-        """The monthly cap that refuses calls in the next month, when raises have ended; None if there is none."""
+        """The monthly limit that refuses calls in the next month, when raises have ended; None if there is none."""
         if not self.hard or self.limit is None:
             return None
         return self.limit if self.raised_from is None else self.raised_from
@@ -105,7 +105,7 @@ def month_after(month: Period, zone: ZoneInfo) -> Period:
 
 
 def raises_of(events: Iterable[BudgetEvent]) -> Raises:
-    """Returns the caps that operators raised.
+    """Returns the limits that operators raised.
 
     Args:
         events: the events of one month's budgets, and of at most one day's, in chronological order.
@@ -118,7 +118,7 @@ def raises_of(events: Iterable[BudgetEvent]) -> Raises:
 
 
 def cap_of(key: str | None, limits: LimitTable, raises: Raises) -> Cap:
-    """Returns the caps of a scope: the config's current ones, as operators raised them.
+    """Returns the limits of a scope: the config's current ones, as operators raised them.
 
     Args:
         key: the scope's key: `global`, `agent:<name>` or `tenant:<name>`; None for a line without a budget.
@@ -154,7 +154,7 @@ def cost_line(name: str | None, sums: CostSums, cap: Cap, month: Period, followi
     Args:
         name: the agent, tenant or other value that the line sums up; None for calls without one.
         sums: the sums over its calls.
-        cap: its caps.
+        cap: its limits.
         month: the month.
         following: the month after it.
         now_ms: the current time, in milliseconds since the epoch.

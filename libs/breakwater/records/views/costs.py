@@ -24,12 +24,12 @@ BY = {
 FAILED_TOOLTIP = "The part of the spend for calls that did not succeed."
 PREVIOUS_TOOLTIP = "And the change of the spend against that month; of the forecast while the month has not ended."
 CAPPED = ("agent", "tenant")
-"""Groupings whose lines may have caps."""
+"""Groupings whose lines may have limits."""
 _UNKNOWN = "unknown", "faint"
 
 
 def tone(line: CostLine) -> Literal["", "warn", "bad"]:
-    """The tone of a line: `bad` if its cap is reached, `warn` if it will be; otherwise empty."""
+    """The tone of a line: `bad` if its limit is reached, `warn` if it will be; otherwise empty."""
     if line.cap is None:
         return ""
     if (line.spend or 0) >= line.cap:
@@ -38,15 +38,15 @@ def tone(line: CostLine) -> Literal["", "warn", "bad"]:
 
 
 def cap_text(line: CostLine) -> str:
-    """The cap of a line: `$300.00`, or `$5.00 a day` if only days are capped; empty without a cap.
+    """The limit of a line: `$300.00`, or `$5.00 a day` if only days are limited; empty without a limit.
 
-    A cap that an operator raised says so: `$300.00, raised from $50.00`, `$10.00 today, raised from $5.00`.
+    A limit that an operator raised says so: `$300.00, raised from $50.00`, `$10.00 today, raised from $5.00`.
     """
     return ", ".join(cap_parts(line))
 
 
 def cap_parts(line: CostLine) -> tuple[str, ...]:
-    """The parts of `cap_text`: the cap, and what it was raised from."""
+    """The parts of `cap_text`: the limit, and what it was raised from."""
     raised = () if line.raised_from is None else (f"raised from {money(line.raised_from)}",)
     if line.cap is not None:
         return money(line.cap), *raised
@@ -75,7 +75,7 @@ def columns(costs: Costs) -> Sequence[Column[CostLine]]:
         next_month,
         align_right=True,
         drop=5,
-        tooltip="Forecast of the whole month, at the present pace, under the caps of the config.",
+        tooltip="Forecast of the whole month, at the present pace, under the limits of the config.",
     )
     forecast_column: Column[CostLine] = Column(
         "at month's end", forecast, align_right=True, name="forecast", tooltip="Forecast, at the present pace."
@@ -89,7 +89,7 @@ def columns(costs: Costs) -> Sequence[Column[CostLine]]:
         Column(
             costs.previous_month, lambda line: line.previous, "usd", name="previous", tooltip=PREVIOUS_TOOLTIP, drop=1
         ),
-        Column("cap", lambda line: line.cap, "usd", cap_text, drop=3, page=costs.by in CAPPED),
+        Column("limit", lambda line: line.cap, "usd", cap_text, name="cap", drop=3, page=costs.by in CAPPED),
         Column("calls", lambda line: line.calls, "count", drop=4),
         Column("tokens", lambda line: line.input_tokens + line.output_tokens, "count", terminal=False),
     ]
