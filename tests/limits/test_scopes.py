@@ -115,7 +115,7 @@ def test_a_name_with_the_word_within_is_a_name() -> None:
         (['{scope: "key:a", tokens: 1, per: hour}', '{scope: "key:a", tokens: 2, per: hour}'],
          "budgets.limits.1: budgets.limits.0 limits the same scope in the same window; keep one of them"),
         (['{scope: "agent:bot", requests: 1, per: minute}'], "agents.bot.rate_limit.requests_per_minute limits the"),
-        (['{scope: "key:a", tokens: 1, per: day, action: wait}'], "can't wait for its next day; use refuse"),
+        (['{scope: "key:a", tokens: 1, per: total, action: wait}'], "a total never resets, so no call can wait"),
         (['{scope: "key:a", tokens: 1, per: day, action: alert}'], "only limits of usd can alert"),
         (['{scope: "key:a", requests: 1, per: minute, action: alert}'], "budgets.limits.0: a rate is not recorded, so"),
         (['{scope: "key:a", usd: 1, per: year}'], "budgets.limits.0.per"),

@@ -87,8 +87,8 @@ class LimitTerms(Message):
 
     @property
     def refuses(self) -> bool:
-        """Returns True if it refuses calls."""
-        return self.action in ("refuse", "cheaper_model")
+        """Returns True if it refuses calls, at least those that can't wait."""
+        return self.action in ("refuse", "cheaper_model", "wait")
 
     @property
     def alerts_at(self) -> tuple[int, ...]:

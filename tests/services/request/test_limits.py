@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import quote
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -185,7 +187,8 @@ async def test_bad_input_is_refused_in_words_and_changes_nothing(
         ("x", {"scope": "key:a", "usd": 1}, 422, "invalid_request", "per: is missing"),
         ("x", {"scope": "key:a", "concurrent": 1, "per": "day"}, 422, "invalid_request", "leave it out"),
         ("x", {**A_MONTH, "per": "fortnight"}, 422, "invalid_request", "per"),
-        ("x", {**A_MONTH, "action": "wait"}, 422, "invalid_request", "can't wait"),
+        ("x", {**A_MONTH, "per": "total", "action": "wait"}, 422, "invalid_request", "a total never resets"),
+        ("x", {"scope": "key:a", "tokens": 9, "per": "month", "action": "alert"}, 422, "invalid_request", "can alert"),
         ("x", {**A_MONTH, "usd": "1" * 30}, 422, "invalid_request", "more than a billion"),
         ("x", {**A_MONTH, "usd": 10**30}, 422, "invalid_request", "more than a billion"),
         ("x", {**A_MONTH, "usd": "1e999999"}, 422, "invalid_request", "usd"),
@@ -215,6 +218,28 @@ async def test_bad_input_is_refused_in_words_and_changes_nothing(
     assert (await governed.ask("GET", "/api/v1/limits")).json == before
     stopped = await put(governed, "x", **A_MONTH | {"scope": "key:busy"}, stop=True)
     assert (stopped.status, stopped.json["remaining"]) == (200, "0.000000000")
+
+
+async def test_more_limits_than_may_meet_one_call_are_refused_with_their_number(governed: HttpApi) -> None:
+    kinds = ("plane", *(f"{kind}:*" for kind in ("agent", "model", "provider", "tenant", "key", "user", "team")))
+    scopes = [*kinds, *(f"{first} within {second}" for first, second in combinations(kinds[1:], 2))]
+    refused: dict[str, list[str]] = {"day": [], "total": [], "minute": []}
+    made: dict[str, int] = dict.fromkeys(refused, 0)
+    for per, refusals in refused.items():
+        for scope in scopes:
+            answer = await put(governed, f"{per}.{quote(scope)}", scope=scope, requests=9, per=per, stop=True)
+            assert answer.status == 200 or answer.code == "too_many_dimensions", answer.body
+            made[per] += answer.status == 200
+            if answer.status == 409:
+                refusals.append(answer.message)
+    # The plane, agents and tenants are counted by day anyhow; a rate is one combination in any window.
+    assert made["day"] + made["total"] == 20 + 3
+    assert made["minute"] <= 20
+    for refusals in refused.values():
+        assert refusals
+        assert all("at most 20 are allowed" in message for message in refusals)
+    again = await put(governed, "again", scope="plane", tokens=9, per="day", stop=True)
+    assert again.status == 200, "another unit of the same needs no further counters"
 
 
 async def test_limits_are_listed_in_pages_with_their_use_and_by_scope_and_kind(governed: HttpApi, redis: Redis) -> None:

@@ -19,7 +19,7 @@ from breakwater.breakers.rules.breaker import BreakerKey
 from breakwater.breakers.store import Saving
 from breakwater.calls.assignment import Checkpoint
 from breakwater.calls.claim_gate import ClaimGate
-from breakwater.calls.gate import Admission, AskAgain, ClaimLostError, Gate, Refused, WaitForCapacity
+from breakwater.calls.gate import POLL_S, Admission, AskAgain, ClaimLostError, Gate, Refused, WaitForCapacity
 from breakwater.config import LiveConfig, parse_config
 from breakwater.jobs.contract.execution import Cancellation, ErrorInfo, Reason
 from breakwater.jobs.metrics import WorkerMetrics
@@ -28,9 +28,11 @@ from breakwater.jobs.store.task_keys import TaskKey
 from breakwater.kernel.redis.connection import Script, ScriptCommand, StateUnavailableError, scripts_of
 from breakwater.limits.gate.budget import BudgetGate
 from breakwater.limits.gate.deployment import DeploymentGate
+from breakwater.limits.rules.budget import Counter, OverBudget
 from breakwater.limits.rules.guard import JobOutcome, Trip
+from breakwater.limits.rules.limit import Limit
 from breakwater.limits.rules.rate_limit import HELD
-from breakwater.limits.rules.scopes import CallNames
+from breakwater.limits.rules.scopes import PLANE, CallNames
 from breakwater.limits.store.tasks import Tasks
 from breakwater.services.worker.admission import admit, check, gates_of
 from breakwater.services.worker.attempts import kind_of_wait
@@ -194,6 +196,34 @@ async def test_a_cancelled_job_leaves_the_queue_of_a_rate(redis_server: RunningS
         waiting.job.lease.cancel.cancellation = Cancellation(by="api_key", at=datetime.now(UTC))
         await bench.admit(waiting)
         assert await bench.redis.client.keys("bw:limits:queue:*") == []
+
+
+async def test_a_call_that_may_wait_for_the_next_period_is_told_when_that_begins(redis_server: RunningServer) -> None:
+    now = datetime.now(UTC)
+    begins = now + timedelta(minutes=7)
+    async with bench_on(redis_server.url) as bench:
+        admission = await bench.admission(agent_name="free")
+        gate = next(
+            gate for bind in gates_of(bench.worker) if isinstance(gate := bind(admission=admission), BudgetGate)
+        )
+        gate.now, gate.jitter = lambda: now, lambda: 0.0
+        for action, amount, resets_at, waits_s in (
+            ("wait", 9, begins, 420),
+            ("wait", 9, now - timedelta(hours=1), POLL_S),
+            ("wait", 11, begins, None),
+            ("refuse", 9, begins, None),
+            ("cheaper_model", 9, begins, None),
+        ):
+            cap = Limit("daily", PLANE, "usd", "day", 10, action)
+            over = OverBudget(Counter("daily", "global", cap), resets_at, 10, 5, 0, amount)
+            verdict = gate._over_budget(over)  # pyright: ignore[reportPrivateUsage]  a day takes too long
+            if waits_s is None:
+                assert isinstance(verdict, Refused)
+                assert verdict.ends_chain == (action == "refuse")
+            else:
+                assert isinstance(verdict, WaitForCapacity)
+                assert verdict.delay_s == pytest.approx(waits_s)
+                assert "the daily budget of the plane has no room" in verdict.refused.error.message
 
 
 async def test_half_open_is_published_only_after_the_probe_was_given_back(redis_server: RunningServer) -> None:

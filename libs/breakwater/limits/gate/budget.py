@@ -250,9 +250,9 @@ class BudgetGate(Gate):
         error = refusals.unpriced_model(flight.model, cap, setting)
         return Refused("budget_exceeded", error, refused_by=refused_by, of_deployment=True)
 
-    def _over_budget(self, over: OverBudget) -> Refused:
+    def _over_budget(self, over: OverBudget) -> Refused | WaitForCapacity:
         wait_s = None if over.resets_at is None else max(0.0, (over.resets_at - self.now()).total_seconds())
-        return Refused(
+        refused = Refused(
             "budget_exceeded",
             refusals.over_budget(over, self.admission.flight.model, wait_s),
             refused_by=over.counter.name,
@@ -262,6 +262,11 @@ class BudgetGate(Gate):
             ends_chain=over.counter.cap is not None and over.counter.cap.action == "refuse",
             of_deployment=_is_of_deployment(over.counter.key),
         )
+        waits = over.counter.cap is not None and over.counter.cap.action == "wait" and over.amount <= over.limit
+        if not waits or wait_s is None:
+            return refused
+        # It is refused if its time does not last until the next period.
+        return WaitForCapacity(max(wait_s, POLL_S) + FIRST_POLL_S * self.jitter(), refused)
 
     def _over_rate(self, over: OverRate) -> Refused | WaitForCapacity:
         if over.windows:

@@ -214,8 +214,8 @@ def enforcement_problem(settings: LimitSettings) -> str | None:
         if settings.action in ("count", "alert"):
             return "a rate is not recorded, so it can raise no alert; use refuse, wait or cheaper_model"
         return None
-    if settings.action == "wait":
-        return f"a limit of {settings.unit} can't wait for its next {settings.per}; use refuse"
+    if settings.action == "wait" and settings.per == "total":
+        return "a total never resets, so no call can wait for that; use refuse"
     if settings.action == "alert" and settings.unit != "usd":
         return "only limits of usd can alert; use refuse, count or cheaper_model"
     return None
