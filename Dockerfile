@@ -3,9 +3,9 @@ FROM python:3.11-slim-bookworm AS build
 RUN python -m venv /opt/build && python -m venv --without-pip /opt/breakwater
 WORKDIR /src
 # The packages change seldom, the code often: two layers.
-COPY requirements/build.txt requirements/runtime.txt requirements/
+COPY requirements/build.txt requirements/clouds.txt requirements/
 RUN /opt/build/bin/pip install --no-cache-dir --no-deps --require-hashes -r requirements/build.txt \
- && /opt/build/bin/pip --python /opt/breakwater/bin/python install --no-cache-dir --no-deps --require-hashes -r requirements/runtime.txt
+ && /opt/build/bin/pip --python /opt/breakwater/bin/python install --no-cache-dir --no-deps --require-hashes -r requirements/clouds.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY examples/breakwater.yaml examples/
 COPY libs libs

@@ -61,7 +61,7 @@ sys.meta_path.insert(0, _Refuse())
 @cache
 def not_in_the_image() -> set[str]:
     """Top-level modules that this environment has, and the image's packages don't bring."""
-    pinned = re.findall(r"^([\w.-]+)==", (ROOT / "requirements/runtime.txt").read_text(), re.MULTILINE)
+    pinned = re.findall(r"^([\w.-]+)==", (ROOT / "requirements/clouds.txt").read_text(), re.MULTILINE)
     there = {_name(one) for one in pinned}
     modules = packages_distributions().items()
     return {module for module, found in modules if not there & {_name(one) for one in found}} - {"breakwater"}

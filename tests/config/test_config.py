@@ -269,6 +269,14 @@ def test_secrets_are_found_wherever_they_are_and_go_to_the_service_that_reads_th
     assert variables_of(config, "sink") == set()
 
 
+def test_a_worker_gets_the_variables_that_a_makers_library_reads() -> None:
+    config = parse_config(
+        GOOD.replace("defaults:", "  aws: {kind: bedrock, region: eu-central-1}\ndefaults:\n  provider: sim")
+    )
+    assert {"AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_WEB_IDENTITY_TOKEN_FILE"} <= variables_of(config, "worker")
+    assert not any(name.startswith("AWS_") for name in variables_of(config, "request"))
+
+
 OPENID = "issuer: 'https://sso.example', client_id: b, client_secret: {env: OPENID_SECRET}, roles: {admin: [a]}"
 CONSOLE = f"console: {{url: 'https://console.example', openid: {{{OPENID}}}}}\n"
 

@@ -367,7 +367,7 @@ def variables_of(config: Config, service: str) -> frozenset[str]:
     """Returns the environment variables that a service needs: those of its secrets, and those in `environment`."""
     places = SECRETS_OF.get(service, ())
     secrets = {secret.env for place, secret in named_secrets(config) if secret.env and place.startswith(places)}
-    if "providers".startswith(places):
+    if "providers.".startswith(places):
         secrets.update(name for provider in config.providers.values() for name in provider.variables)
     if secrets:
         secrets.add(ENV_FILE)

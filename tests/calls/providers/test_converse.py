@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from contextlib import suppress
 from typing import Any
@@ -12,12 +13,14 @@ from hypothesis import strategies as st
 
 from breakwater.calls.providers.anthropic import request_body
 from breakwater.calls.providers.base import CallError, UnusableAnswerError
+from breakwater.calls.providers.bedrock import Converse
 from breakwater.calls.providers.converse import ConverseEvents, converse_request, message_of
 from breakwater.calls.providers.event_stream import EventStreamReader
 from breakwater.calls.providers.server_sent import MAX_EVENT_BYTES, EventTooLargeError
 from breakwater.calls.rules.classify import NotSent
 from breakwater.dialects.rules.chat_chunks import Assembly
 from breakwater.prices.rules.usage import Usage, of_message
+from tests.any_answers import JSON, places, put
 from tests.bedrock import MODEL, converse_frames, corrupt, frame, invoke_frames, problems, said, stream_of, valid
 from tests.calls.providers.kit import call
 from tests.tables import each_row
@@ -324,6 +327,35 @@ def test_citations_get_the_form_of_messages() -> None:
     assert reader.answer()["content"] == message_of(answer)["content"]
     assert reader.whole
     assert not reader.ended
+
+
+ANSWERED = [
+    valid(said(THOUGHT, HIDDEN, {"text": "Let me see."}, USE, stop="tool_use", usage=CACHED), "Converse"),
+    valid({**said({"text": "x"}), "serviceTier": {"type": "flex"}, "trace": {}}, "Converse"),
+]
+
+
+@given(st.sampled_from(ANSWERED), st.data())
+def test_any_json_in_an_answer_is_a_message_or_refused(answer: dict[str, Any], data: st.DataObject) -> None:
+    odd = put(copy.deepcopy(answer), data.draw(st.sampled_from(places(answer)[1:])), data.draw(JSON))
+    wire = Converse("https://bedrock.example", "v")
+    with suppress(UnusableAnswerError):
+        wire.usage(odd)
+        message = wire.readable(odd, call())
+        assert wire.usage(message) == wire.usage(odd)
+        wire.choices(message)
+
+
+@given(st.sampled_from(ANSWERED), st.data())
+def test_any_json_in_a_stream_is_chunks_of_a_message(answer: dict[str, Any], data: st.DataObject) -> None:
+    events: list[Any] = copy.deepcopy([{kind: value} for kind, value in stream_of(answer)])
+    events = put(events, data.draw(st.sampled_from(places(events)[1:])), data.draw(JSON))
+    reader = ConverseEvents()
+    assembly = Assembly()
+    for event in events:
+        for chunk in reader.read(event if isinstance(event, dict) else {}):
+            assembly.add(chunk)
+    of_message(reader.answer())
 
 
 # Frames

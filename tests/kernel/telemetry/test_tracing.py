@@ -378,6 +378,7 @@ async def test_the_collector_names_what_is_not_as_the_conventions_say(
         ("openai", "http://127.0.0.1/v1", "local", "local", ("127.0.0.1", 80)),
         ("azure", "https://gateway.example.com", "mine", "azure.ai.openai", None),
         ("anthropic", "https://gateway.example.com/v1", "mine", "anthropic", None),
+        ("bedrock", "https://vpce.example.com", "mine", "aws.bedrock", None),
         ("openai", "https://a:port/v1", "odd", "odd", (None, None)),
         ("process", None, "script", "script", (None, None)),
     ],

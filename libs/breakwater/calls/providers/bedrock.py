@@ -156,9 +156,9 @@ _NETWORK = _config.Config(connect_timeout=5, read_timeout=10, retries={"total_ma
 def check_region(region: str) -> None:
     """Raises ConfigError if AWS has no such region, as far as the installed botocore knows."""
     session = _session.Session()
-    known: set[str] = {name for partition in _PARTITIONS for name in session.get_available_regions("ec2", partition)}
-    if region not in known:
-        raise ConfigError(f"AWS has no region {region!r}{hint(region, known)} (for a newer one, set base_url)")
+    regions: set[str] = {name for partition in _PARTITIONS for name in session.get_available_regions("ec2", partition)}
+    if region not in regions:
+        raise ConfigError(f"AWS has no region {region!r}{hint(region, regions)} (for a newer one, set base_url)")
 
 
 @dataclass(frozen=True, slots=True)

@@ -267,7 +267,7 @@ def _message_start() -> dict[str, Any]:
 
 def _stop(event: Mapping[str, Any]) -> dict[str, Any]:
     reason = event.get("stopReason")
-    if reason not in _STOP_REASONS:
+    if not isinstance(reason, str) or reason not in _STOP_REASONS:
         return {"stop_reason": reason}
     details = {"type": "refusal", "category": None, "explanation": reason}
     return {"stop_reason": _STOP_REASONS[reason], "stop_details": details}
@@ -278,13 +278,13 @@ def _rest(event: Mapping[str, Any], without: Sequence[str] = ()) -> dict[str, An
 
     `p` is padding.
     """
-    kept = {
+    further = {
         name: value
         for name, value in event.items()
         if name not in ("stopReason", "usage", "serviceTier", "p", *without)
     }
     tier = fields(event.get("serviceTier")).get("type")
-    return kept if tier is None else {**kept, "service_tier": tier}
+    return further if tier is None else {**further, "service_tier": tier}
 
 
 def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
