@@ -80,7 +80,7 @@ def config(port: int, concurrency: int) -> dict[str, Any]:
     deployments = [{"provider": "sim", "name": name} for name in NAMES]
     return {
         "providers": {"sim": {"base_url": f"http://127.0.0.1:{port}/v1"}},
-        "models": {"m": {"price": PRICE, "deployments": deployments}},
+        "models": {"m": {"price": PRICE, "deployments": deployments, "affinity": "none"}},
         "agents": {"writer": {"model": "m", "concurrency": concurrency}},
     }
 

@@ -272,7 +272,7 @@ class Attempts:
         for number, target in enumerate(targets, 1):
             admission = prepare(target, has_alternatives=number < len(targets))
             if not self._job.may_use([target]):
-                return admission, Refused("error", outside_region(target.model, self._job.residency or ""))
+                return admission, Refused("error", outside_region(target.model, self._job.residency))
             verdict = await self._extending_deadline(partial(admit, worker, admission, self._gates))
             self._limits = admission.limits or self._limits
             if verdict is None or isinstance(verdict, AskAgain):

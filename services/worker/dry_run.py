@@ -52,7 +52,7 @@ async def _planned(worker: WorkerContext, admission: Admission, gates: Gates, *,
         checked = replace(admission, flight=minimal_flight)
     verdict: Refused | WaitForCapacity | None = None
     if not admission.job.may_use([admission.target]):
-        verdict = Refused("error", outside_region(admission.target.model, admission.job.residency or ""))
+        verdict = Refused("error", outside_region(admission.target.model, admission.job.residency))
     verdict = verdict or await worker.outages.retry_while_unavailable(partial(check, worker, checked, gates))
     return {
         "model": admission.flight.model,

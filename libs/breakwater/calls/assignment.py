@@ -297,15 +297,16 @@ class Assignment:
             digest.update(_beginning(message.get("content")).encode("utf-8", "surrogatepass"))
         return digest.hexdigest()
 
-    @property
-    def residency(self) -> str | None:
-        """The region that its calls must not leave: its agent's."""
-        return self.agent.residency
+    @cached_property
+    def residency(self) -> Sequence[str]:
+        """The regions that its calls must not leave: its agent's, and that of the key that sent it."""
+        of_key = self.delivery.headers.get(Header.RESIDENCY.value)
+        return tuple(region for region in (self.agent.residency, of_key) if region is not None)
 
     def may_use(self, targets: Sequence[Target]) -> Sequence[Target]:
         """Returns those deployments that its calls may use: in its region, and for a probe the probed one."""
-        if self.residency is not None:
-            targets = [target for target in targets if is_within(target.region, self.residency)]
+        for region in self.residency:
+            targets = [target for target in targets if is_within(target.region, region)]
         if (probed := self.probed) is not None:
             targets = [target for target in targets if target.unit == probed] or targets
         return targets

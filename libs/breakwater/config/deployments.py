@@ -15,7 +15,7 @@ from breakwater.calls.providers.registry import AnyProvider
 from breakwater.calls.providers.settings import HttpSettings
 from breakwater.kernel.formats import hint
 from breakwater.kernel.security.secret_refs import Secret, SecretRef
-from breakwater.kernel.types import Identifier, Message, Off, is_identifier
+from breakwater.kernel.types import Identifier, Message, Off, Region, is_identifier
 from breakwater.limits.settings import RateLimit
 from breakwater.prices.settings import Price
 
@@ -39,9 +39,6 @@ class _OneOrMore:
         listed = handler(schema)
         return {"anyOf": [listed["items"], listed]}
 
-
-Region = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
-"""A region such as `eu` or `eu-west-1`, which is within `eu`."""
 
 Choose = Literal["headroom", "weighted", "latency", "ordered"]
 """How a deployment is chosen among those that may be called."""

@@ -271,6 +271,11 @@ class Config(Message):
             if settings.deployments
         }
 
+    @property
+    def listed_deployments(self) -> tuple[Deployment, ...]:
+        """All deployments that models list, in the config's order."""
+        return tuple(deployment for listed in self._listed.values() for deployment in listed)
+
     def deployments(self, agent: AgentDefaults, model: str) -> tuple[Deployment, ...]:
         """Returns the deployments of an agent's model: those that it lists, or the one of its provider."""
         if (listed := self._listed.get(model)) is not None:

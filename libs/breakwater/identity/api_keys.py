@@ -65,6 +65,7 @@ def create_key(
     tags: Mapping[str, str] | None = None,
     priority: Priority | None = None,
     weight: int = 1,
+    residency: str | None = None,
 ) -> str:
     """Creates a key with some scopes, which may be limited to some tenants and agents.
 
@@ -80,6 +81,7 @@ def create_key(
         tags: the cost tags of all its jobs.
         priority: the priority of its jobs, and the highest that they may ask for; None for no such limit.
         weight: its share of what callers wait for.
+        residency: the region that its calls must not leave; None for any.
 
     Returns:
         The key itself, `bw_<id>_<secret>`, which is shown only this once.
@@ -101,6 +103,7 @@ def create_key(
             tags=tags,
             priority=priority,
             weight=weight,
+            residency=residency,
         )
     except ValidationError as error:
         raise ApiKeysError(_mistake(error, name)) from error

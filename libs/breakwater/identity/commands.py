@@ -106,6 +106,9 @@ def create(
     weight: Annotated[
         int, typer.Option("--weight", min=1, max=100, help="Its share of what several keys wait for.")
     ] = 1,
+    residency: Annotated[
+        str | None, typer.Option("--residency", metavar="REGION", help="The region that its calls must not leave: eu.")
+    ] = None,
     expires: Annotated[
         str | None, typer.Option("--expires", metavar="WHEN", help="When it ends: 90d, or a time. [default: never]")
     ] = None,
@@ -180,6 +183,7 @@ def create(
         "tags": _tags(tag or ()),
         "priority": None if priority is None else priority.value,
         "weight": weight,
+        "residency": residency,
     }
     if (path := _file_of(api, file)) is not None:
         if (expires, limit, reason) != (None, None, None):

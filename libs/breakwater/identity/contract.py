@@ -7,7 +7,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import Field, JsonValue, StringConstraints
 
 from breakwater.kernel.http.contract import Moment, OperatorRequest
-from breakwater.kernel.types import NO_CONTROLS, Event, Identifier, Message, ModelId, Timestamp
+from breakwater.kernel.types import NO_CONTROLS, Event, Identifier, Message, ModelId, Region, Timestamp
 
 KeyScope = Literal["submit", "read", "operate", "approve", "audit", "limits"]
 """Uses of an API key: `submit` jobs and read their results; `read` the state of everything, redacted; `operate`: act as
@@ -25,6 +25,7 @@ PRIORITIES: tuple[Priority, ...] = get_args(Priority)
 Weight = Annotated[int, Field(ge=1, le=100)]
 """The weight of a key: its share of what callers wait for, beside those of other keys."""
 
+_RESIDENCY = "Region that its calls must not leave, such as `eu`; null for none."
 _PRIORITY = "Priority of its jobs, and the highest that they may ask for; null: as their agent says, or normal."
 _WEIGHT = "Its share of what several keys wait for."
 
@@ -68,6 +69,7 @@ class KeyDetails(Event):
     tags: KeyTags = Field(default_factory=dict, description="Cost tags of all its jobs.")
     priority: Priority | None = Field(default=None, description=_PRIORITY)
     weight: Weight = Field(default=1, description=_WEIGHT)
+    residency: Region | None = Field(default=None, description=_RESIDENCY)
     created_at: Timestamp = Field(
         description="When the key was created, the person signed in, or the token was verified."
     )
@@ -99,6 +101,7 @@ class ListedKey(Event):
     tags: KeyTags = Field(description="Cost tags of all its jobs.")
     priority: Priority | None = Field(default=None, description=_PRIORITY)
     weight: Weight = Field(default=1, description=_WEIGHT)
+    residency: Region | None = Field(default=None, description=_RESIDENCY)
     created_at: Timestamp
     expires_at: Timestamp | None = Field(default=None, description="Null: it does not expire.")
     revoked_at: Timestamp | None = None
@@ -140,6 +143,7 @@ class CreateKeyRequest(OperatorRequest):
     tags: KeyTags = Field(default_factory=dict, description="Cost tags of all its jobs.")
     priority: Priority | None = Field(default=None, description=_PRIORITY)
     weight: Weight = Field(default=1, description=_WEIGHT)
+    residency: Region | None = Field(default=None, description=_RESIDENCY)
     expires_at: Moment | None = Field(default=None, description="When it stops being valid; null for never.")
 
 

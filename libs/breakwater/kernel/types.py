@@ -139,6 +139,9 @@ NO_SPACES = rf"^[^\s{_CONTROLS}]+$"
 Name = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=NO_SPACES)]
 """An identifier in the config, without spaces, because people type it into commands."""
 
+Region = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
+"""A region such as `eu` or `eu-west-1`, which is within `eu`."""
+
 _IDENTIFIER = TypeAdapter(Identifier)
 
 

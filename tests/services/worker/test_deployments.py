@@ -183,6 +183,19 @@ async def test_calls_stay_in_the_region_of_their_agent(start_worker: StartWorker
     assert "'eu'" in elsewhere["error"]["message"]
 
 
+async def test_calls_stay_in_the_region_of_the_key_that_sent_them(start_worker: StartWorker) -> None:
+    listed = on({**WEST, "region": "us-east"}, {**EAST, "region": "eu-west-1"})
+    async with start_worker({"west": model(), "east": model()}, {"writer": AGENT}, more_models=listed) as plane:
+        for region, place in (("eu", "east"), ("us", "west"), ("asia", None)):
+            job = {"agent": "writer", "job_id": region, "prompt": "x"}
+            await plane.publish(job, **{Header.RESIDENCY.value: region})
+            result = await plane.result(region)
+            if place is None:
+                assert result["error"]["class"] == "ResidencyError"
+            else:
+                assert places(result) == [f"first sim/{place} success"]
+
+
 async def test_a_stream_whose_key_expires_in_the_middle_continues_elsewhere(start_worker: StartWorker) -> None:
     expired = {
         "stream": "error",

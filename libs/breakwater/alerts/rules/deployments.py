@@ -1,7 +1,8 @@
 """Judges deployments by how jobs ended on them: the rules of `deployment_failing`.
 
-A deployment is a model of a provider. Its incident opens when it refuses a job for reasons of its own, or when nothing
-has succeeded on it for some jobs or minutes while other models answered the same jobs. It ends with the first success.
+A deployment is a model of a provider, or one of those that a model lists. Its incident opens when it refuses a job for
+reasons of its own, or when nothing has succeeded on it for some jobs or minutes while others answered the same jobs. It
+ends with the first success.
 
 A job counts once for each deployment, by its last call there. Failures that follow the request (a wrong parameter, a
 prompt that is too long) count for nothing, and a spent quota has an incident of its own, `quota_exhausted`.
@@ -53,7 +54,7 @@ _WORDS: Mapping[Refusal, str] = {
     "access": "{provider} denies access to {model}",
 }
 _ADVICE: Mapping[Refusal | None, str] = {
-    "key": "replace the key that `providers.{provider}.api_key` in the config refers to",
+    "key": "replace the key that `{key}` in the config refers to",
     "model": "name a model that the provider has, or correct the provider's `base_url`",
     "access": "give the key access to the model at the provider",
     None: "look at the errors, and at the provider's status page",
@@ -112,7 +113,7 @@ class _Outage:
     jobs: int = 0
     """Jobs that it failed or refused, without those that found its quota spent."""
     others_answered: bool = False
-    """Another model has answered one of these jobs."""
+    """Another model or deployment has answered one of these jobs."""
     agents: dict[str, _Traffic] = field(default_factory=dict[str, _Traffic])
 
     def fails(self, refusal: Refusal | None, rules: DeploymentRules) -> bool:
@@ -190,7 +191,7 @@ class DeploymentWatch:
         if execution.dry_run or execution.cache_hit:
             return ()
         last_calls = {
-            (attempt.provider, attempt.model): attempt
+            (attempt.provider, attempt.unit): attempt
             for attempt in execution.attempts
             if not attempt.short_circuited and attempt.outcome in {"success", "error"}
         }
@@ -223,7 +224,7 @@ class DeploymentWatch:
         return incident is not None and incident.status != "resolved"
 
     def _count_failure(self, attempt: Attempt, error: ErrorInfo, execution: Execution) -> None:
-        place = (attempt.provider, attempt.model)
+        place = (attempt.provider, attempt.unit)
         outage = self._outages.pop(place, None)
         if outage is None or attempt.completed_at - outage.last_at > LAPSE:
             outage = _Outage(*place, attempt.started_at, attempt.completed_at)
@@ -238,7 +239,7 @@ class DeploymentWatch:
             outage.agents.setdefault(execution.agent, _Traffic()).failed += 1
 
     def _succeeded(self, attempt: Attempt) -> Iterable[Resolved]:
-        place = (attempt.provider, attempt.model)
+        place = (attempt.provider, attempt.unit)
         key = key_of("deployment_failing", *place)
         outage = self._outages.get(place)
         incident = self._newest(key)
@@ -251,8 +252,8 @@ class DeploymentWatch:
         yield Resolved(
             key=key,
             event="deployment_failing",
-            title=f"{attempt.model} answers again",
-            text=f"{attempt.provider} has answered a call of {attempt.agent} with {attempt.model}. Nothing to do.",
+            title=f"{attempt.unit} answers again",
+            text=f"{attempt.provider} has answered a call of {attempt.agent} with {attempt.unit}. Nothing to do.",
             source_id=f"{attempt.attempt_id}/answered",
             at=attempt.completed_at,
             payload=incident.payload if incident is not None and is_open else {},
@@ -266,10 +267,12 @@ def _failing(outage: _Outage, attempt: Attempt, error: ErrorInfo, refusal: Refus
         problem = f"{outage.model} answers nothing"
     else:
         problem = _WORDS[refusal].format(provider=outage.provider, model=outage.model)
-    advice = _ADVICE[refusal].format(provider=outage.provider)
+    key = attempt.provider_key or f"providers.{outage.provider}.api_key"
+    advice = _ADVICE[refusal].format(provider=outage.provider, key=key)
     agents = outage.agent_names()
     # A fallback that fails behind a primary carries no traffic that could be on others now.
-    answering = "other models answer" if outage.others_answered else "no fallback answers"
+    others = "other models" if attempt.deployment is None else "others"
+    answering = f"{others} answer" if outage.others_answered else "no fallback answers"
     traffic = outage.traffic_in_words() or f"{answering} the jobs of {_named(agents, 'agent')}"
     payload: dict[str, JsonValue] = {
         "provider": outage.provider,

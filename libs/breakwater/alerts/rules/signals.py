@@ -332,7 +332,8 @@ def of_quotas(
     signals: dict[str, Signal] = {}
     for attempt in execution.attempts:
         error = attempt.error
-        key = key_of("quota_exhausted", attempt.provider)
+        account = attempt.provider if attempt.provider_key is None else f"{attempt.provider}#{attempt.provider_key}"
+        key = key_of("quota_exhausted", account)
         if error is not None and error.kind == "quota":
             signals[key] = _quota_exhausted(key, attempt, error, traffic_in_words)
         elif (
@@ -360,14 +361,14 @@ def _quota_exhausted(
     at = attempt.completed_at
     ends_at = None if error.retry_after_s is None else at + timedelta(seconds=error.retry_after_s)
     resets = "It does not say when that changes." if ends_at is None else f"It resets at {moment(ends_at)}."
-    traffic = traffic_in_words(attempt.provider, attempt.model)
+    traffic = traffic_in_words(attempt.provider, attempt.unit)
     jobs = "Jobs go on to their next model, or fail if there is none."
     figures = _figures(attempt, "agent", "provider", "execution_id", model_id="model", timestamp="completed_at")
     return Firing(
         key=key,
         event="quota_exhausted",
         title=f"Quota exhausted: {attempt.provider}",
-        text=f"{attempt.provider} answers calls of {attempt.model} that the account or its quota is used up"
+        text=f"{attempt.provider} answers calls of {attempt.unit} that the account or its quota is used up"
         f"{'' if error.status_code is None else f' (HTTP {error.status_code})'}. {resets} "
         f"{jobs if traffic is None else sentence(traffic)} "
         "To do: check the account's billing and limits at the provider.",

@@ -7,6 +7,7 @@ operators: what was needed, what remains of which limit, and what to do. `user_m
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable
 
 from breakwater.jobs.contract.error_kinds import ErrorKind
 from breakwater.jobs.contract.execution import ErrorInfo
@@ -50,12 +51,12 @@ def command(group: str, action: str | None, *names: str, **options: str | None) 
     return shlex.join(["breakwater", group, *([] if action is None else [action]), *flags, *end, *names])
 
 
-def outside_region(model: str, residency: str) -> ErrorInfo:
-    """Returns the error of a call that may not leave a region where its model has no deployment."""
+def outside_region(model: str, residency: Iterable[str]) -> ErrorInfo:
+    """Returns the error of a call that may not leave some regions, where its model has no deployment."""
     return refusal(
         "client",
         "ResidencyError",
-        f"{model} has no deployment in {residency!r}, which calls of this job may not leave",
+        f"{model} has no deployment in {' and '.join(map(repr, residency))}, which calls of this job may not leave",
         to_do=f"set the `region` of a deployment under models.{model}.deployments, or name another model",
         user_message="This request may not leave its region, and the model is not there.",
     )

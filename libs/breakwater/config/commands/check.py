@@ -17,6 +17,7 @@ from pydantic import BaseModel
 
 from breakwater.alerts.settings import Alerts
 from breakwater.config import Agent, Config, load_config, require_secrets, unset_variables
+from breakwater.config.deployments import Deployment
 from breakwater.config.pricing import long_inputs_cost_more, pricing_of, unaffordable
 from breakwater.dialects.rules.embeddings import fallback_objection
 from breakwater.kernel.commands import formats, output
@@ -69,7 +70,7 @@ def check(
     ] = False,
     expand: Annotated[
         bool,
-        typer.Option("--expand", help="Show all limits in one table: budgets, rates, and limits of tasks and jobs."),
+        typer.Option("--expand", help="Show all deployments of models, and all limits in one table."),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -95,6 +96,7 @@ def check(
     )
     all_warnings = (*warnings(config), *unset)
     limits = [limit_document(limit) for limit in config.limit_table.limits] if expand else []
+    deployments = config.listed_deployments if expand else ()
     if as_json:
         document: dict[str, Any] = {
             "file": str(path),
@@ -102,15 +104,36 @@ def check(
             "agents": effective(config),
             "warnings": all_warnings,
         }
-        output.json_document(document | ({"limits": limits} if expand else {}))
+        output.json_document(
+            document
+            | ({"limits": limits, "deployments": [_deployment_document(one) for one in deployments]} if expand else {})
+        )
         return
     output.print_styled((f"{path}: ", ""), ("ok", "green"), (f", {quantity(len(config.agents), 'agent')}", ""))
+    if deployments:
+        output.table(_DEPLOYMENTS, deployments, width_in_pipe=100)
     if expand:
         output.table(LIMITS, config.limit_table.limits, empty="no limits", width_in_pipe=100)
     else:
         _show_agents(config)
     for warning in all_warnings:
         output.note(warning, "yellow")
+
+
+_DEPLOYMENTS: Sequence[Column[Deployment]] = (
+    Column("model", lambda one: one.model),
+    Column("deployment", lambda one: one.id),
+    Column("key", lambda one: one.key_name, missing="of the provider"),
+    Column("weight", lambda one: f"{one.settings.weight:g}" if one.settings else None),
+    Column("role", lambda one: one.settings and one.settings.role),
+    Column("region", lambda one: one.region),
+)
+
+
+def _deployment_document(deployment: Deployment) -> dict[str, object]:
+    settings = {} if deployment.settings is None else deployment.settings.model_dump(mode="json", exclude={"key"})
+    names = {"model": deployment.model, "deployment": deployment.id, "key": deployment.key_name}
+    return {**names, **settings, "name": deployment.name}
 
 
 def _show_agents(config: Config) -> None:

@@ -145,6 +145,7 @@ class KeyRoutes:
                 tags=new_key.tags,
                 priority=new_key.priority,
                 weight=new_key.weight,
+                residency=new_key.residency,
             )
         except ValidationError as error:
             message = str(error.errors(include_url=False)[0]["msg"]).removeprefix("Value error, ")

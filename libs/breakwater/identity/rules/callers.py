@@ -21,7 +21,7 @@ from pydantic import AfterValidator, Field, model_validator
 from breakwater.identity.contract import KEY_SCOPES, CallerKind, KeyScope, KeyTags, PersonRole, Priority, Weight
 from breakwater.identity.settings import TokenSettings
 from breakwater.kernel.errors import BreakwaterError
-from breakwater.kernel.types import Identifier, Message, ModelId, Timestamp, is_identifier
+from breakwater.kernel.types import Identifier, Message, ModelId, Region, Timestamp, is_identifier
 
 PREFIX = "bw"
 SESSION_PREFIX = "bws"
@@ -74,6 +74,7 @@ class ApiKey(Message):
     tags: KeyTags = Field(default_factory=dict, description="Cost tags of its jobs.")
     priority: Priority | None = Field(default=None, description="Highest priority of its jobs; null: not bound to one.")
     weight: Weight = Field(default=1, description="Its share of what callers wait for.")
+    residency: Region | None = Field(default=None, description="Region that its calls must not leave; null for none.")
 
     @model_validator(mode="after")
     def _check_bounds(self) -> Self:
@@ -96,6 +97,7 @@ def mint(
     tags: Mapping[str, str] | None = None,
     priority: Priority | None = None,
     weight: int = 1,
+    residency: str | None = None,
 ) -> tuple[str, ApiKey]:
     """Creates a key from `ENTROPY_BYTES` random bytes.
 
@@ -126,6 +128,7 @@ def mint(
         tags=dict(tags or {}),
         priority=priority,
         weight=weight,
+        residency=residency,
     )
     return f"{PREFIX}_{key_id}_{secret}", record
 
@@ -266,6 +269,7 @@ class Caller:
         forwarded: the names that a trusted proxy has set on the request.
         priority: the priority of the caller's jobs, and the highest that they may ask for; None for no such limit.
         weight: the caller's share of what callers wait for.
+        residency: the region that the caller's calls must not leave; None for no such bound.
         expires_at: the time at which the caller loses its access; None if the key does not expire.
         digest: the digest of the secret that the holder of a key has proved.
         forbidden_metadata: what the metadata of the caller's jobs must not name, as its token should have named it.
@@ -289,6 +293,7 @@ class Caller:
     expires_at: datetime | None = None
     digest: str = ""
     forbidden_metadata: tuple[str, ...] = ()
+    residency: str | None = None
 
     def may(self, needed: Collection[KeyScope]) -> bool:
         """Returns True if the caller has at least one of the scopes."""
@@ -313,6 +318,7 @@ def holder_of_key(key: ApiKey, expires_at: datetime | None = None) -> Caller:
         weight=key.weight,
         expires_at=expires_at,
         digest=key.sha256,
+        residency=key.residency,
     )
 
 

@@ -156,6 +156,8 @@ def grant_objection(caller: Caller, key: ApiKey, expires_at: datetime | None) ->
     for noun, bound_to, bound in (("user", caller.user, key.user), ("team", caller.team, key.team)):
         if bound_to is not None and bound != bound_to:
             return f"{caller.name!r} is bound to the {noun} {bound_to!r}, and so must its keys be"
+    if caller.residency is not None and not f"{key.residency}-".startswith(f"{caller.residency}-"):
+        return f"the calls of {caller.name!r} must not leave {caller.residency!r}, and so must those of its keys"
     if caller.priority is not None and _is_higher(key.priority, caller.priority):
         return f"the jobs of {caller.name!r} have at most {caller.priority!r} priority, and so must those of its keys"
     if caller.kind == "key" and key.weight > caller.weight and not caller.may(("operate", "approve")):

@@ -150,6 +150,7 @@ class JobIntake:
                 job.priority or allowed_priority(agent.priority, caller.priority),
                 caller.weight,
             ),
+            residency=caller.residency,
             by_operator=by_operator,
             private=not agent.keeps_error_texts,
         )

@@ -165,6 +165,8 @@ class JobQueue:
             headers[Header.TAGS.value] = subjects.encode_token(orjson.dumps(sent.tags).decode())
         if (kind := sent.turn[2:]) != ("normal", 1):
             headers[Header.PRIORITY.value] = "{} {}".format(*kind)
+        if sent.residency is not None:
+            headers[Header.RESIDENCY.value] = sent.residency
         if sent.by_operator and sent.job.dry_run:
             headers[Header.OPERATOR.value] = "1"
         payload = sent.payload

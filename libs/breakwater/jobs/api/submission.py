@@ -45,6 +45,8 @@ class Submission:
     """The cost tags of the key that sent the job."""
     turn: CallerTurn = NOBODYS
     """The turn that it may wait for."""
+    residency: str | None = None
+    """The region that the calls of the key that sent it must not leave."""
     by_operator: bool = False
     """True if the sender may operate the plane."""
     scope: str | None = None

@@ -93,6 +93,8 @@ class Header(StrEnum):
     """The turn that a parked job waits for (`jobs.rules.turns`), when it returns to its queue."""
     PRIORITY = "Breakwater-Priority"
     """The priority of a job, if it is not the agent's, and the weight of its key; set by `request`."""
+    RESIDENCY = "Breakwater-Residency"
+    """The region that a job's calls must not leave, as its key is bound to one; set by `request`."""
     EXECUTION_ID = "Breakwater-Execution-Id"
     """The execution id of a job, encoded as a token; set by `request`, and where a job is parked."""
     JOB_ID = "Breakwater-Job-Id"
