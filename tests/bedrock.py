@@ -6,14 +6,17 @@ service's model, and streams are frames with checksums, which botocore's own cli
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import json
 import struct
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from queue import Queue
 from typing import Any
 from urllib.parse import unquote
 
@@ -285,3 +288,93 @@ def said(*content: dict[str, Any], stop: str = "end_turn", usage: Mapping[str, A
     counted = {"inputTokens": 20, "outputTokens": 9, "totalTokens": 29, **(usage or {})}
     message = {"role": "assistant", "content": list(content)}
     return {"output": {"message": message}, "stopReason": stop, "usage": counted, "metrics": {"latencyMs": 7}}
+
+
+THOUGHT = {"reasoningContent": {"reasoningText": {"text": "A ship; look it up.", "signature": "c2lnbmVk"}}}
+USE = {"toolUse": {"toolUseId": "tooluse_1", "name": "find_ship", "input": {"name": "ferry"}}}
+CACHED = {"cacheReadInputTokens": 1000, "cacheWriteInputTokens": 200}
+CALLS = said(THOUGHT, USE, stop="tool_use")
+SAYS = said({"text": "The ferry is at sea."}, usage=CACHED)
+
+
+def ship_reply(request: Request) -> Reply:
+    """Thinks and calls the tool if there is one, and says where the ferry is once it has the result."""
+    if "premier" in request.model:
+        message = "You don't have access to the model with the specified model ID."
+        return RefusedError(403, "AccessDeniedException", message)
+    body = request.body
+    if request.operation.startswith("Converse"):
+        has_result = any("toolResult" in block for block in body["messages"][-1]["content"])
+        if has_result:
+            thought, *_ = body["messages"][-2]["content"]
+            assert thought == THOUGHT, "a model wants its thinking back as it wrote it"
+        answer = CALLS if body.get("toolConfig") and not has_result else SAYS
+        return converse_frames(stream_of(answer)) if request.operation == "ConverseStream" else answer
+    last = body["messages"][-1]["content"]
+    has_result = not isinstance(last, str) and any(block["type"] == "tool_result" for block in last)
+    content: list[dict[str, Any]] = [{"type": "text", "text": "The ferry is at sea."}]
+    if body.get("tools") and not has_result:
+        content = [
+            {"type": "thinking", "thinking": "A ship; look it up.", "signature": "c2lnbmVk"},
+            {"type": "tool_use", "id": "toolu_bdrk_1", "name": "find_ship", "input": {"name": "ferry"}},
+        ]
+    message = {
+        "id": "msg_bdrk_1",
+        "type": "message",
+        "role": "assistant",
+        "model": "claude-sonnet-4-5-20250929",
+        "content": content,
+        "stop_reason": "tool_use" if len(content) == 2 else "end_turn",
+        "stop_sequence": None,
+        "usage": {
+            "input_tokens": 20,
+            "output_tokens": 9,
+            "cache_read_input_tokens": 1000,
+            "cache_creation_input_tokens": 200,
+        },
+    }
+    return message if request.operation == "InvokeModel" else invoke_frames(message_events(message))
+
+
+def message_events(message: dict[str, Any]) -> list[dict[str, Any]]:
+    """A message as Anthropic streams it."""
+    empty = {"thinking": {"thinking": "", "signature": ""}, "text": {"text": ""}, "tool_use": {"input": {}}}
+    parts: list[dict[str, Any]] = [
+        {"type": "message_start", "message": {**message, "content": [], "stop_reason": None}}
+    ]
+    for index, block in enumerate(message["content"]):
+        deltas: dict[str, list[dict[str, Any]]] = {
+            "thinking": [
+                {"type": "thinking_delta", "thinking": block.get("thinking")},
+                {"type": "signature_delta", "signature": block.get("signature")},
+            ],
+            "text": [{"type": "text_delta", "text": block.get("text")}],
+            "tool_use": [{"type": "input_json_delta", "partial_json": json.dumps(block.get("input"))}],
+        }
+        start = {**block, **empty[block["type"]]}
+        parts.append({"type": "content_block_start", "index": index, "content_block": start})
+        parts += [{"type": "content_block_delta", "index": index, "delta": delta} for delta in deltas[block["type"]]]
+        parts.append({"type": "content_block_stop", "index": index})
+    delta = {"stop_reason": message["stop_reason"], "stop_sequence": None}
+    parts.append({"type": "message_delta", "delta": delta, "usage": {"output_tokens": 9}})
+    return [*parts, {"type": "message_stop"}]
+
+
+@contextmanager
+def bedrock_in_thread() -> Generator[str]:
+    """Runs a double that answers as `ship_reply`, with an event loop of its own; gives its origin."""
+    origins: Queue[str] = Queue()
+    stop = threading.Event()
+
+    async def serve() -> None:
+        async with bedrock(ship_reply) as double:
+            origins.put(double.origin)
+            await asyncio.to_thread(stop.wait)
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
+    thread.start()
+    try:
+        yield origins.get(timeout=30)
+    finally:
+        stop.set()
+        thread.join(30)

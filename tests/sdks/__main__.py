@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from breakwater.local.ports import free_port
+from tests.bedrock import BEARER, REGION, bedrock_in_thread
 from tests.environments import install_node, install_python
 from tests.sdks import conformance, programs
 from tests.sdks.strict_proxy import MODELS as STRICT_MODELS
@@ -34,8 +35,11 @@ AGENT = "content-writer"
 START_S = 120
 
 CLIENTS = {
-    "openai": ("requirements", ("with_openai.py", "with_responses.py", "with_embeddings.py")),
-    "anthropic": ("requirements", ("with_anthropic.py",)),
+    "openai": (
+        "requirements",
+        ("with_openai.py", "with_responses.py", "with_embeddings.py", "with_bedrock_by_openai.py"),
+    ),
+    "anthropic": ("requirements", ("with_anthropic.py", "with_bedrock.py")),
     "openai-agents": ("requirements", ("with_agents.py",)),
     "langchain-openai": ("requirements", ("with_langchain.py",)),
     "langchain-anthropic": ("requirements", ("with_langchain_anthropic.py",)),
@@ -106,6 +110,7 @@ MODELS: dict[str, dict[str, dict[str, Any]]] = {
         "claude-busy": BUSY,
         "claude-overloaded": OVERLOADED,
     },
+    "bedrock": {"eu.amazon.nova-pro-v1:0": {}, "eu.anthropic.claude-sonnet-4-5-20250929-v1:0": {}},
     **{provider: {model: {}} for provider, model in STRICT_MODELS.items()},
 }
 """By provider, named after its API unless it is strict: the models, with their behaviour in the simulated provider."""
@@ -170,7 +175,11 @@ def plane() -> Generator[Plane]:
         up = (PROGRAMS / "breakwater", "up", "--data", data, "--config", config)
         with ExitStack() as stack:
             strict = stack.enter_context(strict_proxy(url))
-            config.write_text(json.dumps(settings(url, strict.url)))
+            (directory / "bedrock.key").write_text(BEARER)
+            bedrock: dict[str, Any] = {"kind": "bedrock", "region": REGION}
+            bedrock |= {"base_url": stack.enter_context(bedrock_in_thread())}
+            bedrock |= {"api_key": {"file": str(directory / "bedrock.key")}}
+            config.write_text(json.dumps(settings(url, strict.url, bedrock)))
             provider, whole = (stack.enter_context(running(command, directory)) for command in (simulated, up))
             processes = (provider, whole)
             started = time.monotonic()
@@ -195,14 +204,15 @@ def running(command: Sequence[str | Path], directory: Path) -> Generator[subproc
             process.wait(60)
 
 
-def settings(simulated: str, strict: str) -> dict[str, Any]:
-    """The config of the plane, whose providers are simulated at these addresses."""
+def settings(simulated: str, strict: str, bedrock: dict[str, Any]) -> dict[str, Any]:
+    """The config of the plane, whose providers are simulated at these addresses, or a double of Bedrock."""
     of = {model: provider for provider, models in MODELS.items() for model in models}
     return {
         "providers": {
             "chat": {"base_url": f"{simulated}/v1"},
             "responses": {"base_url": f"{simulated}/v1", "api": "responses"},
             "messages": {"kind": "anthropic", "base_url": f"{simulated}/v1"},
+            "bedrock": bedrock,
             **{provider: {"base_url": f"{strict}/{provider}/v1"} for provider in STRICT_MODELS},
         },
         "models": {model: {"provider": provider, "price": PRICE} for model, provider in of.items()},

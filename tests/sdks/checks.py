@@ -34,6 +34,11 @@ CHAT, RESPONSES, MESSAGES = (
     Models("claude-opus-4-5", "claude-haiku-4-5"),
 )
 """By the API that their provider speaks. A call through another door is translated."""
+BEDROCK = tuple(
+    Models(name, name) for name in ("eu.amazon.nova-pro-v1:0", "eu.anthropic.claude-sonnet-4-5-20250929-v1:0")
+)
+"""Models of a double of Bedrock's, which call `find_ship` wherever it is offered: by Converse, and Claude's Messages as
+they are."""
 
 _CHECKS: list[tuple[str, str, tuple[Models, ...], Callable[..., Any]]] = []
 
