@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from breakwater.calls.assignment import Assignment
 from breakwater.calls.providers.anthropic import Messages, NativeMessages
 from breakwater.calls.providers.base import Call, CallError, Streaming, Wire
+from breakwater.calls.providers.bedrock import Converse
 from breakwater.calls.providers.embeddings import EmbeddingsWire
 from breakwater.calls.providers.openai import ChatCompletions
 from breakwater.calls.providers.responses import ResponsesWire
@@ -46,8 +47,9 @@ CONFIG = Config.model_validate(
             "chat": {"base_url": "https://llm.example/v1"},
             "openai": {"base_url": "https://api.openai.com/v1", "api": "responses"},
             "anthropic": {"kind": "anthropic"},
+            "bedrock": {"kind": "bedrock", "region": "eu-central-1"},
         },
-        "models": {f"{name}/m": {"price": PRICE} for name in ("chat", "openai", "anthropic")},
+        "models": {f"{name}/m": {"price": PRICE} for name in ("chat", "openai", "anthropic", "bedrock")},
         "agents": {
             name: {
                 "model": f"{name}/m",
@@ -57,7 +59,7 @@ CONFIG = Config.model_validate(
                 "output": {"schema": "task_result", "native": True},
                 "budget": {"daily_usd": 1, "enforcement": "hard"},
             }
-            for name in ("chat", "openai", "anthropic")
+            for name in ("chat", "openai", "anthropic", "bedrock")
         },
         "budgets": {"tenants": {"acme": {"daily_usd": 1, "enforcement": "hard"}}},
     }
@@ -65,6 +67,10 @@ CONFIG = Config.model_validate(
 TARGETS = Targets(CONFIG)
 WORKER = worker_without_servers(CONFIG)
 CHAT = ChatCompletions("https://llm.example/v1")
+CHATS: Mapping[str, Wire] = {
+    "anthropic": Messages("https://a.example", "1"),
+    "bedrock": Converse("https://a.example", "1"),
+}
 
 FUNCTION = {"type": "object", "properties": {"city": {"type": "string", "description": "of the weather"}}}
 BODIES: dict[str, dict[str, Any]] = {
@@ -161,6 +167,9 @@ ROUTES: list[tuple[str, str, dict[str, Any]]] = [
     ("responses", "openai", BODIES["responses"]),
     ("responses", "chat", TRANSLATED["responses"]),
     ("responses", "anthropic", TRANSLATED["responses"]),
+    ("chat", "bedrock", BODIES["chat"]),
+    ("responses", "bedrock", TRANSLATED["responses"]),
+    ("messages", "bedrock", TRANSLATED["messages"]),
     ("messages", "anthropic", BODIES["messages"]),
     ("messages", "chat", TRANSLATED["messages"]),
     ("embeddings", "openai", BODIES["embeddings"]),
@@ -212,7 +221,7 @@ def sent_bytes(assigned: Assignment, target: Target) -> bytes:
         "responses": ResponsesWire(CHAT),
         "embeddings": EmbeddingsWire(CHAT),
         "messages": NativeMessages("https://a.example", "1"),
-        "chat": Messages("https://a.example", "1") if target.provider == "anthropic" else CHAT,
+        "chat": CHATS.get(target.provider, CHAT),
     }
     return encode_json(wires["chat" if native is None else job.api].body(call))
 

@@ -84,7 +84,7 @@ class Converse(Messages):
 
     def readable(self, answer: dict[str, Any], call: Call) -> dict[str, Any]:  # noqa: ARG002  the same for all calls
         """Returns the answer as a message, as a stream of it is assembled."""
-        return message_of(answer)
+        return dict(_as_message(answer))
 
     def usage(self, answer: Mapping[str, Any]) -> Usage | None:
         """Returns the tokens of an answer."""

@@ -790,6 +790,8 @@ GEMINI = TokenRules(
 """Images: 258 tokens for each tile, at most sixteen tiles; at most 2,240 tokens with Gemini 3."""
 GENERIC = TokenRules(lowercase_bytes=1.75, foreign_bytes=1.0, image_tokens=16_384, tool_tokens=1_000)
 """The rules of an endpoint that may serve any model. Images: Qwen-VL's own limit."""
+_CONVERSE = replace(GENERIC, message_bytes=ANTHROPIC.message_bytes)
+"""The rules of Bedrock's models, whose blocks are not much longer than those of Messages."""
 
 _OPENAI_IMAGES = (("gpt-4o-mini", 48_169), ("gpt-4o", 1_445), ("gpt-4-turbo", 1_445), ("gpt-4.1", 3_779))
 """Tokens of an image: the base and eight tiles at high detail (2,833 + 8 x 5,667, and 85 + 8 x 170); for GPT-4.1, 1,536
@@ -869,4 +871,4 @@ def _rules_of(kind: str, base_url: str, names: list[str]) -> TokenRules:
         return GEMINI
     if kind == "azure" or "api.openai.com" in base_url or any(_OPENAI_NAME.match(name) for name in names):
         return OPENAI
-    return GENERIC
+    return _CONVERSE if kind == "bedrock" else GENERIC
