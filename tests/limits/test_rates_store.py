@@ -28,6 +28,7 @@ from breakwater.limits.store.budgets import (
     HeldOtherwise,
     Reserved,
     Settlement,
+    TooManyNames,
     UsedTokens,
     keys_of_rate_limits,
     slots_key,
@@ -458,6 +459,52 @@ async def test_a_limit_on_spend_that_returns_counts_what_lies_in_its_window_and_
     assert isinstance(await ask(redis, "fits", money, amount=3, window_ms=window_ms), Reserved)
     refused = await ask(redis, "too much", money, amount=9, window_ms=window_ms)
     assert isinstance(refused, OverRate)
+
+
+async def test_a_sender_has_windows_of_so_many_made_up_names_at_the_same_time(redis: Redis) -> None:
+    window_ms = 5 * SLICES
+
+    async def is_admitted(user: str, scope: str = "user:*", caller: str = "bot") -> bool:
+        limit = Limit("l", parse_scope(scope), "requests", "minute", 99, "wait")
+        budgets, rates = Budgets(redis, ZONE, window_ms), rate_limits_of(f"user:{user}", [limit])
+        command = budgets.reserve_command(
+            *(f"{user}-{caller}-{now()}", NAMES, 0, ()),
+            now=now(),
+            lease_ms=LEASE_MS,
+            rates=rates,
+            caller=caller,
+            most_names=3,
+        )
+        [raw] = await redis.run([command])
+        answer = budgets.read_reservation(raw, (), 0, now=now(), rates=rates)
+        assert isinstance(answer, Reserved | TooManyNames)
+        return isinstance(answer, Reserved)
+
+    began = await clock_ms(redis)
+    assert [await is_admitted(f"ann-{number}") for number in range(4)] == [True, True, True, False]
+    counted = await clock_ms(redis)
+    if counted < began + window_ms:
+        assert await is_admitted("ann-1"), "it has a window"
+        assert await is_admitted("boss", "user:boss"), "a limit names it"
+        assert await is_admitted("eve", caller="other")
+    await until(lambda: passed(redis, counted + 2 * window_ms + 20), brief=True)
+    assert await is_admitted("ann-3")
+    for key in await redis.client.keys("bw:limits:names:*"):
+        assert 0 < await redis.client.pttl(key) <= 2 * window_ms + 20
+
+
+async def test_all_that_is_kept_of_a_name_in_a_rate_expires(redis: Redis) -> None:
+    day = rate_limits_of("user:ann", [Limit("l", (), "requests", "rolling day", 1, "wait")])
+    await ask(redis, "j", day, at_once(1, "user:ann"), tokens=1)
+    names = Budgets(redis, ZONE)
+    [raw] = await redis.run(
+        [names.reserve_command("k", NAMES, 0, (), now=now(), lease_ms=LEASE_MS, rates=day + at_once(1, "user:ann"))]
+    )
+    assert raw[0] == 6
+    kept = [key for key in await redis.client.keys("bw:limits:*") if "user:ann" in key]
+    assert len(kept) == 4, "a window and its queue in two keys, and slots"
+    for key in kept:
+        assert 0 < await redis.client.pttl(key) <= 3 * 24 * 3_600_000
 
 
 async def test_names_are_distinguished(redis: Redis) -> None:

@@ -41,6 +41,7 @@ from breakwater.limits.rules.scopes import (
     ScopePart,
     key_of,
     key_of_call,
+    may_be_made_up,
     parse_scope,
     parts_of,
     patterns_of,
@@ -209,8 +210,8 @@ class Counter:
         if self.unit != "usd":
             object.__setattr__(self, "flags", "")
             return
-        kinds = {part.kind for part in parts_of(self.key)}
-        is_made_up = not self.is_named and any(kind in _MADE_UP or kind.startswith("tag:") for kind in kinds)
+        kinds = {part.kind for part in self.parts}
+        is_made_up = not self.is_named and may_be_made_up(self.parts)
         # A tenant is also counted by month, which bounds its days.
         flags = "n" if is_made_up and (self.window != "daily" or kinds != {"tenant"}) else ""
         if self.hard_limit is not None and not kinds & {"key", "user"}:
@@ -297,9 +298,6 @@ class Counter:
 SCOPES: tuple[BudgetScope, ...] = get_args(BudgetScope)
 
 UNITS: tuple[LimitUnit, ...] = get_args(LimitUnit)
-
-_MADE_UP = frozenset({"tenant", "user", "team"})
-"""The kinds of names that callers may make up."""
 
 OTHER_TENANTS = f"budgets.tenants.{OTHERS}."
 """The beginning of the ids of limits that only count for tenants that the config does not name."""
@@ -605,9 +603,10 @@ def _cache(cache: dict[_Key, _Value], key: _Key, value: _Value) -> None:
 
 
 MAX_MADE_UP_SCOPES = 20_000
-"""The number of scopes with tenants, users, teams or tags that no limit names and that one caller may use in a period.
-Calls in further ones are refused. A name makes one scope for each combination of kinds that is limited: `user:*` and
-`user:* within model:*` make four for a user of three models."""
+"""The number of scopes with tenants, users, teams or tags that no limit names and that one caller may use in a period,
+and the number of sliding windows of such scopes at the same time. Calls in further ones are refused. A name makes one
+scope for each combination of kinds that is limited: `user:*` and `user:* within model:*` make four for a user of three
+models."""
 
 NEVER_FITS = frozenset({"CallOverCapError", "UnpricedModelError"})
 """The error classes of refusals that waiting does not end: the limit has no room for the call, whatever was spent."""

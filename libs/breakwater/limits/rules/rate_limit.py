@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, cast, get_args
 
 from breakwater.limits.contract import LimitWindow
 from breakwater.limits.rules.limit import Limit
-from breakwater.limits.rules.scopes import parts_of
+from breakwater.limits.rules.scopes import may_be_made_up, parts_of
 
 if TYPE_CHECKING:
     from breakwater.limits.rules.caller_limits import WindowState
@@ -36,24 +36,31 @@ class RateWindow:
         window: its length.
         limits: at most one for each unit.
         maxima: the amounts of `limits`, in the order of `WINDOW_UNITS`.
-        counts_cached: True if input that a provider read from its cache counts.
-        is_of_provider: True if its scope is a model, a deployment or a provider alone, whose own limit it may be.
+        flags: for the script that reserves: `n` where input that a provider read from its cache does not count, `p`
+            where the scope is a model, a deployment or a provider alone, whose own limit it may be, and `m` where the
+            senders of jobs may make up the scope, as no limit on it is of one scope.
+        refuses: the first letters of the units whose limits refuse calls, and have none wait.
     """
 
     key: str
     window: SlidingWindow
     limits: Mapping[WindowUnit, Limit]
     maxima: tuple[int | None, ...] = field(init=False)
-    counts_cached: bool = field(init=False)
-    is_of_provider: bool = field(init=False)
+    flags: str = field(init=False)
+    refuses: str = field(init=False)
 
     def __post_init__(self) -> None:
         by_unit = [self.limits.get(unit) for unit in WINDOW_UNITS]
         object.__setattr__(self, "maxima", tuple(None if limit is None else limit.amount for limit in by_unit))
         on_tokens = self.limits.get("tokens")
-        object.__setattr__(self, "counts_cached", on_tokens is None or on_tokens.counts_cached)
-        kinds = {part.kind for part in parts_of(self.key)}
-        object.__setattr__(self, "is_of_provider", kinds <= {"model", "provider", "deployment"})
+        parts = parts_of(self.key)
+        is_named = any(limit.is_named for limit in self.limits.values())
+        flags = "" if on_tokens is None or on_tokens.counts_cached else "n"
+        flags += "p" if {part.kind for part in parts} <= {"model", "provider", "deployment"} else ""
+        flags += "m" if not is_named and may_be_made_up(parts) else ""
+        object.__setattr__(self, "flags", flags)
+        refusing = (unit for unit, limit in self.limits.items() if limit.action != "wait")
+        object.__setattr__(self, "refuses", "".join(unit[0] for unit in refusing))
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ EACH = "*"
 
 WITHIN = " within "
 _NAMED = frozenset({"agent", "model", "deployment", "provider", "tenant", "key", "user", "team"})
+_MADE_UP = frozenset({"tenant", "user", "team"})
 _JOINT = "\v"
 """Between the two parts of a key: no name has a control character."""
 _CONTROLS = re.compile(r"[\x00-\x1f]")
@@ -88,6 +89,11 @@ def _part_of(text: str) -> ScopePart:
         return ScopePart(kind, name)
     tag, _, value = name.partition("=")
     return ScopePart(f"tag:{tag}", value)
+
+
+def may_be_made_up(parts: Iterable[ScopePart]) -> bool:
+    """Returns True if the senders of jobs may make up a name of a scope."""
+    return any(part.kind in _MADE_UP or part.kind.startswith("tag:") for part in parts)
 
 
 def scope_text(key: str) -> str:

@@ -12,12 +12,13 @@
 -- Its state is 'r': reserved; 's': its worker charged what the call used; 'e': its lease ended and it was charged as
 -- reserved. Charged, it has no windows and slots any more. The first flag of a counter is its unit: 'u' for nano-dollars, 't'
 -- for tokens, 'r' for requests; an 'h' after it says that it counts for the shares in its scope. The flags of a window are
--- 'n' where it does not count input that was read from the provider's cache, and 'p' where its scope is a model or a
--- provider. There, the tokens of a call that the provider refused by its own rate limit stay as reserved until they slide out
+-- 'n' where it does not count input that was read from the provider's cache, 'm' where the sender of the job may have made up
+-- its scope, and 'p' where its scope is a model or a provider. There, the tokens of a call that the provider refused by its own rate limit stay as reserved until they slide out
 -- of the window: the provider has less room than was believed.
 -- A window counts in slices of a hundredth of its length, in one hash: requests, tokens, nano-dollars and calls under way in
 -- 'r<slice>', 't<slice>', 'u<slice>' and 'c<slice>', with the sums of all slices from 'first' to 'last' in 'r', 't', 'u' and
 -- 'c'. A slice counts until a window after its end: a call never less than a window, and at most a slice more.
+-- The windows of scopes that a sender may have made up are a sorted set by their ends.
 -- Slots are a sorted set of attempts by the end of their leases.
 -- Windows and slots are rates. Calls that wait for one stand in its queue, a sorted set of attempts by the virtual time at
 -- which they would be through (`jobs.rules.turns`). A hash has what they wait with: 'a<attempt>' is
@@ -256,7 +257,7 @@ local function sums_of(window, now)
     end
     return fields
   end
-  local sums = {first = slice, last = slice, is_fresh = true, fields = fields_of(slice), of_slice = {}}
+  local sums = {first = slice, last = slice, is_fresh = true, is_new = true, fields = fields_of(slice), of_slice = {}}
   local count, fields = #UNITS, {'first', 'last'}
   for i, unit in ipairs(UNITS) do
     fields[2 + i], fields[2 + count + i] = unit, sums.fields[i]
@@ -276,7 +277,7 @@ local function sums_of(window, now)
   for i, unit in ipairs(UNITS) do
     sums[unit], sums.of_slice[i] = tonumber(known[2 + i] or 0), known[2 + count + i] or 0
   end
-  sums.first, sums.last, sums.is_fresh = tonumber(known[1]), math.max(last, slice), last < slice
+  sums.first, sums.last, sums.is_fresh, sums.is_new = tonumber(known[1]), math.max(last, slice), last < slice, false
   if last > slice then -- another server's clock, which was a little ahead
     sums.fields = fields_of(last)
     for i, amount in ipairs(redis.call('HMGET', key, unpack(sums.fields))) do
@@ -351,13 +352,13 @@ end
 -- rest.
 -- A call that waits for a rate has its place in the queue of the first one that has no room for it, in the order of the keys:
 -- so no two calls wait for each other. There is room for it beside what counts and what stands before it in the queue.
--- KEYS: reservations, leases, filled, held, periods..., windows..., slots..., the queues of both..., what waits in each...
+-- KEYS: reservations, leases, filled, held, names, periods..., windows..., slots..., the queues of both..., what waits in each...
 -- ARGV from the 18th, for each period: first ms, first ms after it, keep until (ms); then for each counter: scope, the
 -- number of its period and its flags, hard limit ('' = none); then for each window: ms of a slice, flags, the units whose limits refuse
 -- calls and have none wait, the most requests, tokens and nano-dollars ('' = none); then for each slots: the most calls
 -- ('' = none), 'c' where that limit refuses calls; then the key and the tenant that wait, their share, and the ms for which the
 -- call can wait ('' = for ever).
--- Flags of a counter beyond those above: 'n': the caller made its name up, perhaps; 'x' and 'y': tenants and callers have
+-- Flags of a counter or a window beyond those above: 'n' or 'm': the caller made its name up, perhaps; 'x' and 'y': tenants and callers have
 -- shares.
 -- Returns {1, when it was reserved, figures of the windows};
 -- {0, number of the refusing counter, limit, used, reserved, 1 where it is the share that has no room};
@@ -379,10 +380,10 @@ local is_incomplete = ARGV[12] == '1' -- a hard cap applies in a dimension that 
 local counter_lines = ARGV[13] -- of the reservation
 local number_of_periods, number_of_counters, number_of_windows = tonumber(ARGV[14]), tonumber(ARGV[15]), tonumber(ARGV[16])
 local version = ARGV[17] -- of the limits that the plane keeps, as the caller knows them; '': the plane keeps none
-local reservations, leases, filled_key, held_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local reservations, leases, filled_key, held_key, names_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local now = now_ms()
 local periods, counters, argument = {}, {}, 18
-for k = 5, 4 + number_of_periods do
+for k = 6, 5 + number_of_periods do
   periods[#periods + 1] = {
     key = KEYS[k], first = tonumber(ARGV[argument]), over = tonumber(ARGV[argument + 1]), keep_until_ms = ARGV[argument + 2],
     fields = {}, notes = {}, reserved = {}, values_before = {}, amounts = {},
@@ -399,15 +400,15 @@ for i = 1, number_of_counters do
   argument = argument + 3
 end
 local windows, slots = {}, {}
-for k = 5 + number_of_periods, 4 + number_of_periods + number_of_windows do
+for k = 6 + number_of_periods, 5 + number_of_periods + number_of_windows do
   windows[#windows + 1] = {
     key = KEYS[k], slice_ms = tonumber(ARGV[argument]), flags = ARGV[argument + 1], refuses = ARGV[argument + 2],
     r = tonumber(ARGV[argument + 3]), t = tonumber(ARGV[argument + 4]), u = tonumber(ARGV[argument + 5]),
   }
   argument = argument + 6
 end
-local first_slots = 5 + number_of_periods + number_of_windows
-local first_queue = first_slots + (#KEYS - 4 - number_of_periods - 3 * number_of_windows) / 3
+local first_slots = 6 + number_of_periods + number_of_windows
+local first_queue = first_slots + (#KEYS - 5 - number_of_periods - 3 * number_of_windows) / 3
 for k = first_slots, first_queue - 1 do
   slots[#slots + 1] = {key = KEYS[k], most = tonumber(ARGV[argument]), refuses = ARGV[argument + 1], is_slots = true}
   argument = argument + 2
@@ -723,8 +724,12 @@ local function ask_again_ms(wait_ms, ahead, may_end_soon)
   end
   return may_end_soon and math.min(wait_ms, 50 * (1 + ahead.calls)) or wait_ms
 end
+local new_names = 0
 for number, window in ipairs(windows) do
   window.sums = sums_of(window, now)
+  if window.sums.is_new and string.find(window.flags, 'm', 1, true) then
+    new_names = new_names + 1
+  end
   local ahead = has_queue and not waits_for and before_in(window) or NOTHING
   for _, unit in ipairs({'r', 't', 'u'}) do
     local most = window[unit]
@@ -740,6 +745,13 @@ for number, window in ipairs(windows) do
         waits_for = waits_for or not is_refused and number or nil
       end
     end
+  end
+end
+
+if new_names > 0 and lease_ms and most_names then
+  redis.call('ZREMRANGEBYSCORE', names_key, '-inf', now)
+  if redis.call('ZCARD', names_key) + new_names > most_names then
+    return refuse({4})
   end
 end
 
@@ -860,7 +872,12 @@ for _, window in ipairs(windows) do
   end
   redis.call('HSET', window.key, unpack(changes))
   if sums.is_fresh then
-    redis.call('PEXPIREAT', window.key, (sums.last + SLICES + 1) * window.slice_ms)
+    local ends = (sums.last + SLICES + 1) * window.slice_ms
+    redis.call('PEXPIREAT', window.key, ends)
+    if string.find(window.flags, 'm', 1, true) then
+      redis.call('ZADD', names_key, ends, window.key)
+      keep(names_key, ends - now)
+    end
   end
   lines[#lines + 1] = table.concat({'\nw', window.key, '\t', integer(sums.last), '\t', window.flags})
 end

@@ -72,6 +72,7 @@ _WINDOWS = "bw:limits:window:"
 _LETTERS: Mapping[LimitUnit, str] = {"requests": "r", "tokens": "t", "usd": "u"}
 _UNITS: Mapping[str, WindowUnit] = {"r": "requests", "t": "tokens", "u": "usd"}
 _SLOTS = "bw:limits:slots:"
+_NAMES = "bw:limits:names:"
 QUEUE = "bw:limits:queue:"
 WAITERS = "bw:limits:waiters:"
 
@@ -155,7 +156,7 @@ class CountersLost:
 
 @dataclass(frozen=True, slots=True)
 class TooManyNames:
-    """The sender of the job has made up more names in this period than there may be budgets for."""
+    """The sender of the job has made up more names in this period than there may be limits for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,8 +309,8 @@ class Budgets:
             rates: from `LimitTable.rates`, and those of the task.
             at: the moment of a reservation that Redis has lost. Limits do not matter then.
             caller: sender of the job. All unknown ones are one.
-            most_names: counters are kept of so many scopes in a period whose names the caller makes up; None: the call
-                has no such name.
+            most_names: counters are kept of so many scopes in a period whose names the caller makes up, and windows of
+                so many at the same time; None: the call has no such name.
             turn: whose place it is in the queue of a rate.
             can_wait_ms: a call that would have to wait for as long takes no place there; None: it can wait for ever.
             waits_ms: a call that is kept out counts as waiting for so long, unless it asks again.
@@ -321,7 +322,7 @@ class Budgets:
         of_rates: list[Argument] = []
         for window in rates.windows:
             maxima = ("" if maximum is None else maximum for maximum in window.maxima)
-            of_rates += [self._slice_ms[window.window], _flags_of(window), _refusing_units(window), *maxima]
+            of_rates += [self._slice_ms[window.window], window.flags, window.refuses, *maxima]
         for slots in rates.slots:
             most_calls = "" if at is not None else slots.limit.amount
             of_rates += [most_calls, "c" if slots.limit.action != "wait" else ""]
@@ -332,7 +333,10 @@ class Budgets:
             *(self.dimensions.text, int(is_incomplete and at is None), parts.lines),
             *(len(parts.keys), len(counters), len(rates.windows), version),
         ]
-        keys = [RESERVATIONS, LEASES, FILLED, HELD, *parts.keys, *keys_of_rate_limits(rates), *_keys_of_queues(rates)]
+        keys = [
+            *(RESERVATIONS, LEASES, FILLED, HELD, f"{_NAMES}{caller or ''}"),
+            *(*parts.keys, *keys_of_rate_limits(rates), *_keys_of_queues(rates)),
+        ]
         return ScriptCommand(LUA["reserve"], keys, [*arguments, *parts.arguments, *of_rates])
 
     def read_reservation(
@@ -563,16 +567,6 @@ def _counter_parts(counters: tuple[Counter, ...], day_ms: int, zone: ZoneInfo, *
 def _keys_of_queues(rates: RateLimits) -> list[str]:
     # Before the scope, as callers may make its name up: the user `ann:queue` is not the queue of `ann`.
     return [f"{part}{key}" for part in (QUEUE, WAITERS) for key in keys_of_rate_limits(rates)]
-
-
-def _flags_of(window: RateWindow) -> str:
-    """Returns the flags of a window in the scripts."""
-    return ("" if window.counts_cached else "n") + ("p" if window.is_of_provider else "")
-
-
-def _refusing_units(window: RateWindow) -> str:
-    """Returns the units whose limits refuse calls, and have none wait."""
-    return "".join(_LETTERS[unit] for unit, limit in window.limits.items() if limit.action != "wait")
 
 
 def _window_states(rates: RateLimits, figures: Sequence[int]) -> tuple[WindowState, ...]:
