@@ -38,8 +38,8 @@ KEY = BreakerKey("support/triage {1}", "openai/gpt-4.1:mini")
 HASH = f"bw:breaker:{KEY.name}"
 IN_A_ROW, COOLDOWN_MS, LEASE_MS, SKEW_MS = 2, 60_000, 100_000, 300_000
 RULES = BreakerRules(consecutive_failures=IN_A_ROW, same_error=None, cooldown_s=COOLDOWN_MS / 1000)
-EXAMPLES, LENGTH = 5, 200
-"""Examples of a run, and steps of an example at most."""
+LENGTH = 200
+"""Steps of an example, at most."""
 
 OF_ADMISSIONS: set[Step] = {("open", "half_open")}
 OF_OUTCOMES: set[Step] = {("closed", "open"), ("half_open", "open"), ("half_open", "closed")}
@@ -468,7 +468,7 @@ def test_a_breaker_stays_right_whatever_happens_in_whatever_order(own_redis_serv
         never = {*OF_ADMISSIONS, *OF_OUTCOMES} - set(Fleet.taken)
         return never.union(*(steps for steps in (OF_ISOLATING, OF_RESETTING) if not steps & set(Fleet.taken)))
 
-    run_for_steps(Fleet, own_redis_server.url, examples=EXAMPLES, length=LENGTH, missing=missing)
+    run_for_steps(Fleet, own_redis_server.url, length=LENGTH, missing=missing)
 
 
 CALLERS = {name: caller_of(*name.split("/")) for name in ("a/t", "a/u", "b/v")}
@@ -542,4 +542,4 @@ def test_each_caller_is_stopped_by_its_own_failures_and_by_what_two_see(own_redi
         "probe of one caller",
     }  # fmt: skip
     missing = lambda: {what for what in often if not Callers.seen[what]}  # noqa: E731
-    run_for_steps(Callers, own_redis_server.url, examples=EXAMPLES, length=50, missing=missing)
+    run_for_steps(Callers, own_redis_server.url, length=50, missing=missing)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Generator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from hypothesis import HealthCheck, settings
@@ -39,32 +40,39 @@ MORE = 10
 """Times as many steps, at most, for what is seldom reached by chance."""
 
 
+@contextmanager
+def connected(machine: type[RedisMachine], url: str) -> Generator[None]:
+    """Gives a class of machines its Redis, which each of them empties."""
+    machine.steps, machine.redis, machine.loop = 0, Redis(url), asyncio.new_event_loop()
+    try:
+        yield
+    finally:
+        machine.loop.run_until_complete(machine.redis.close())
+        machine.loop.close()
+
+
 def run_for_steps(
-    machine: type[RedisMachine], url: str, *, examples: int, length: int, missing: Callable[[], Collection[object]]
+    machine: type[RedisMachine], url: str, *, length: int, missing: Callable[[], Collection[object]] = tuple
 ) -> None:
     """Runs a machine until it has made its steps and all was seen: Hypothesis ends an example whenever it likes.
 
     Args:
         machine: what to run.
         url: of its Redis, which is emptied.
-        examples: of a run.
         length: steps of an example, at most.
         missing: what was never seen to happen yet; the test fails if that is anything after many times its steps.
     """
     steps = STEPS * settings.default.max_examples
-    machine.steps, machine.redis, machine.loop = 0, Redis(url), asyncio.new_event_loop()
     one_run = settings(
         stateful_step_count=length,
         deadline=None,
         derandomize=False,
         suppress_health_check=[HealthCheck.too_slow],
     )
-    try:
+    examples, more = -(-steps // length), 1
+    with connected(machine, url):
         while machine.steps < steps or missing():
             assert machine.steps < MORE * steps, f"never seen: {missing()}"
             run_state_machine_as_test(machine, settings=settings(one_run, max_examples=examples))
-            if machine.steps >= steps:
-                examples += examples // 2  # under a fixed seed, the same ones come first
-    finally:
-        machine.loop.run_until_complete(machine.redis.close())
-        machine.loop.close()
+            more += 1  # under a fixed seed, the same ones come first
+            examples = more
