@@ -101,6 +101,7 @@ AGENTS = {
     "writer": {"model": "sim/fast"},
     "anthropic": {"model": "anthropic/claude"},
     "slow": {"model": "sim/slow"},
+    "paced": {"model": "sim/paced"},
     "late": {"model": "sim/late"},
     "left": {"model": "sim/stalled"},
     "left-finishes": {"model": "sim/slow", "on_disconnect": "finish"},
@@ -543,11 +544,11 @@ async def test_a_job_goes_on_while_another_client_waits_for_it(
 async def test_what_the_bus_has_lost_follows_with_the_result(plane: OpenAIPlane) -> None:
     job_id = new_id()
     key = {"extra_headers": {"Idempotency-Key": job_id}}
-    stream = await plane.sdk().chat.completions.create(model="slow", **ASK, **key)
-    early = [await anext(stream) for _ in range(10)]
+    stream = await plane.sdk().chat.completions.create(model="paced", **ASK, **key)
+    early = [await anext(stream) for _ in range(2)]
     # As after a gap: what is numbered so can't be the next message.
     await plane.worker.client.publish(
-        subjects.chunks("slow", key_of("key:app", job_id)), b'{"number": 999, "chunks": []}'
+        subjects.chunks("paced", key_of("key:app", job_id)), b'{"number": 999, "chunks": []}'
     )
     late = [chunk async for chunk in stream]
     assert text_of([*early, *late]) == ANSWER
