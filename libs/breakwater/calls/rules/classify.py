@@ -675,6 +675,11 @@ _OF_DEPLOYMENT_CLASSES = frozenset({_CLIENT_CLASSES[status] for status in (401, 
 _OF_DEPLOYMENT_STATUSES = frozenset({401, 403, 404, 405, 407, 410})
 
 
+def is_of_deployment(class_name: str, status_code: int | None) -> bool:
+    """Returns True if a client error is not the request's: a key, an account or a model that the provider refuses."""
+    return class_name in _OF_DEPLOYMENT_CLASSES or status_code in _OF_DEPLOYMENT_STATUSES
+
+
 def is_of_key(verdict: Classification) -> bool:
     """Returns True if a provider refused the key, whatever the status: Gemini sends 400, and Bedrock 403."""
     return verdict.status_code == 401 or verdict.class_name == _CLIENT_CLASSES[401]
@@ -689,8 +694,7 @@ def follows_request(error: ErrorInfo) -> bool:
         return True
     if error.class_ in {NOT_SENT, WRONG_KIND, BROKEN_EMBEDDINGS}:
         return True
-    is_of_deployment = error.class_ in _OF_DEPLOYMENT_CLASSES or error.status_code in _OF_DEPLOYMENT_STATUSES
-    return error.kind == "client" and not is_of_deployment
+    return error.kind == "client" and not is_of_deployment(error.class_, error.status_code)
 
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import get_args
 
-from breakwater.calls.rules.classify import RETRYABLE_CLASSES, Classification
+from breakwater.calls.rules.classify import RETRYABLE_CLASSES, Classification, is_of_deployment
 from breakwater.calls.rules.holds import MAX_HELD_S, after_hold_s, waits_for_hold
 from breakwater.calls.settings import BY_NATURE, PAYMENT_REQUIRED, RECOVERED_FROM, RetryableKind, RetryPolicy
 from breakwater.jobs.contract.error_kinds import ErrorKind
@@ -17,9 +17,6 @@ _RECOVERIES: frozenset[Cause] = frozenset(
     {"credential_refresh", "orphan_recovery", "output_limit", "parameter", "provider_state"}
 )
 """Causes of attempts that change the request, or its credential, instead of retrying it."""
-
-_OF_PLACE = frozenset({401, 402, 403, 404, 410})
-"""Status codes by which a provider refuses the key, or does not have the model: another one may."""
 
 LONG_WAIT_S = 10.0
 """Waits from this length on are handed to NATS, so that they hold no slot of the worker and survive a restart."""
@@ -124,7 +121,9 @@ def did_no_work(failure: ErrorInfo | Classification | None) -> bool:
     """Returns True if a deployment refused a call for a reason of its own: its limit, its key, or its models."""
     if failure is None:
         return False
-    return failure.kind in {"rate_limit", "quota"} or (failure.kind == "client" and failure.status_code in _OF_PLACE)
+    name = failure.class_ if isinstance(failure, ErrorInfo) else failure.class_name
+    of_account = failure.kind == "client" and is_of_deployment(name, failure.status_code)
+    return of_account or failure.kind in {"rate_limit", "quota"}
 
 
 def _kind_of(attempt: Attempt) -> ErrorKind | None:
