@@ -45,16 +45,16 @@ from breakwater.jobs.api.waiting_callers import WaitingCallers
 from breakwater.jobs.store.accepted import AcceptedJobs
 from breakwater.jobs.store.executions import Executions
 from breakwater.kernel.clickhouse.client import connect
+from breakwater.kernel.errors import UnavailableError
 from breakwater.kernel.http.bodies import HoldBodies
 from breakwater.kernel.http.problems import RequestError, unavailable
 from breakwater.kernel.http.server import HttpServer, PortTakenError, Shares, listen
 from breakwater.kernel.nats.broker import Broker, make_broker, publisher_of, subscribed
-from breakwater.kernel.nats.errors import BusUnavailableError
+from breakwater.kernel.nats.errors import BusError, BusUnavailableError
 from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.subjects import AGENTS, AGENTS_BY_USER, CANCELS_BY_USER
 from breakwater.kernel.process import background
 from breakwater.kernel.process.byte_budget import ByteBudget
-from breakwater.kernel.process.outage import Outages
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.security.encryption import DecryptionError
@@ -71,6 +71,7 @@ from breakwater.services.request.observe import RequestGauges, StreamFill
 from breakwater.services.request.openapi import documentation
 from breakwater.services.request.operations import ApiDependencies, routes
 
+KEEP_AGAIN_S = 1.0
 SLOW_START_S = 3.0
 
 
@@ -286,8 +287,10 @@ class RequestService:
         structlog.get_logger().info("service_ready")
 
     async def _keep_stored_raises(self) -> None:
-        editor = self._needs.limit_editor
-        await Outages().retry_while_unavailable(lambda: editor.keep_stored_raises(datetime.now(UTC)))
+        while True:
+            with suppress(UnavailableError, BusError):
+                return await self._needs.limit_editor.keep_stored_raises(datetime.now(UTC))
+            await asyncio.sleep(KEEP_AGAIN_S)
 
     def _declare_requests(self) -> None:
         """Subscribes to the requests of programs. The handlers respond themselves, as some have no reply subject."""

@@ -130,8 +130,10 @@ class LimitEditor:
 
         Raises:
             LimitRefusedError: it can't be set, or not by this caller.
+            BusError: what others have set can't be read.
             StateUnavailableError, AnalyticsUnavailableError, QueryError: what is spent can't be read.
         """
+        await self.log.catch_up()
         self._check_changeable(limit_id)
         check_id(limit_id)
         for field, problem in settings_problems(settings, self.cost_tags, self.known_names):
@@ -166,7 +168,6 @@ class LimitEditor:
         """
         author = Author(token_hex(8), caller.name, reason, now)
         limit = await self.check(limit_id, settings, caller, now, stop=stop, key_binding=key_binding)
-        await self.log.catch_up()
         before = self.log.states.get(limit_id)
         is_same = before is not None and before.limit == limit and limit_id in self.limits().plane_limits.limits
         record = None if before is None else before.record
@@ -192,6 +193,7 @@ class LimitEditor:
     ) -> LimitRecord:
         """Deletes a limit. Raises as `set_limit`; LimitRefusedError also if there is no such limit."""
         author = Author(token_hex(8), caller.name, reason, now)
+        await self.log.catch_up()
         self._check_changeable(limit_id)
 
         def decide() -> LimitRecord:

@@ -25,6 +25,7 @@ from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.subjects import Header, Stream
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.types import format_time
+from breakwater.limits.rules.scopes import Dimension
 from tests.helpers import until
 from tests.server_sources import RunningServer
 from tests.services.request.conftest import (
@@ -36,6 +37,7 @@ from tests.services.request.conftest import (
     settings_for,
     until_ready,
 )
+from tests.services.request.test_limits import fill
 
 ASK = {"agent": "writer", "prompt": "x"}
 
@@ -163,7 +165,7 @@ async def test_a_key_is_made_with_all_of_its_limits_or_not_at_all(
 
     for limits, status, code, path in (
         ([MONTH, {"usd": 1, "per": "year"}], 422, "invalid_request", "limits.1.per"),
-        ([MONTH, {"usd": 1, "per": "day", "action": "wait"}], 422, "invalid_request", "limits.1"),
+        ([MONTH, {"tokens": 1, "per": "minute", "action": "alert"}], 422, "invalid_request", "limits.1"),
         ([MONTH, {"usd": 1, "per": "day", "until": "2020-01-01T00:00:00Z"}], 422, "invalid_request", "limits.1.until"),
         ([MONTH, MONTH], 422, "invalid_request", "limits"),
         ([{"usd": "1" * 30, "per": "day"}], 422, "invalid_request", "limits.0.usd"),
@@ -419,8 +421,9 @@ async def test_a_key_that_is_limited_makes_no_keys_that_its_limit_does_not_count
 
 
 async def test_a_maker_who_is_bound_to_a_team_limits_the_keys_that_he_makes_and_loosens_no_limit_of_others(
-    governed: HttpApi,
+    governed: HttpApi, redis: Redis
 ) -> None:
+    await fill(redis, None, Dimension(("key",), "daily"))
     lead = await create(governed, "lead", scopes=["submit", "limits", "approve"], team="search")
     daily: dict[str, Any] = {"tokens": 5, "per": "day"}
 

@@ -256,7 +256,7 @@ async def test_limits_are_listed_in_pages_with_their_use_and_by_scope_and_kind(g
             found += [limit["id"] for limit in page["limits"]]
             if page["continue_after"] is None:
                 return found
-            after = f"&after={page['continue_after']}"
+            after = f"&after={quote(page['continue_after'], safe='')}"
 
     every = await ids("limit=2")
     of_api = [*(f"limit-{number}" for number in range(5)), "of-each"]
@@ -402,6 +402,15 @@ async def test_a_change_is_in_every_process_and_survives_an_empty_redis_and_a_re
         assert changed.status == 200
         [before, after] = [int(version.rpartition("/")[2]) for version in versions]
         assert after == before + 1, "no call is admitted under older limits once the response is there"
+        for _ in range(5):
+            assert (await governed.ask("DELETE", "/api/v1/limits/limit-3")).status == 200
+            moved = await put(second, "moved", scope="key:3", usd=1, per="day", stop=True)
+            assert moved.status == 200, "it is judged by what others have just changed"
+            raised = await governed.act("limits/moved/raise", amount=2, until=in_s(60), reason="launch")
+            assert raised.code == "not_filled", "it is there"
+            assert (await governed.ask("DELETE", "/api/v1/limits/moved")).status == 200
+            again = await put(second, "limit-3", scope="key:3", usd=1, per="day", stop=True)
+            assert again.status == 200
     await redis.client.flushall()
     async with running(settings, parse_config(GOVERNED), create_key(settings.api_keys_file, "again")) as again:
         listed = (await again.ask("GET", "/api/v1/limits?kind=key")).json["limits"]

@@ -223,7 +223,7 @@ async def test_a_call_that_may_wait_for_the_next_period_is_told_when_that_begins
             else:
                 assert isinstance(verdict, WaitForCapacity)
                 assert verdict.delay_s == pytest.approx(waits_s)
-                assert "the daily budget of the plane has no room" in verdict.refused.error.message
+                assert "the limit of the plane on spend per day has no room" in verdict.refused.error.message
 
 
 async def test_half_open_is_published_only_after_the_probe_was_given_back(redis_server: RunningServer) -> None:

@@ -122,7 +122,7 @@ async def test_a_total_refuses_calls_once_it_is_spent(start_worker: StartWorker)
         await editor_of(plane).set_limit("all", limit, ADMIN, None, datetime.now(UTC), stop=True)
         result = await plane.run({"agent": "writer", "job_id": "j", "prompt": "x"})
         assert (result["status"], result["reason"]) == ("dead_lettered", "budget_exceeded")
-        assert "the total budget of model sim/m has no room" in result["error"]["message"]
+        assert "the limit of model sim/m on spend in total has no room" in result["error"]["message"]
         assert "it never resets" in result["error"]["message"]
         assert result["error"]["retry_after_s"] is None
 

@@ -171,6 +171,7 @@ class LimitRoutes:
         """Raises a limit, or ends its raise."""
         limit_id = request.path["limit_id"]
         stated = request.input
+        await self.editor.log.catch_up()
         with refusals_as_errors():
             limit = self._find(limit_id)
             parts = raised_scope(limit, stated.scope)
