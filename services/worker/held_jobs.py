@@ -55,11 +55,12 @@ class EarlierMessages:
         An acknowledged one does not count: its job is decided, or was parked.
         """
         await self.look(kept_since_ms)
+        held_then = self._held_then.get(job.execution_id, set())
         for sequence in self._earlier_of(job):
             stored = await self._worker.lookup.as_stored().next(Stream.JOBS, ">", sequence)
             if stored is not None and stored.sequence == sequence:
                 return True
-            self._held_then[job.execution_id].discard(sequence)
+            held_then.discard(sequence)
         return False
 
     async def look(self, kept_since_ms: int) -> None:
