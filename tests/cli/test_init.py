@@ -14,8 +14,10 @@ import pytest
 import typer
 from aiohttp import web
 
+from breakwater.calls.providers.registry import KINDS
 from breakwater.config import load_config
 from breakwater.config.commands import init
+from breakwater.config.commands.starting_providers import BY_NAME, StartingProvider
 from breakwater.config.pricing import pricing_of
 from breakwater.kernel.commands.errors import ExitCode
 from breakwater.limits.settings import GuardRules
@@ -71,7 +73,7 @@ def nothing_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """No provider in the environment, and none on this machine."""
     for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "ANTHROPIC_API_KEY"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(init, "LOCAL", {})
+    monkeypatch.setattr(init, "FOUND_HERE", ())
 
 
 @pytest.mark.parametrize(("name", "variable"), [("openai", "OPENAI_API_KEY"), ("anthropic", "ANTHROPIC_API_KEY")])
@@ -102,7 +104,7 @@ def test_without_a_provider_it_says_what_it_looked_for(run: Run) -> None:
     ran = run("init")
     assert (ran.code, "OPENAI_API_KEY" in ran.err, CONFIG.exists()) == (ExitCode.FAILED, True, False)
     assert "breakwater up --simulate" in ran.err
-    assert "available: none" in run("init", "--provider", "openai").err
+    assert "there is no provider nobody; known: openai, anthropic, " in run("init", "--provider", "nobody").err
 
 
 def test_the_first_config_of_a_simulation_is_one_of_openai(run: Run) -> None:
@@ -184,7 +186,8 @@ async def test_a_model_server_on_this_machine_is_found_and_costs_nothing(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with served() as server:
-        monkeypatch.setattr(init, "LOCAL", {"ollama": server.url, "vllm": "http://127.0.0.1:9/v1"})
+        here = (("ollama", server.url), ("vllm", "http://127.0.0.1:9/v1"))
+        monkeypatch.setattr(init, "FOUND_HERE", tuple(StartingProvider(name, url, is_local=True) for name, url in here))
         ran = await in_thread(run, "init", "--agent", "helper", "--daily-usd", "2.5")
     assert ran.code == ExitCode.OK, ran.err
     config = load_config(CONFIG)
@@ -344,3 +347,71 @@ def test_an_agent_for_a_file_in_another_style_is_shown_to_be_added(run: Run) -> 
     CONFIG.write_text(EXISTING.partition("agents:")[0] + "agents: {writer: {model: m}}\n")
     ran = run("agents", "add", "x", "--model", "m")
     assert (ran.code, "x:\n  model: m" in ran.err) == (ExitCode.FAILED, True)
+
+
+def test_each_provider_that_is_named_gets_a_config_that_its_kind_accepts(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AZURE_OPENAI_ENDPOINT", "https://x.openai.azure.com")
+    monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "my-project")
+    monkeypatch.setenv("AWS_REGION", "eu-central-1")
+    for name, provider in BY_NAME.items():
+        if provider.key_env is not None:
+            monkeypatch.setenv(provider.key_env, KEY)
+        ran = run("init", "--provider", name, "--model", "some-model", "--force")
+        assert ran.code == 0, ran.err
+        assert KEY not in CONFIG.read_text()
+        config = load_config(CONFIG)
+        assert config.providers[name].kind == provider.kind
+        assert config.agents["assistant"].chain[0] == "some-model"
+    assert {provider.kind for provider in BY_NAME.values()} == {
+        kind for kind, settings in KINDS.items() if not settings.local
+    }
+
+
+def test_what_a_provider_needs_is_taken_from_options_or_the_environment(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("GOOGLE_CLOUD_PROJECT", "GCLOUD_PROJECT", "AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    ran = run("init", "--provider", "vertex")
+    assert ran.code == ExitCode.USAGE
+    assert "vertex needs its project" in ran.err
+    assert "--set project=…, or in GOOGLE_CLOUD_PROJECT" in ran.err
+    assert run("init", "--provider", "vertex", "--set", "project=my-project", "--set", "location=eu").code == 0
+    assert "    project: my-project\n    location: eu\n" in CONFIG.read_text()
+    ran = run("init", "--provider", "bedrock", "--set", "zone=b", "--force")
+    assert "bedrock has no setting zone to set here; known: region" in ran.err
+    assert "--set is for --provider" in run("init", "--set", "region=b", "--force").err
+    assert "--set takes NAME=VALUE" in run("init", "--provider", "bedrock", "--set", "region", "--force").err
+
+
+def test_azure_without_a_key_calls_by_entra(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AZURE_OPENAI_API_KEY", raising=False)
+    endpoint = "base_url=https://x.openai.azure.com"
+    ran = run("init", "--provider", "azure", "--set", endpoint, "--model", "my-deployment")
+    assert ran.code == 0, ran.err
+    assert "auth: {entra: default}" in CONFIG.read_text()
+    assert "api_version: v1" in CONFIG.read_text()
+
+
+async def test_a_named_provider_is_asked_for_its_needs_and_called_once(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with served() as server:
+        origin = server.url.removesuffix("/v1")
+        monkeypatch.setenv("AZURE_OPENAI_API_KEY", KEY)
+        answers = {"The resource's URL (https://NAME.openai.azure.com)": f"{origin}", "The API's version": "v1"}
+        asked: list[str] = []
+
+        def answer(question: str, default: Any = None, **_: Any) -> Any:
+            asked.append(question)
+            return answers.get(question, default)
+
+        monkeypatch.setattr(typer, "prompt", answer)
+        monkeypatch.setattr(typer, "confirm", lambda *_: True)
+        monkeypatch.setattr(init, "_is_interactive", lambda: True)
+        ran = await in_thread(run, "init", "--provider", "azure", "--model", "my-deployment")
+    assert asked == list(answers)
+    assert ran.code == ExitCode.FAILED, "this server is no resource of Azure's"
+    assert "a call of my-deployment failed" in ran.err

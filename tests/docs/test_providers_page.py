@@ -10,6 +10,7 @@ import yaml
 
 from breakwater.calls.providers.registry import KINDS
 from breakwater.config import parse_config
+from breakwater.config.commands.starting_providers import BY_NAME
 from breakwater.config.load import named_secrets
 from breakwater.config.pricing import pricing_of
 from tests.commands import run_command
@@ -49,6 +50,18 @@ def test_a_block_passes_the_check(place: int, tmp_path: Path, monkeypatch: pytes
     assert name in yaml.safe_load(text)["providers"]
     if name != "gateway":
         assert pricing_of(config, name, model) is not None, f"{model} has no price"
+
+
+def test_the_blocks_are_those_that_init_writes() -> None:
+    shown = {name: entry for block in BLOCKS for name, entry in yaml.safe_load(block.text)["providers"].items()}
+    assert shown.keys() - BY_NAME.keys() == {"gateway"}
+    assert not BY_NAME.keys() - shown.keys()
+    for name, provider in BY_NAME.items():
+        entry = shown[name]
+        assert entry.get("kind", "openai") == provider.kind
+        if provider.base_url and provider.kind == "openai":
+            assert entry["base_url"] == provider.base_url
+        assert entry.get("api_key", {}).get("env") in (provider.key_env, None)
 
 
 def test_the_page_stays_short() -> None:

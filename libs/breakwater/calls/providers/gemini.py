@@ -159,7 +159,7 @@ def _thinking(model: str, params: Mapping[str, Any]) -> dict[str, Any]:
 
 def _tools(params: Mapping[str, Any]) -> dict[str, Any]:
     functions = list[dict[str, Any]]()
-    own = list[dict[str, Any]]()
+    google_tools = list[dict[str, Any]]()
     for tool in objects(params.get("tools") or []):
         match tool.get("type"):
             case "function":
@@ -167,10 +167,10 @@ def _tools(params: Mapping[str, Any]) -> dict[str, Any]:
                 named = {name: function[name] for name in ("name", "description") if function.get(name) is not None}
                 functions.append({**named, "parametersJsonSchema": function["parameters"]})
             case None:
-                own.append(tool)
+                google_tools.append(tool)
             case other:
                 raise refusal_of(f"tools of type {other!r} are not supported by Gemini", "tools")
-    tools = [*([{"functionDeclarations": functions}] if functions else []), *own]
+    tools = [*([{"functionDeclarations": functions}] if functions else []), *google_tools]
     if not tools:
         return {}
     choice = _tool_choice(params.get("tool_choice"))

@@ -24,6 +24,15 @@ from breakwater.calls.providers.failures import http_failure, transport_failure,
 from breakwater.calls.rules.classify import TransportFailure, classify
 from breakwater.config import Config, parse_config
 from breakwater.config.commands.check import warnings_of_agent
+from breakwater.config.commands.starting_providers import (
+    ANTHROPIC,
+    AZURE,
+    AZURE_KEY,
+    BY_NAME,
+    FOUND_HERE,
+    OPENAI,
+    StartingProvider,
+)
 from breakwater.config.pricing import pricing_of
 from breakwater.kernel.commands import formats, output
 from breakwater.kernel.commands.connect import run
@@ -33,45 +42,11 @@ from breakwater.kernel.formats import money
 from breakwater.limits.settings import GuardRules
 from breakwater.local.plane import JsonOption
 
-OPENAI_URL = "https://api.openai.com/v1"
-ANTHROPIC_URL = "https://api.anthropic.com/v1"
-LOCAL = {"ollama": "http://127.0.0.1:11434/v1", "vllm": "http://127.0.0.1:8000/v1"}
-MODELS = {OPENAI_URL: "gpt-5-mini", ANTHROPIC_URL: "claude-haiku-4-5"}
-"""Suggested models of providers that list many. The price list contains them."""
-
 LOCAL_TIMEOUT_S = 1.0
 LIST_TIMEOUT_S = 10.0
 CALL_TIMEOUT_S = 60.0
 FREE_PRICE = {"input_usd_per_mtok": 0, "output_usd_per_mtok": 0}
 _URL = re.compile(r"https?://[^/\s]+\S*")
-
-
-@dataclass(frozen=True, slots=True)
-class StartingProvider:
-    """A provider for a first config.
-
-    Attributes:
-        name: name in the config.
-        base_url: URL up to and including /v1.
-        key_env: environment variable with the API key; None if the provider needs no key.
-        kind: kind of provider in the config.
-        is_local: True for a model server on this machine, whose calls cost nothing.
-        models: models that the provider lists.
-        trouble: why the provider lists no models; empty if it lists some, or was not asked.
-    """
-
-    name: str
-    base_url: str
-    key_env: str | None = None
-    kind: str = "openai"
-    is_local: bool = False
-    models: Sequence[str] = ()
-    trouble: str = ""
-
-    def __str__(self) -> str:
-        if self.is_local:
-            return f"{self.name} at {self.base_url}"
-        return f"{self.base_url} ({self.key_env})" if self.key_env else self.base_url
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +65,13 @@ class StartingAgent:
 
 def init(
     provider: Annotated[
-        str | None, typer.Option("--provider", help="One that is found here: openai, anthropic, ollama, vllm.")
+        str | None,
+        typer.Option("--provider", help=f"One of {', '.join(BY_NAME)}. Default: the first that is found here."),
     ] = None,
+    settings: Annotated[
+        list[str],
+        typer.Option("--set", metavar="NAME=VALUE", help="A setting of --provider, such as region=eu-central-1."),
+    ] = [],  # noqa: B006  typer copies it
     url: Annotated[
         str | None, typer.Option("--url", help="Any OpenAI-compatible endpoint; /v1 is added if it is missing.")
     ] = None,
@@ -122,17 +102,22 @@ def init(
 
         breakwater init --provider anthropic --model claude-haiku-4-5 --no-call
 
+        breakwater init --provider bedrock --set region=eu-central-1 --call
+
         breakwater init --url http://10.0.0.7:8000/v1 --key-env LLM_KEY --model qwen3 --call
     """
     interactive = _is_interactive() and not as_json
     if file.exists() and not force:
         raise usage_error(f"{file} already exists", "Name another one with --config FILE, or replace it with --force.")
+    chosen_settings = _settings_of(settings, provider)
     chosen_provider = _choose_provider(provider, url, key_env, interactive=interactive)
+    chosen_provider = _with_answers(chosen_provider, chosen_settings, interactive=interactive)
     if (
         model is None
+        and chosen_provider.lists_models
         and not chosen_provider.models
         and not chosen_provider.trouble
-        and (interactive or chosen_provider.base_url not in MODELS)
+        and (interactive or chosen_provider.suggested_model is None)
     ):
         chosen_provider = run(_list_models(chosen_provider))
     if chosen_provider.trouble and (interactive or model):
@@ -175,11 +160,10 @@ def _choose_provider(name: str | None, url: str | None, key_env: str | None, *, 
         raise usage_error("--key-env is for --url")
     providers = run(detect(os.environ))
     if name is not None:
-        for candidate in providers:
-            if candidate.name == name:
-                return candidate
-        available = ", ".join(candidate.name for candidate in providers) or "none"
-        raise usage_error(f"the provider {name} was not found; available: {available}", _PROVIDER_HINT)
+        by_name = {**BY_NAME, **{candidate.name: candidate for candidate in providers}}
+        if name not in by_name:
+            raise usage_error(f"there is no provider {name}; known: {', '.join(by_name)}", _PROVIDER_HINT)
+        return by_name[name]
     if not interactive:
         if not providers:
             raise CliError("no_provider", "no provider is found here", _PROVIDER_HINT)
@@ -198,16 +182,62 @@ def _choose_provider(name: str | None, url: str | None, key_env: str | None, *, 
     return run(_provider_at(address, key_env or None))
 
 
+def _settings_of(options: Sequence[str], provider: str | None) -> dict[str, str]:
+    """Returns the settings of `--set` by their names. Raises CliError."""
+    if options and provider is None:
+        raise usage_error("--set is for --provider")
+    named = {name: value for name, _, value in (option.partition("=") for option in options)}
+    if not all(named.values()):
+        raise usage_error("--set takes NAME=VALUE, such as region=eu-central-1")
+    return named
+
+
+def _with_answers(
+    provider: StartingProvider, chosen_settings: Mapping[str, str], *, interactive: bool
+) -> StartingProvider:
+    """Returns the provider with the settings that it needs, and a way to its credential.
+
+    Raises:
+        CliError: nobody can be asked for one of them, or an option names another one.
+    """
+    names = [question.setting for question in provider.questions]
+    if unknown_names := sorted(chosen_settings.keys() - set(names)):
+        raise usage_error(
+            f"{provider.name} has no setting {unknown_names[0]} to set here; known: {', '.join(names) or 'none'}"
+        )
+    answers: dict[str, object] = {}
+    for question in provider.questions:
+        answer = question.answer(chosen_settings, os.environ)
+        if interactive and question.setting not in chosen_settings:
+            answer = typer.prompt(question.prompt, default=answer or question.default)
+        answer = answer or question.default
+        if answer is None:
+            raise usage_error(
+                f"{provider.name} needs its {question.setting}",
+                f"Give it with --set {question.setting}=…, or in {question.variables[0]}.",
+            )
+        answers[question.setting] = answer
+    key_env = provider.key_env
+    if provider.name == AZURE and not os.environ.get(AZURE_KEY):
+        output.note(f"{AZURE_KEY} is not set: calls use a token of Entra ID.", "yellow")
+        key_env = None
+        answers["auth"] = {"entra": "default"}
+    elif key_env is not None and not os.environ.get(key_env):
+        output.note(f"The environment variable {key_env} is not set: it must have the key before a call.", "yellow")
+    return replace(provider, key_env=key_env, settings={**provider.settings, **answers})
+
+
 _PROVIDER_HINT = (
-    "Set OPENAI_API_KEY or ANTHROPIC_API_KEY, start Ollama or vLLM, or name an OpenAI-compatible endpoint with --url. "
-    "Without any, `breakwater up --simulate` writes a first config and simulates its provider."
+    "Set OPENAI_API_KEY or ANTHROPIC_API_KEY, start Ollama or vLLM, name another provider with --provider, or an "
+    "OpenAI-compatible endpoint with --url. Without any, `breakwater up --simulate` writes a first config and "
+    "simulates its provider."
 )
 
 MAX_LISTED_MODELS = 20
 
 
 def _choose_model(provider: StartingProvider, *, interactive: bool) -> str:
-    suggestion = MODELS.get(provider.base_url) or next(iter(provider.models), None)
+    suggestion = provider.suggested_model or next(iter(provider.models), None)
     suffix = f", … ({len(provider.models)} models)" if len(provider.models) > MAX_LISTED_MODELS else ""
     model_list = f"{', '.join(provider.models[:MAX_LISTED_MODELS])}{suffix}"
     if interactive:
@@ -228,12 +258,18 @@ async def detect(environment: Mapping[str, str]) -> list[StartingProvider]:
     """Finds providers in the environment and on this machine. Connects only to this machine."""
     providers: list[StartingProvider] = []
     if environment.get("OPENAI_API_KEY"):
-        providers.append(StartingProvider("openai", environment.get("OPENAI_BASE_URL") or OPENAI_URL, "OPENAI_API_KEY"))
+        base_url = environment.get("OPENAI_BASE_URL")
+        another = StartingProvider(OPENAI.name, base_url, OPENAI.key_env) if base_url else OPENAI
+        providers.append(another)
     if environment.get("ANTHROPIC_API_KEY"):
-        providers.append(StartingProvider("anthropic", ANTHROPIC_URL, "ANTHROPIC_API_KEY", kind="anthropic"))
-    local = [StartingProvider(name, url, is_local=True) for name, url in LOCAL.items()]
+        providers.append(ANTHROPIC)
+    providers += [
+        provider
+        for provider in BY_NAME.values()
+        if provider not in (OPENAI, ANTHROPIC) and provider.key_env and environment.get(provider.key_env)
+    ]
     return providers + [
-        provider for provider in await asyncio.gather(*map(_list_models, local)) if not provider.trouble
+        provider for provider in await asyncio.gather(*map(_list_models, FOUND_HERE)) if not provider.trouble
     ]
 
 
@@ -286,8 +322,8 @@ async def _list_models(provider: StartingProvider) -> StartingProvider:
 
 def simulated_config(file: Path) -> None:
     """Writes a first config for a simulation, which needs no API key. Raises CliError."""
-    agent = StartingAgent("assistant", MODELS[OPENAI_URL], daily_usd="1.00")
-    _write_config(file, StartingProvider("openai", OPENAI_URL, "OPENAI_API_KEY"), agent)
+    agent = StartingAgent("assistant", OPENAI.suggested_model or "", daily_usd="1.00")
+    _write_config(file, OPENAI, agent)
     output.note(f"Wrote {file}: the agent {agent.name} with {agent.model} of OpenAI, which is simulated.")
 
 
@@ -341,6 +377,8 @@ def config_text(provider: StartingProvider, agent: StartingAgent, *, priced: boo
         priced: True if the price of the model is known. A hard budget refuses calls of a model without a price.
     """
     kind = f"    kind: {provider.kind}\n" if provider.kind != "openai" else ""
+    url = f"    base_url: {_scalar(provider.base_url)}\n" if provider.base_url else ""
+    further = "".join(f"    {name}: {_scalar(value)}\n" for name, value in provider.settings.items())
     key = f"    api_key: {{env: {provider.key_env}}}   # read from the environment; never write a key in here\n"
     free = f"""models:
   {_scalar(agent.model)}:
@@ -358,8 +396,7 @@ def config_text(provider: StartingProvider, agent: StartingAgent, *, priced: boo
 # `breaker: {{preset: refactor}}`: {", ".join(PRESETS)}.
 providers:
   {_scalar(provider.name)}:
-{kind}    base_url: {_scalar(provider.base_url)}
-{key if provider.key_env else ""}{free if provider.is_local else ""}defaults:
+{kind}{url}{further}{key if provider.key_env else ""}{free if provider.is_local else ""}defaults:
   provider: {_scalar(provider.name)}
 agents:                 # `breakwater agents add NAME --model MODEL` adds one
   {_scalar(agent.name)}:
