@@ -11,10 +11,10 @@ from zoneinfo import ZoneInfo
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.time_window import TimeWindow
 from breakwater.kernel.types import ms_from_time, time_from_ms
-from breakwater.limits.contract import CostsBy
 from breakwater.limits.contract import Window as BudgetWindow
 from breakwater.limits.rules.budget import period, recent_from
 from breakwater.records import events, figures, search, spend
+from breakwater.records.contract import CostsBy
 from breakwater.records.rules.costs import CostSums, month_before
 from breakwater.records.search import Cursor, Filters
 

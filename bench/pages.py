@@ -33,11 +33,11 @@ from breakwater.identity.rules.callers import person
 from breakwater.kernel.clickhouse.client import Analytics, connect
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.types import format_time
-from breakwater.limits.contract import CostsListQuery
 from breakwater.limits.rules.budget import period
 from breakwater.limits.settings import Caps
 from breakwater.local.ports import free_port
 from breakwater.records.api.costs import CostRoutes
+from breakwater.records.contract import CostsListQuery
 from breakwater.records.figures import Spender
 from breakwater.records.rules.costs import month_before
 from tests.api_documents import answer, breaker, budget, health, incident, model, queue, service

@@ -13,8 +13,8 @@ import pytest
 from breakwater.config import parse_config
 from breakwater.kernel.formats import csv_text
 from breakwater.kernel.types import NANO_PER_USD, ms_from_time
-from breakwater.limits.contract import CostLine, CostsBy
 from breakwater.limits.rules.budget import period
+from breakwater.records.contract import CostLine, CostsBy
 from breakwater.records.rules.costs import (
     Cap,
     CostSums,

@@ -1,4 +1,4 @@
-"""Limits, budgets and costs on the bus, in the HTTP API and in the config."""
+"""Limits and budgets on the bus, in the HTTP API and in the config."""
 
 from __future__ import annotations
 
@@ -439,95 +439,6 @@ class UnchangedBudget(BudgetStatus):
     """The present budget: it already has this limit, so nothing was published."""
 
     unchanged: Literal[True] = True
-
-
-CostsBy = Literal["agent", "tenant", "model", "provider", "deployment", "key", "user", "team", "tag"]
-
-
-class CostsQuery(Message):
-    """A month and the grouping of its costs."""
-
-    month: Annotated[str, StringConstraints(pattern=r"^20[0-9]{2}-(0[1-9]|1[0-2])$")] | None = Field(
-        default=None, description="Month such as `2026-11`, in the budgets' time zone; default: the current month."
-    )
-    by: CostsBy = Field(
-        default="agent", description="`key`: the name of the API key that submitted the job. `tag`: see `tag`."
-    )
-    tag: str | None = Field(
-        default=None,
-        max_length=64,
-        description="Tag to group by with `by=tag`: one of `cost_tags` in the config, or of an earlier config.",
-    )
-
-    @model_validator(mode="after")
-    def _tag_where_it_is_meant(self) -> Self:
-        if self.by == "tag" and not self.tag:
-            raise ValueError("tag: is missing; by=tag needs the name of a tag")
-        if self.by != "tag" and self.tag:
-            raise ValueError("tag: is only allowed with by=tag")
-        return self
-
-
-class CostsListQuery(CostsQuery):
-    """A month, the grouping of its costs, and the number of lines."""
-
-    limit: Annotated[int, Field(ge=1, le=10_000)] = Field(
-        default=1_000, description="Maximum number of rows, highest spend first; `others` sums up the rest."
-    )
-
-
-class CostLine(Event):
-    """Costs of the calls of one agent, tenant, … An amount is null if no part of it is known."""
-
-    name: str | None = Field(description="Null for calls without one: no tenant, no key, or no such tag.")
-    spend: Money | None = Field(description="A lower bound if there are `calls_of_unknown_cost`.")
-    wasted: Money | None = Field(description="Part of `spend` that paid for failed calls.")
-    estimated: Money = Field(description="Part of `spend` that is estimated because no usage was reported.")
-    previous: Money | None = Field(description="Spend of the entire previous month.")
-    cap: Money | None = Field(
-        description="Monthly limit for agents, tenants and the total: the config's current one, or the one "
-        "it was raised to in that month. Null without a limit."
-    )
-    daily_cap: Money | None = Field(
-        default=None,
-        description="Daily limit of the same: the config's current one or, in the present month, the one it was raised "
-        "to for today.",
-    )
-    raised_from: Money | None = Field(
-        default=None,
-        description="The config's limit, if it was raised: of `cap`, or of `daily_cap` if there is no monthly limit.",
-    )
-    forecast: Money | None = Field(
-        description="Forecast for the end of the month at the current rate. Null for a month that is "
-        "over or has just begun."
-    )
-    next_month: Money | None = Field(
-        default=None,
-        description="Forecast for the whole next month at the same rate; at most the config's limit, if that refuses "
-        "calls. Null as `forecast` is.",
-    )
-    calls: Count
-    failed_calls: Count
-    calls_of_unknown_cost: Count
-    input_tokens: Count = Field(description="Tokens that providers reported, as for the other kinds of tokens.")
-    output_tokens: Count
-    cached_tokens: Count = Field(description="Input tokens that the provider read from its cache.")
-
-
-class Costs(Event):
-    """Costs of the calls of a month. A call counts in the month in which its budgets charge it."""
-
-    month: str = Field(examples=["2026-11"])
-    previous_month: str = Field(examples=["2026-10"])
-    timezone: str = Field(description="Time zone of the budgets.")
-    starts_at: Timestamp
-    ends_at: Timestamp = Field(description="End of the month (exclusive).")
-    by: CostsBy
-    tag: str | None = Field(default=None, description="The tag, with `by=tag`.")
-    total: CostLine
-    lines: tuple[CostLine, ...] = Field(description="Highest spend first.")
-    others: CostLine | None = Field(default=None, description="Sum of the rows beyond `limit`.")
-    cost_tags: tuple[str, ...] = Field(default=(), description="Tags in the current config.")
 
 
 GuardRule = Literal[

@@ -23,11 +23,12 @@ from zoneinfo import ZoneInfo
 from breakwater.kernel.clickhouse.client import Analytics, statements
 from breakwater.kernel.time_window import TimeWindow
 from breakwater.kernel.types import ms_from_time, time_from_ms
-from breakwater.limits.contract import BudgetEvent, CostsBy
+from breakwater.limits.contract import BudgetEvent
 from breakwater.limits.rules.budget import TOTAL, Period, period, recent_from
 from breakwater.limits.rules.ledger import FIGURES, AttemptSums, BudgetPlace
 from breakwater.limits.rules.scopes import BASE, ONLY_BASE, CallNames, Dimension, Dimensions, parts_of
 from breakwater.limits.store.budget_counters import KEEP
+from breakwater.records.contract import CostsBy
 from breakwater.records.rows import budget_of
 from breakwater.records.rules.costs import CostSums
 from breakwater.records.schema import ATTEMPTS, BUDGET_EVENTS, CLOSED_SPEND

@@ -25,11 +25,11 @@ from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.formats import exact_money, money
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.types import nano_from_usd, time_from_ms
-from breakwater.limits.contract import Costs
 from breakwater.limits.rules.budget import period
 from breakwater.limits.rules.ledger import ledger
 from breakwater.local.ports import free_port
 from breakwater.records import schema
+from breakwater.records.contract import Costs
 from breakwater.records.rows import budget_row
 from breakwater.records.rules.costs import month_before, month_of
 from breakwater.records.views.costs import BY

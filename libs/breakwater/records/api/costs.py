@@ -11,9 +11,9 @@ from breakwater.identity.operations import CLICKHOUSE_UNAVAILABLE, ApiRequest, o
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.formats import csv_text
 from breakwater.kernel.types import ms_from_time, time_from_ms, usd_from_nano
-from breakwater.limits.contract import CostLine, Costs, CostsListQuery, CostsQuery
 from breakwater.limits.rules.budget import LimitTable, period
 from breakwater.records.api.executions import ask_clickhouse
+from breakwater.records.contract import CostLine, Costs, CostsListQuery, CostsQuery
 from breakwater.records.rules.costs import (
     CostSums,
     cap_of,

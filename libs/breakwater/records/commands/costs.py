@@ -11,7 +11,7 @@ from breakwater.client.commands import Api, api_command
 from breakwater.kernel.commands import output
 from breakwater.kernel.commands.errors import usage_error
 from breakwater.kernel.formats import money
-from breakwater.limits.contract import Costs
+from breakwater.records.contract import Costs
 from breakwater.records.views.costs import BY, columns
 
 

@@ -34,8 +34,8 @@ from breakwater.kernel.pages.charts import Series
 from breakwater.kernel.pages.tables import csv_headers
 from breakwater.kernel.pages.time_range import between
 from breakwater.kernel.pages.words import segment
-from breakwater.limits.contract import CostLine, Costs
 from breakwater.limits.rules.budget import period
+from breakwater.records.contract import CostLine, Costs
 from breakwater.records.rules.costs import month_before
 from breakwater.records.spend import SpendHistory, spend_history
 from breakwater.records.views.costs import BY, cap_parts, cap_text, columns, tone

@@ -12,7 +12,7 @@ from datetime import datetime
 from zoneinfo import ZoneInfo
 
 from breakwater.kernel.types import time_from_ms
-from breakwater.limits.contract import BudgetEvent, CostLine, CostsBy, Window
+from breakwater.limits.contract import BudgetEvent, Window
 from breakwater.limits.rules.budget import (
     LimitTable,
     Period,
@@ -21,6 +21,7 @@ from breakwater.limits.rules.budget import (
     period,
     scope_key,
 )
+from breakwater.records.contract import CostLine, CostsBy
 
 
 @dataclass(frozen=True, slots=True)

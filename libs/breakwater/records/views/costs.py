@@ -7,7 +7,7 @@ from typing import Literal
 
 from breakwater.kernel.columns import Cell, Column
 from breakwater.kernel.formats import at_least, money
-from breakwater.limits.contract import CostLine, Costs
+from breakwater.records.contract import CostLine, Costs
 
 BY = {
     "agent": "agent",
