@@ -9,15 +9,15 @@ from zoneinfo import ZoneInfo
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.limits.rules.budget import TOTAL
 from breakwater.limits.rules.ledger import charged_at, ledger
-from breakwater.limits.rules.scopes import Dimension, Dimensions
+from breakwater.limits.rules.scopes import _NAMED, Dimension, Dimensions  # pyright: ignore[reportPrivateUsage]
 from breakwater.records.spend import close_spend, spend
 from tests.records.samples import attempt
 from tests.records.test_spend import store
 
 BERLIN = ZoneInfo("Europe/Berlin")
 KINDS = (
-    *(("global",), ("agent",), ("tenant",), ("model",), ("provider",), ("key",), ("user",), ("team",)),
-    *(("tag:project",), ("user", "team"), ("key", "model")),
+    *((kind,) for kind in sorted(_NAMED)),
+    *(("global",), ("tag:project",), ("user", "team"), ("key", "model")),
 )
 DIMENSIONS = Dimensions(frozenset(Dimension(kinds, "total") for kinds in KINDS))
 FIRST, LAST = datetime(2026, 8, 20, tzinfo=UTC), datetime(2026, 11, 9, tzinfo=UTC)
@@ -34,6 +34,7 @@ async def test_totals_are_the_same_whatever_is_closed_and_forgotten(analytics: A
             tenant=picked.choice((None, "acme")),
             submitted_by=picked.choice((None, "bot", "cat")),
             user=picked.choice((None, "ann")),
+            deployment=picked.choice((None, "m-eu", "m-us")),
             team=picked.choice((None, "search")),
             cost_tags=picked.choice(({}, {"project": "web"}, {"project": "web", "stage": "x"})),
             started_at=FIRST + timedelta(seconds=picked.randrange(int((LAST - FIRST).total_seconds()))),

@@ -390,6 +390,7 @@ CLOSED_SPEND = Table(
         "agent": WORD,
         "tenant": WORD_OR_NULL,
         "model": WORD,
+        "deployment": WORD_OR_NULL,
         "provider": WORD,
         "submitted_by": WORD_OR_NULL,
         "user": TEXT_OR_NULL,

@@ -290,6 +290,7 @@ async def test_the_total_is_the_same_however_costs_are_grouped(surfaces: Surface
             agent=draw.choice(["writer", "reader"]),
             tenant=draw.choice(["acme", EVIL, None]),
             model=draw.choice(["gpt-4.1", "mini"]),
+            deployment=draw.choice(["gpt-4.1-eu", None]),
             provider=draw.choice(["openai", "proxy"]),
             submitted_by=draw.choice(["ops", None]),
             user=draw.choice(["ada", None]),

@@ -49,15 +49,15 @@ SELECT maxOrNull(until) FROM closed_spend
 -- `%s` is the statement `spend`.
 -- name: close_spend
 INSERT INTO closed_spend
-    (until, names, agent, tenant, model, provider, submitted_by, user, team, cost_tags, event_sequence,
+    (until, names, agent, tenant, model, deployment, provider, submitted_by, user, team, cost_tags, event_sequence,
     spent, calls, unpriced, gauged, foreseen, measured, exceeded, tokens)
 %s
 
 -- name: names_of_closed
 {end:DateTime64(3, 'UTC')} AS until,
 -- Of one text: the hash of several values is NULL if one of them is.
-    hex(sipHash128(toString((agent, tenant, model, provider, submitted_by, user, team, cost_tags)))) AS names,
-    agent, tenant, model, provider, submitted_by, user, team, cost_tags,
+    hex(sipHash128(toString((agent, tenant, model, deployment, provider, submitted_by, user, team, cost_tags)))) AS names,
+    agent, tenant, model, deployment, provider, submitted_by, user, team, cost_tags,
     toUnixTimestamp64Milli(now64(3)) AS event_sequence
 
 -- name: stored_upto
