@@ -365,6 +365,36 @@ def test_jobs_that_fail_behind_a_failing_deployment_are_no_second_incident() -> 
         assert not is_explained(failed, incidents.alerts.values())
 
 
+def test_each_deployment_of_a_model_is_an_incident_and_a_job_is_explained_where_all_are() -> None:
+    places = {"west/m#KEY_W": "KEY_W", "west/m": None}
+    incidents = Incidents()
+    attempts = [
+        attempt(
+            "e1",
+            number,
+            agent="content-writer",
+            model=PRIMARY,
+            deployment=place,
+            provider_key=key,
+            provider="west",
+            outcome="error",
+            error=REFUSED,
+            started_at=NOON + timedelta(seconds=number),
+        )
+        for number, (place, key) in enumerate(places.items(), 1)
+    ]
+    unanswered = {"status": "dead_lettered", "reason": "error", "chosen_model": None, "error": REFUSED}
+    job = execution("e1", agent="content-writer", requested_model=PRIMARY, attempts=tuple(attempts), **unanswered)
+    incidents.end(job)
+    alerts = {alert.model: alert for alert in incidents.alerts.values()}
+    assert list(alerts) == list(places)
+    assert "replace the key that `KEY_W` in the config" in alerts["west/m#KEY_W"].text
+    assert "`providers.west.api_key`" in alerts["west/m"].text
+    [failed] = of_execution(job, None, None)
+    assert is_explained(failed, alerts.values())
+    assert not is_explained(failed, [alerts["west/m"]]), "the other one has a reason of its own"
+
+
 def test_the_quota_of_a_provider_is_told_with_the_traffic_that_its_fallback_carries() -> None:
     watch = DeploymentWatch(DeploymentRules(), no_incident)
     assert watch.add(fell_back(1, SPENT)) == ()

@@ -281,7 +281,7 @@ def test_an_open_breaker_is_reported_with_what_where_since_when_and_what_to_do()
         "The breaker of agent writer for gpt-4.1:mini is open until 2026-11-21 10:01:00 UTC. "
         "3 jobs in a row failed (threshold: 3). To do: look at `breakwater executions --agent=writer --since=1h` and "
         "at the provider's status page; `breakwater breakers reset writer gpt-4.1:mini` admits calls now. "
-        "Since 2026-11-21 10:00:00 UTC its jobs use the fallback models, or fail if there are none. "
+        "Since 2026-11-21 10:00:00 UTC its jobs use other deployments or models, or fail if there are none. "
         "After the cool-down, one probe call is admitted."
     )
 
@@ -290,7 +290,7 @@ def test_a_breaker_that_is_open_for_one_caller_is_reported_with_whom_and_again_w
     for_one = signal_of(transition(open_for="key app and tenant acme"))
     assert isinstance(for_one, Firing)
     assert for_one.title == "Breaker open: writer on gpt-4.1:mini, for key app and tenant acme"
-    assert "its jobs for key app and tenant acme, and no others, use the fallback models" in for_one.text
+    assert "its jobs for key app and tenant acme, and no others, use other deployments or models" in for_one.text
     for_all = signal_of(transition("open", "open"))
     assert isinstance(for_all, Firing)
     assert (for_all.key, for_all.title) == (for_one.key, "Breaker open: writer on gpt-4.1:mini")
@@ -328,7 +328,7 @@ def test_a_breaker_forced_open_says_by_whom_and_how_it_ends_and_promises_no_prob
         "The breaker of agent writer for gpt-4.1:mini is isolated until an operator resets it. "
         "Isolated by ann: garbled answers. "
         "To do: `breakwater breakers reset writer gpt-4.1:mini` once calls may resume. "
-        "Since 2026-11-21 10:00:00 UTC its jobs use the fallback models, or fail if there are none."
+        "Since 2026-11-21 10:00:00 UTC its jobs use other deployments or models, or fail if there are none."
     )
     assert (alert.payload["by"], alert.payload["reason"]) == ("ann", "isolated by ann: garbled answers")
 
@@ -358,7 +358,8 @@ def test_a_breaker_that_agents_share_is_reported_as_theirs(scope: str, model: st
         f"The breaker of the agents that share it for {named} is open until 2026-11-21 10:01:00 UTC. "
         "3 jobs in a row failed (threshold: 3). To do: look at `breakwater executions --since=1h` and at the "
         f"provider's status page; `breakwater breakers reset '*' {quoted}` admits calls now. Since 2026-11-21 10:00:00 "
-        "UTC their jobs use the fallback models, or fail if there are none. After the cool-down, one probe call is "
+        "UTC their jobs use other deployments or models, or fail "
+        "if there are none. After the cool-down, one probe call is "
         "admitted."
     )
     assert f"`breakwater breakers reset '*' {quoted}`" in forced.text

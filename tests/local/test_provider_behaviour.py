@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from breakwater.local.provider import ScriptError, build_script
 from breakwater.local.provider.behaviour import AnswerUsage, ChatRequest, Decision, ScriptedAnswer, decide, make_plans
 from breakwater.local.provider.openai import OpenAI, RequestRefusedError
-from breakwater.local.provider.script import ErrorText, ProviderScript, ScriptedPrice
+from breakwater.local.provider.prompt_cache import PromptCaches
+from breakwater.local.provider.script import ErrorText, PromptCache, ProviderScript, ScriptedPrice
 from tests.tables import each_row
 
 from .provider_kit import COST_NANO, MODEL, PRICE, chat, script
@@ -357,3 +358,37 @@ def test_json_and_a_dump_of_a_script_give_the_same_script() -> None:
 def test_a_script_that_is_no_json_is_refused() -> None:
     with pytest.raises(ScriptError, match="script: Invalid JSON"):
         build_script(b"models: [")
+
+
+# Prompt caches, and keys
+
+
+def test_the_beginning_of_a_conversation_is_cached_for_its_model_and_key_until_it_is_cold() -> None:
+    rules, caches = PromptCache(min_tokens=10, ttl_s=300), PromptCaches()
+
+    def read(*texts: str, model: str = MODEL, key: str = "a", now: float = 0.0) -> int:
+        roles = ("system", "user", "assistant")
+        messages = [{"role": roles[number % 3], "content": text} for number, text in enumerate(texts)]
+        request = ChatRequest.model_validate({"model": model, "messages": messages})
+        return caches.read(rules, model, request.model_copy(update={"key": key}), now)
+
+    system, question = "s" * 400, "q" * 40
+    assert read(system, question) == 0
+    assert read(system, "another") == 100
+    assert read(system, question, "answer") == 110
+    assert read(system, question, key="b") == read(system, question, model="other") == 0
+    assert read("x" * 36, "y") == read("x" * 36, "z") == 0, "too short to be cached"
+    assert read(system, question, now=299.0) == 110
+    assert read(system, question, now=598.0) == 110, "each use keeps it warm"
+    assert read(system, question, now=899.0) == 0
+
+
+def test_a_fault_can_hit_one_key_alone() -> None:
+    limited = script({"status": 429, "key": "sk-a"})
+    by_key = {key: answer(limited, request=ASKED.model_copy(update={"key": key})).status for key in ("sk-a", "sk-b")}
+    assert by_key == {"sk-a": 429, "sk-b": 200}
+
+
+def test_tokens_of_a_prompt_cache_are_charged_as_cached() -> None:
+    cached = said(script(usage={"output_tokens": 1}), request=ASKED.model_copy(update={"cached_tokens": 1}))
+    assert cached.usage.cached_tokens == 1

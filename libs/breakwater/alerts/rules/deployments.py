@@ -306,20 +306,27 @@ def _failing(outage: _Outage, attempt: Attempt, error: ErrorInfo, refusal: Refus
 
 
 def is_explained(signal: Firing, unresolved: Iterable[Alert]) -> bool:
-    """Returns True if an open incident says why jobs fail: one of a breaker, or for ended jobs one of a deployment.
+    """Returns True if open incidents say why jobs fail: of breakers, or for ended jobs of deployments.
 
     Args:
         signal: the signal that jobs fail, or that a deployment fails.
         unresolved: the newest alerts of all unresolved incidents.
     """
-    model = signal.model
-    if model is None:
+    if signal.model is None:
         return False
+    open_incidents = list(unresolved)
+    deployments = signal.payload.get("deployments")
+    units = list(map(str, deployments)) if isinstance(deployments, list) else [signal.model]
+    return all(_explains(unit, signal, open_incidents) for unit in units)
+
+
+def _explains(unit: str, signal: Firing, unresolved: Iterable[Alert]) -> bool:
+    """Returns True if an open incident of a model or one of its deployments says why jobs fail there."""
     open_incidents = {alert.key: alert for alert in unresolved}
     of_deployment = signal.event == "deployment_failing"
     named = signal.payload.get("agents") if of_deployment else [signal.agent]
     agents = named if isinstance(named, list) else []
-    shared = {key_of("breaker_open", "*", model), key_of("breaker_open", "*", f"{model.partition('/')[0]}/*")}
+    shared = {key_of("breaker_open", "*", unit), key_of("breaker_open", "*", f"{unit.partition('/')[0]}/*")}
     # Of a deployment that several callers use, a breaker that is open for one says nothing about the others.
     explaining = {
         key
@@ -327,10 +334,10 @@ def is_explained(signal: Firing, unresolved: Iterable[Alert]) -> bool:
         if not (of_deployment and alert.payload.get("open_for") is not None)
     }
     # The same goes for a breaker of one of its agents.
-    if all(explaining & {*shared, key_of("breaker_open", str(agent), model)} for agent in agents):
+    if all(explaining & {*shared, key_of("breaker_open", str(agent), unit)} for agent in agents):
         return True
     return not of_deployment and any(
-        alert.event == "deployment_failing" and alert.model == model and signal.agent in agents_of(alert)
+        alert.event == "deployment_failing" and alert.model == unit and signal.agent in agents_of(alert)
         for alert in open_incidents.values()
     )
 

@@ -188,8 +188,8 @@ def _open_text(event: BreakerTransition) -> str:
     if event.open_for is not None:
         jobs += f" for {event.open_for}, and no others,"
     return (
-        f"{_opening(for_operators(refused))} Since {moment(event.at)} {jobs} use the fallback models, or fail if there "
-        f"are none.{until}"
+        f"{_opening(for_operators(refused))} Since {moment(event.at)} {jobs} use other deployments or models, or fail "
+        f"if there are none.{until}"
     )
 
 
@@ -462,11 +462,18 @@ def _of_job(
         f"To do: `{command('executions', None, execution.execution_id)}` shows what {question}.",
         source_id=execution.execution_id,
         at=execution.completed_at,
-        payload=_figures(execution, *fields, timestamp="completed_at") | figures,
+        payload=_figures(execution, *fields, timestamp="completed_at") | figures | _deployments(execution),
         agent=execution.agent,
         model=execution.requested_model,
         fades=True,
     )
+
+
+def _deployments(execution: Execution) -> dict[str, JsonValue]:
+    """Returns the deployments of the requested model that a job tried or was refused; empty if it lists none."""
+    of_model = (attempt for attempt in execution.attempts if attempt.model == execution.requested_model)
+    names = dict.fromkeys(attempt.deployment for attempt in of_model if attempt.deployment is not None)
+    return {"deployments": list(names)} if names else {}
 
 
 def of_dead_letter(dead_letter: DeadLetter, source_id: str) -> tuple[Firing, ...]:
