@@ -79,6 +79,15 @@ def test_config_check_warns_of_variables_that_are_not_set_and_reads_secrets_only
     assert "LOCAL_KEY" not in ran.err
 
 
+def test_config_check_finds_a_region_that_is_not_there_on_request(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "breakwater.yaml").write_text(
+        "providers: {aws: {kind: bedrock, region: eu-centrl-1}}\nagents: {writer: {model: aws/amazon.nova-pro-v1:0}}\n"
+    )
+    ran = run("config", "check", "--secrets")
+    assert ran.code == ExitCode.FAILED
+    assert "providers.aws: AWS has no region 'eu-centrl-1'; did you mean 'eu-central-1'?" in ran.err
+
+
 def test_the_nats_users_of_programs_are_printed_as_nats_takes_them(run: Run, tmp_path: Path) -> None:
     (tmp_path / "breakwater.yaml").write_text(GOOD + "programs: {help-desk: {agents: [reader]}}\n")
     printed = run("config", "nats-users").out

@@ -28,7 +28,7 @@ from breakwater.cli.doctor_findings import (
     measure,
 )
 from breakwater.client import ApiError, ApiKeyRefusedError
-from breakwater.config import Config, cipher_of, named_secrets, unusable_programs
+from breakwater.config import Config, cipher_of, missing_parts, named_secrets
 from breakwater.identity.settings import OpenId
 from breakwater.jobs.store.workers import Workers
 from breakwater.kernel.clickhouse.errors import QueryError
@@ -72,7 +72,7 @@ def secret_findings(config: Config) -> list[Finding]:
     if secrets and not findings:
         findings.append(Finding("config", "ok", f"{len(secrets)} secrets can be read"))
     remedy = "It must exist where the worker runs. `doctor` does not see other machines."
-    return findings + [Finding("config", "warn", problem.strip(), remedy) for problem in unusable_programs(config)]
+    return findings + [Finding("config", "warn", problem.strip(), remedy) for problem in missing_parts(config)]
 
 
 async def redis_findings(plane: PlaneLocation, _config: Config | None = None) -> Findings:

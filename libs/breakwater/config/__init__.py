@@ -6,13 +6,13 @@ from breakwater.config.live import LiveConfig, changes, require_reloadable
 from breakwater.config.load import (
     cipher_of,
     load_config,
+    missing_parts,
     named_secrets,
     parse_config,
     read_config,
-    require_secrets,
+    require_usable,
     unreadable_secrets,
     unset_variables,
-    unusable_programs,
     variables_of,
 )
 
@@ -27,14 +27,14 @@ __all__ = [
     "changes",
     "cipher_of",
     "load_config",
+    "missing_parts",
     "named_secrets",
     "parse_config",
     "read_config",
     "require_reloadable",
-    "require_secrets",
+    "require_usable",
     "units_of",
     "unreadable_secrets",
     "unset_variables",
-    "unusable_programs",
     "variables_of",
 ]

@@ -309,15 +309,22 @@ def require_secrets(path: Path, config: Config) -> None:
         raise ConfigError("\n".join([f"{path}: secrets in the config are missing", *problems]))
 
 
-def unusable_programs(config: Config) -> tuple[str, ...]:
-    """Returns the programs and callables of the config that can't be used here, each with its problem."""
+def require_usable(path: Path, config: Config, *, simulate: bool = False) -> None:
+    """Raises ConfigError if secrets are missing here, or providers can't be used. Simulated ones need no secrets."""
+    if not simulate:
+        require_secrets(path, config)
+    if problems := missing_parts(config):
+        raise ConfigError("\n".join([f"{path}: providers in the config are unusable", *problems]))
+
+
+def missing_parts(config: Config) -> tuple[str, ...]:
+    """Returns the problems of programs, callables and packages that the config needs, and that can't be used here."""
     problems: list[str] = []
     for name, provider in config.providers.items():
-        if provider.local:
-            try:
-                provider.open()
-            except ConfigError as error:
-                problems.append(f"  providers.{name}: {error}")
+        try:
+            provider.check()
+        except ConfigError as error:
+            problems.append(f"  providers.{name}: {error}")
     for name, channel in config.alerts.channels.items():
         if channel.python is not None:
             try:

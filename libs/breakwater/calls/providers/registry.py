@@ -412,15 +412,21 @@ class BedrockSettings(HttpSettings):
 
     def open(self, redaction: RedactionRules = DEFAULT_REDACTION) -> Provider:
         """Returns the provider. Raises ConfigError: also if botocore is not installed, or there is no such region."""
-        from breakwater.calls.providers.bedrock import bedrock_wires, check_region, compatible_wires
+        from breakwater.calls.providers.bedrock import bedrock_wires, compatible_wires
         from breakwater.calls.providers.http import HttpProvider
 
-        if urlsplit(self.base_url).hostname == f"bedrock-runtime.{self.region}.amazonaws.com":
-            check_region(self.region)
+        self.check()
         if self.api != "converse":
             wires = compatible_wires(self.base_url)
             return HttpProvider(lambda _: wires, self, redaction)
         return HttpProvider(partial(bedrock_wires, self.base_url, self.headers), self, redaction)
+
+    def check(self) -> None:
+        """Checks that botocore is installed, and that there is such a region. Raises ConfigError."""
+        from breakwater.calls.providers.bedrock import check_region
+
+        if urlsplit(self.base_url).hostname == f"bedrock-runtime.{self.region}.amazonaws.com":
+            check_region(self.region)
 
     def credential(self) -> Credential[Any]:
         """Returns a key, or AWS' credentials, which are fetched with the first call. Raises ConfigError."""

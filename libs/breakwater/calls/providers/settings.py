@@ -52,6 +52,13 @@ class ProviderSettings(Message):
         """Returns the kind of provider whose params and tokens a model has, by its name there."""
         return getattr(self, "kind", "")
 
+    def check(self) -> None:
+        """Checks that programs, packages and places that the settings name are there. It reads no key.
+
+        Raises:
+            ConfigError: one is missing.
+        """
+
     def params_left_out(self, params: Mapping[str, JsonValue]) -> Sequence[str]:  # noqa: ARG002  most drop nothing
         """Returns the params that are left out of a call, as the provider has no counterpart of them."""
         return ()
@@ -181,3 +188,7 @@ class LocalSettings(ProviderSettings):
             "Without it the cost is unknown, and calls are refused under a hard limit."
         ),
     )
+
+    def check(self) -> None:
+        """Opens the provider. Raises ConfigError."""
+        self.open()

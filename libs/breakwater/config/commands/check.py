@@ -16,7 +16,7 @@ import typer
 from pydantic import BaseModel
 
 from breakwater.alerts.settings import Alerts
-from breakwater.config import Agent, Config, load_config, require_secrets, unset_variables
+from breakwater.config import Agent, Config, load_config, require_usable, unset_variables
 from breakwater.config.deployments import Deployment
 from breakwater.config.pricing import long_inputs_cost_more, pricing_of, unaffordable
 from breakwater.dialects.rules.embeddings import fallback_objection
@@ -66,7 +66,7 @@ def nats_users(file: FileArgument = None) -> None:
 def check(
     file: FileArgument = None,
     secrets: Annotated[
-        bool, typer.Option("--secrets", help="Also check that the secrets named in the file can be read here.")
+        bool, typer.Option("--secrets", help="Also check that the secrets and programs named in the file are here.")
     ] = False,
     expand: Annotated[
         bool,
@@ -89,7 +89,7 @@ def check(
     path = config_to_edit(file)
     config = load_config(path)
     if secrets:
-        require_secrets(path, config)
+        require_usable(path, config)
     unset = (
         f"{place}: the environment variable {variable} is not set here; set it where the services start"
         for place, variable in unset_variables(config).items()

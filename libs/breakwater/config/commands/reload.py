@@ -24,8 +24,7 @@ from breakwater.config import (
     load_config,
     parse_config,
     require_reloadable,
-    require_secrets,
-    unusable_programs,
+    require_usable,
     variables_of,
 )
 from breakwater.config.store import Configs
@@ -47,14 +46,6 @@ from breakwater.local.supervisor import ProcessEvent, Supervisor
 from breakwater.redaction.rules.redact import Redactor
 
 CHECK_EVERY_S = 1.0
-
-
-def require_usable(path: Path, config: Config, *, simulate: bool = False) -> None:
-    """Raises ConfigError if secrets are missing here, or programs can't be used."""
-    if not simulate:
-        require_secrets(path, config)
-    if unusable := unusable_programs(config):
-        raise ConfigError("\n".join([f"{path}: process providers in the config are unusable", *unusable]))
 
 
 async def announce(nats_url: str, before: Config, after: Config, by: str) -> None:

@@ -15,9 +15,9 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from breakwater.config import Config, load_config
+from breakwater.config import Config, load_config, require_usable
 from breakwater.config.commands.init import simulated_config
-from breakwater.config.commands.reload import ConfigFollower, StackEvents, require_usable
+from breakwater.config.commands.reload import ConfigFollower, StackEvents
 from breakwater.identity.api_keys import create_key, list_keys
 from breakwater.kernel.commands import connect, formats, output
 from breakwater.kernel.commands.errors import CliError, usage_error
