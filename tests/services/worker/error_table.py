@@ -28,7 +28,7 @@ class Row:
         cost: of each call: `nothing`, `estimated` where it may have been billed, `billed` where the answer reports.
         repair: the cause of the one further call that is made instead of a retry.
         fault: what the simulated provider does; None where it is never reached.
-        endpoint: where the call goes instead: `refused`, `unknown_host` or `plain_port`.
+        endpoint: where the call goes instead: `refused`, `unknown_host`, `plain_port` or `no_credential`.
     """
 
     name: str
@@ -201,6 +201,7 @@ ROWS = (
     ),
     unreachable("unknown host", "DnsError", "unknown_host"),
     unreachable("TLS failure", "TlsError", "plain_port"),
+    unreachable("no credential", "CredentialError", "no_credential"),
     Row("read timeout", "timeout", "TimeoutError", retried=True, counted=True, cost="estimated", fault={"hang_s": 60}),
     broken("empty body", "empty_body"),
     broken("malformed JSON", "malformed_json"),

@@ -51,6 +51,7 @@ async def test_every_failure_is_called_delayed_recorded_and_charged_as_the_table
             "refused": {"base_url": f"http://127.0.0.1:{refusing}/v1"},
             "unknown_host": {"base_url": "http://nothing.invalid/v1"},
             "plain_port": {"base_url": "https://127.0.0.1:{sim_port}/v1"},
+            "no_credential": {"base_url": "http://127.0.0.1:{sim_port}/v1", "auth": {"command": ["no-such-program"]}},
         }
         async with start_worker(models, agents, more_providers=providers) as plane:
             for index in range(len(ROWS)):
