@@ -118,7 +118,7 @@ class BudgetGate(Gate):
             caller=admission.job.caller,
             turn=admission.job.turn,
             can_wait_ms=_can_wait_ms(admission),
-            most_names=MAX_MADE_UP_SCOPES if self._may_be_made_up else None,
+            most_names=MAX_MADE_UP_SCOPES,
             is_incomplete=self._unreadable_limit is not None or limits.is_incomplete(names, dimensions),
             version=limits.version,
         )
@@ -204,12 +204,6 @@ class BudgetGate(Gate):
         return self.budgets.release_command(
             attempt.attempt_id, at, figures_of(attempt).spent, tokens=UsedTokens.of(attempt), rates=rates
         )
-
-    @property
-    def _may_be_made_up(self) -> bool:
-        """True if the sender of the job may have made up a name that the call counts under."""
-        windows = ("m" in window.flags for window in self._rates.windows)
-        return any("n" in counter.flags for counter in self._counters) or any(windows)
 
     def _task_rates(self) -> RateLimits:
         job = self.admission.job

@@ -289,7 +289,7 @@ class Budgets:
         rates: RateLimits = NO_RATE_LIMITS,
         at: datetime | None = None,
         caller: str | None = None,
-        most_names: int | None = None,
+        most_names: int = 0,
         waits_ms: int = WAITS_MS,
         turn: CallerTurn = NOBODYS,
         can_wait_ms: int | None = None,
@@ -310,7 +310,7 @@ class Budgets:
             at: the moment of a reservation that Redis has lost. Limits do not matter then.
             caller: sender of the job. All unknown ones are one.
             most_names: counters are kept of so many scopes in a period whose names the caller makes up, and windows of
-                so many at the same time; None: the call has no such name.
+                so many at the same time; 0: any number.
             turn: whose place it is in the queue of a rate.
             can_wait_ms: a call that would have to wait for as long takes no place there; None: it can wait for ever.
             waits_ms: a call that is kept out counts as waiting for so long, unless it asks again.
@@ -319,8 +319,10 @@ class Budgets:
         """
         current = self._current(now) if at is None else periods_at(at, self._zone)
         parts = _counter_parts(tuple(counters), current.day.start_ms, self._zone, has_caps=at is None)
+        may_be_made_up = parts.may_be_made_up
         of_rates: list[Argument] = []
         for window in rates.windows:
+            may_be_made_up = may_be_made_up or "m" in window.flags
             maxima = ("" if maximum is None else maximum for maximum in window.maxima)
             of_rates += [self._slice_ms[window.window], window.flags, window.refuses, *maxima]
         for slots in rates.slots:
@@ -329,13 +331,14 @@ class Budgets:
         of_rates += [turn.key, turn.tenant, turn.share, "" if can_wait_ms is None else can_wait_ms]
         arguments: list[Argument] = [
             *(attempt_id, amount, tokens, "" if lease_ms is None else lease_ms, "" if at is None else ms_from_time(at)),
-            *(names.agent, names.tenant or "", caller or "", "" if most_names is None else most_names, waits_ms),
+            *(names.agent, names.tenant or "", caller or "", (may_be_made_up and most_names) or "", waits_ms),
             *(self.dimensions.text, int(is_incomplete and at is None), parts.lines),
             *(len(parts.keys), len(counters), len(rates.windows), version),
         ]
+        rate_keys = keys_of_rate_limits(rates)
         keys = [
             *(RESERVATIONS, LEASES, FILLED, HELD, f"{_NAMES}{caller or ''}"),
-            *(*parts.keys, *keys_of_rate_limits(rates), *_keys_of_queues(rates)),
+            *(*parts.keys, *rate_keys, *_keys_of_queues(rate_keys)),
         ]
         return ScriptCommand(LUA["reserve"], keys, [*arguments, *parts.arguments, *of_rates])
 
@@ -428,7 +431,7 @@ class Budgets:
 
     def withdraw_command(self, attempt_id: str, rates: RateLimits) -> ScriptCommand:
         """Takes a call that is not to be made out of the queues of its rates. The script answers nothing."""
-        return ScriptCommand(LUA["withdraw"], _keys_of_queues(rates), [attempt_id])
+        return ScriptCommand(LUA["withdraw"], _keys_of_queues(keys_of_rate_limits(rates)), [attempt_id])
 
     async def settle(self, settlements: Sequence[Settlement], log: str) -> list[Totals]:
         """Replaces reservations by the costs of the calls, in one round trip. Each event counts once, ever.
@@ -539,6 +542,8 @@ class _CounterParts:
     lines: str
     """The counters as the reservation has them."""
     arguments: tuple[Argument, ...]
+    may_be_made_up: bool
+    """True if the sender of the job may have made up a name that has a counter."""
 
 
 @lru_cache(maxsize=4096)
@@ -561,12 +566,13 @@ def _counter_parts(counters: tuple[Counter, ...], day_ms: int, zone: ZoneInfo, *
         cap = counter.hard_limit if has_caps else None
         flags = f"{numbers[counter.window]}{kept_flags}{counter.flags}"
         arguments += [counter.key, flags, "" if cap is None else cap]
-    return _CounterParts(tuple(map(key_of, periods)), "".join(lines.values()), tuple(arguments))
+    may_be_made_up = any("n" in counter.flags for counter in counters)
+    return _CounterParts(tuple(map(key_of, periods)), "".join(lines.values()), tuple(arguments), may_be_made_up)
 
 
-def _keys_of_queues(rates: RateLimits) -> list[str]:
+def _keys_of_queues(rate_keys: Sequence[str]) -> list[str]:
     # Before the scope, as callers may make its name up: the user `ann:queue` is not the queue of `ann`.
-    return [f"{part}{key}" for part in (QUEUE, WAITERS) for key in keys_of_rate_limits(rates)]
+    return [f"{part}{key}" for part in (QUEUE, WAITERS) for key in rate_keys]
 
 
 def _window_states(rates: RateLimits, figures: Sequence[int]) -> tuple[WindowState, ...]:
