@@ -101,7 +101,7 @@ _OTHERS = (
         kind="bedrock",
         lists_models=False,
         questions=(Question("region", "The AWS region", ("AWS_REGION", "AWS_DEFAULT_REGION"), "us-east-1"),),
-        suggested_model="us.anthropic.claude-haiku-4-5-20251001-v1:0",
+        suggested_model="global.anthropic.claude-haiku-4-5-20251001-v1:0",  # of any region, unlike `us.` or `eu.`
     ),
     StartingProvider(
         "vertex",
