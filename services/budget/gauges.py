@@ -15,7 +15,7 @@ from breakwater.kernel.process.outage import Outage
 from breakwater.kernel.telemetry.metrics import BUDGET_FORECAST, BUDGET_LIMIT, BUDGET_RESERVED, BUDGET_SPENT, Readings
 from breakwater.kernel.types import NANO_PER_USD, ms_from_time, time_from_ms
 from breakwater.limits.contract import Window
-from breakwater.limits.rules.budget import Counter, LimitTable, forecast, periods_at, recent_from
+from breakwater.limits.rules.budget import TOTAL, Counter, LimitTable, forecast, periods_at, recent_from
 from breakwater.limits.rules.ledger import AttemptSums, BudgetPlace
 from breakwater.limits.rules.scopes import BASE, dimension_of
 from breakwater.limits.store.budget_counters import BudgetCounters, Snapshot
@@ -80,6 +80,8 @@ class BudgetGauges:
         forecasts: dict[BudgetPlace, int] = {}
         for counters in snapshot.periods:
             period = counters.period
+            if period == TOTAL:
+                continue  # it never ends, so there is nothing to foresee
             named = _named(limits, period.window)
             dimensions = {dimension_of(counter.key, period.window) for counter in named}
             recent = await spent_since(self._analytics, time_from_ms(recent_from(period, now_ms)), now, dimensions)

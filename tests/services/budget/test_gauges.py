@@ -128,6 +128,15 @@ async def test_forecasts_come_beside_the_scrape_and_are_made_now_and_then(plane:
     await plane.gauges.stop()
 
 
+async def test_a_total_is_shown_but_not_foreseen(plane: Plane) -> None:
+    plane.limits = replace(CAPS, limits=(*CAPS.limits, limit("global", "total", 7 * USD)))
+    await plane.gauges.make_forecasts()
+    assert plane.queries == 2, "a total has no last eighth, which would be all that ClickHouse has"
+    found = await plane.read()
+    assert found[BUDGET_LIMIT]["global/total"] == 7
+    assert "global/total" not in found[BUDGET_FORECAST]
+
+
 async def test_without_clickhouse_a_forecast_is_shown_for_a_while_and_then_none(plane: Plane) -> None:
     await plane.gauges.make_forecasts()
     plane.unavailable, plane.seconds = True, FORECAST_KEPT_S - 1

@@ -136,6 +136,19 @@ async def test_a_budget_that_burns_down(console: Console):
     assert 'href="/executions?agent=wri%2Fter&amp;from=' in page.text
 
 
+async def test_a_total_has_no_forecast_no_chart_and_no_end(console: Console):
+    total = budget("agent:bot/total", spent="2", period="total", resets_at=None)
+    console.interface.answers["GET budgets"] = listed(budget(), total)
+    page = await console.get("/budgets")
+    assert "In total (1)" in page.words
+    assert "Never resets" in page.words
+    assert page.text.count('<figure class="chart"') == 1
+    page = await console.get("/budgets/agent%3Abot%2Ftotal")
+    assert page.status == 200
+    assert "Resets never" in page.words
+    assert '<figure class="chart"' not in page.text
+
+
 async def test_a_budget_of_nobody_and_counters_that_are_rebuilt(console: Console):
     console.interface.answers["GET budgets"] = listed(filled=False)
     page = await console.get("/budgets")

@@ -207,7 +207,7 @@ async def _figures(visit: Visit, models: ReadModels) -> BudgetFigures:
         budget_row(
             status,
             periods.of(status.window),
-            None if recent.value is None else recent.value[status.window].get(_scope(status), 0),
+            None if recent.value is None else recent.value.get(status.window, {}).get(_scope(status), 0),
             visit.now,
         )
         for status in budgets
@@ -382,7 +382,8 @@ async def _recent_spend(analytics: Analytics, visit: Visit, budgets: Iterable[Bu
     periods = periods_at(visit.now, visit.zone)
     dimensions: dict[Window, set[Dimension]] = defaultdict(set)
     for status in budgets:
-        dimensions[status.window].add(dimension_of(_scope(status), status.window))
+        if status.resets_at is not None:
+            dimensions[status.window].add(dimension_of(_scope(status), status.window))
     since = {window: recent_from(periods.of(window), ms_from_time(visit.now)) for window in dimensions}
     sums = await asyncio.gather(
         *(
