@@ -256,7 +256,7 @@ class Attempts:
         targets = job.may_use(targets) or targets
         tokens = worst_tokens(worker, job, self._checkpoint, targets[0])
         policy = worker.targets.policy_of(job.agent_name, model)
-        return worker.balancer.ordered(job, self._checkpoint, targets, policy, tokens)
+        return worker.balancer.order_for(job, self._checkpoint, targets, policy, tokens)
 
     async def _ask(
         self, prepare: Callable[..., Admission], targets: Sequence[Target]
@@ -277,12 +277,12 @@ class Attempts:
             self._limits = admission.limits or self._limits
             if verdict is None or isinstance(verdict, AskAgain):
                 if verdict is None and target.listed is not None:
-                    worker.balancer.admitted(self._job, target, admission.flight.reserved_tokens)
+                    worker.balancer.note_call(self._job, target, admission.flight.reserved_tokens)
                 return admission, verdict
             refused = verdict.refused if isinstance(verdict, WaitForCapacity) else verdict
             if target.listed is None or not refused.of_deployment:
                 return admission, verdict
-            worker.balancer.refused(self._job.agent_name, target, verdict)
+            worker.balancer.note_refusal(self._job.agent_name, target, verdict)
             if first is None or _wait_s(verdict) < _wait_s(first[1]):
                 first = admission, verdict
         return first or (None, None)
@@ -368,7 +368,7 @@ class Attempts:
         has_failed = any(earlier.tried_again and earlier.unit == attempt.unit for earlier in self._checkpoint.attempts)
         await worker.outcomes.record(settling, job, target, attempt, sequence, has_failed=has_failed)
         if target.listed is not None and not attempt.short_circuited:
-            worker.balancer.ended(target, attempt)
+            worker.balancer.note_end(target, attempt)
         self._worker.metrics.count_attempt(attempt, tracing.recorded_trace_id(self._job.traceparent))
         self._checkpoint = self._checkpoint.after(attempt)
         self._flight = None

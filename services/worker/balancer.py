@@ -1,4 +1,4 @@
-"""What this worker knows of the deployments of models, by which it chooses where a call goes.
+"""Chooses the deployment of a call by what this worker knows of each.
 
 It is advice, from the answers and the refusals that this worker got: what is left of a provider's limits, how long a
 breaker is open, where a session was last. Only the gates decide, in the one round trip of an admission, and another
@@ -15,7 +15,7 @@ from datetime import datetime
 from breakwater.calls.assignment import Assignment, Checkpoint
 from breakwater.calls.gate import Refused, WaitForCapacity
 from breakwater.calls.rules.choice import Candidate, ChoicePolicy, order
-from breakwater.calls.rules.quota import Allowance, allowances
+from breakwater.calls.rules.quota import Quota, quotas
 from breakwater.calls.rules.retry import did_no_work
 from breakwater.calls.targets import Target
 from breakwater.jobs.contract.execution import Attempt
@@ -39,9 +39,9 @@ _LATENCY_S = 60.0
 
 @dataclass(slots=True)
 class _Standing:
-    """What is known of one deployment, with times of the monotonic clock, in seconds."""
+    """The facts that are known of one deployment, with times of the monotonic clock, in seconds."""
 
-    allowances: tuple[Allowance, ...] = ()
+    quotas: tuple[Quota, ...] = ()
     heard_at: float = 0.0
     latency_ms: float | None = None
     answered_at: float = 0.0
@@ -64,7 +64,7 @@ class Balancer:
         self._sessions: OrderedDict[str, tuple[str, float]] = OrderedDict()
         """The deployment of each session's last call, and when its cache is cold."""
 
-    def ordered(
+    def order_for(
         self,
         job: Assignment,
         checkpoint: Checkpoint,
@@ -99,30 +99,30 @@ class Balancer:
         """Returns True if no refusal of the deployment is remembered."""
         return not self._blocked_s(agent, target.deployment, self._clock())
 
-    def refused(self, agent: str, target: Target, verdict: Refused | WaitForCapacity) -> None:
+    def note_refusal(self, agent: str, target: Target, verdict: Refused | WaitForCapacity) -> None:
         """Remembers a gate's refusal, so that the next calls ask others first."""
         waits = isinstance(verdict, WaitForCapacity)
         wait_s = verdict.delay_s if waits else verdict.error.retry_after_s
         self._block(agent, target.deployment, RECHECK_S if wait_s is None else wait_s)
 
-    def admitted(self, job: Assignment, target: Target, tokens: int) -> None:
+    def note_call(self, job: Assignment, target: Target, tokens: int) -> None:
         """Notes a call that is about to be made, with the most tokens that it has."""
         self._blocked.pop((job.agent_name, target.deployment), None)
         standing = self._standings.setdefault(target.deployment, _Standing())
-        standing.allowances = tuple(allowance.less(tokens) for allowance in standing.allowances)
+        standing.quotas = tuple(quota.less(tokens) for quota in standing.quotas)
         self._sessions[job.session] = target.deployment, self._clock() + WARM_S
         self._sessions.move_to_end(job.session)
         if len(self._sessions) > MAX_SESSIONS:
             self._sessions.popitem(last=False)
 
-    def heard(self, deployment: str, headers: Mapping[str, str]) -> None:
+    def hear(self, deployment: str, headers: Mapping[str, str]) -> None:
         """Reads what is left of a provider's limits, which corrects what was counted since the last answer."""
-        if stated := allowances(headers, self._now()):
+        if stated := quotas(headers, self._now()):
             standing = self._standings.setdefault(deployment, _Standing())
-            standing.allowances = stated
+            standing.quotas = stated
             standing.heard_at = self._clock()
 
-    def ended(self, target: Target, attempt: Attempt) -> None:
+    def note_end(self, target: Target, attempt: Attempt) -> None:
         """Notes the end of a call: how long its answer took, or that the deployment refuses all calls for some time."""
         if attempt.error is not None and did_no_work(attempt.error):
             named_s = attempt.error.retry_after_s
@@ -141,12 +141,14 @@ class Balancer:
     def _candidate(self, agent: str, target: Target, now: float, tokens: int, failures: int) -> Candidate:
         standing = self._standings.get(target.deployment)
         blocked_s = self._blocked_s(agent, target.deployment, now)
-        headroom, fits, latency_ms = 1.0, True, None
+        headroom = 1.0
+        fits = True
+        latency_ms = None
         if standing is not None:
             age_s = now - standing.heard_at
-            valid = [allowance for allowance in standing.allowances if age_s < allowance.reset_s]
-            headroom = min((allowance.share for allowance in valid), default=1.0)
-            fits = all(allowance.fits(tokens) for allowance in valid)
+            valid = [quota for quota in standing.quotas if age_s < quota.reset_s]
+            headroom = min((quota.share for quota in valid), default=1.0)
+            fits = all(quota.fits(tokens) for quota in valid)
             latency_ms = standing.latency_ms if now - standing.answered_at < _LATENCY_S else None
         return Candidate(
             target.deployment, target.weight, target.overflow, blocked_s, headroom, fits, latency_ms, failures

@@ -79,7 +79,7 @@ def call_request(
         native=body,
         headers=dict(job.job.api_request.headers) if job.job.api_request else {},
         repaired=is_repaired,
-        heard=None if target.listed is None else partial(worker.balancer.heard, target.deployment),
+        on_headers=None if target.listed is None else partial(worker.balancer.hear, target.deployment),
     )
 
 

@@ -245,7 +245,7 @@ class Assignment:
 
     @property
     def probed(self) -> str | None:
-        """What a probe tries, as its breaker is named; None for another job."""
+        """The unit that a probe tries, as its breaker is named; None for another job."""
         token = self.delivery.headers.get(Header.PROBE.value)
         return None if token is None else decode_token(token)
 

@@ -36,7 +36,7 @@ class Target:
 
     @property
     def unit(self) -> str:
-        """What its breaker is of: the deployment if the model lists some, else the model."""
+        """The unit that its breaker is of: the deployment if the model lists some, else the model."""
         return self.listed or self.model
 
 

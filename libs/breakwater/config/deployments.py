@@ -41,7 +41,7 @@ class _OneOrMore:
 
 
 Choose = Literal["headroom", "weighted", "latency", "ordered"]
-"""How a deployment is chosen among those that may be called."""
+"""The choice among the deployments that may be called."""
 
 
 class DeploymentSettings(Message):
@@ -105,7 +105,7 @@ class Deployment:
 
     @property
     def unit(self) -> str:
-        """What its breaker and its health are named by: its id, or the model if that has no `deployments`."""
+        """The unit of its breaker and its health: its id, or the model if that has no `deployments`."""
         return self.model if self.settings is None else self.id
 
     @property
@@ -115,7 +115,7 @@ class Deployment:
 
     @property
     def region(self) -> str | None:
-        """Where it is; None if that is not said."""
+        """The region that it is in; None if that is not said."""
         return None if self.settings is None else self.settings.region
 
 
@@ -128,7 +128,7 @@ def key_name(key: SecretRef) -> str:
     return f"command-{hashlib.sha256(repr(key.command).encode()).hexdigest()[:8]}"
 
 
-def expanded(model: str, name: str, listed: Iterable[DeploymentSettings]) -> tuple[Deployment, ...]:
+def expand(model: str, name: str, listed: Iterable[DeploymentSettings]) -> tuple[Deployment, ...]:
     """Returns the deployments that a model lists, one for each key, in their order.
 
     Args:

@@ -17,7 +17,7 @@ from breakwater.calls.providers.registry import LOCAL_KINDS, AnyProvider, Provid
 from breakwater.calls.settings import RetryableKind, RetryBudgetRules
 from breakwater.calls.targets import is_within
 from breakwater.config.agents import Agent, AgentDefaults, ModelSettings, agent_with_defaults
-from breakwater.config.deployments import Deployment, connection_settings, deployment_problems, expanded
+from breakwater.config.deployments import Deployment, connection_settings, deployment_problems, expand
 from breakwater.dialects.rules.params import connection_objection
 from breakwater.identity.contract import MAX_TAGS, CostTag
 from breakwater.identity.settings import ConsoleSettings, IdentitySettings, NatsProgram, TokenSettings
@@ -266,7 +266,7 @@ class Config(Message):
     def _listed(self) -> Mapping[str, tuple[Deployment, ...]]:
         """The deployments of the models that list some, one for each key."""
         return {
-            model: expanded(model, settings.name or model, settings.deployments)
+            model: expand(model, settings.name or model, settings.deployments)
             for model, settings in self.models.items()
             if settings.deployments
         }

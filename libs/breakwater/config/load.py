@@ -158,14 +158,14 @@ def _problems_between_sections(document: dict[str, Any], problems: Sequence[Erro
     So that a user learns all mistakes at once, the document is checked again without its wrong values. None is
     returned if a provider, a model or an agent is wrong as a whole: without it, others would seem to lack it.
     """
-    rest = deepcopy(document)
+    remainder = deepcopy(document)
     for problem in problems:
         path, _ = _path_in_file(problem["loc"])
         if problem["type"] == "union_tag_invalid":
             path = (*path, "kind")
         if len(path) < 2 or (len(path) == 2 and path[0] in {"providers", "models", "agents"}):
             return []
-        section: Any = rest
+        section: Any = remainder
         for name in path[:-1]:
             section = cast(dict[str, Any], section).get(name) if isinstance(section, dict) else None
         if not isinstance(section, dict):
@@ -175,7 +175,7 @@ def _problems_between_sections(document: dict[str, Any], problems: Sequence[Erro
         else:
             cast(dict[str, Any], section).pop(path[-1], None)
     try:
-        Config.model_validate(rest)
+        Config.model_validate(remainder)
     except ValidationError as error:
         return [problem for problem in error.errors() if not problem["loc"]]
     return []

@@ -271,8 +271,8 @@ def _failing(outage: _Outage, attempt: Attempt, error: ErrorInfo, refusal: Refus
     advice = _ADVICE[refusal].format(provider=outage.provider, key=key)
     agents = outage.agent_names()
     # A fallback that fails behind a primary carries no traffic that could be on others now.
-    others = "other models" if attempt.deployment is None else "others"
-    answering = f"{others} answer" if outage.others_answered else "no fallback answers"
+    who_answers = "other models" if attempt.deployment is None else "others"
+    answering = f"{who_answers} answer" if outage.others_answered else "no fallback answers"
     traffic = outage.traffic_in_words() or f"{answering} the jobs of {_named(agents, 'agent')}"
     payload: dict[str, JsonValue] = {
         "provider": outage.provider,

@@ -114,8 +114,8 @@ class Call:
         native: the request as its client wrote it, for a provider that speaks its API; None for a chat.
         headers: the client's headers that go with `native`.
         repaired: `messages` differ from those of `native`: some were removed or added.
-        heard: is given the headers of any answer, by which a provider says what is left of its limits; None if nobody
-            chooses by them.
+        on_headers: is given the headers of any answer, by which a provider says what is left of its limits; None if
+            nobody chooses by them.
     """
 
     attempt_id: str
@@ -138,7 +138,7 @@ class Call:
     native: Mapping[str, JsonValue] | None = None
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
     repaired: bool = False
-    heard: Callable[[Mapping[str, str]], None] | None = None
+    on_headers: Callable[[Mapping[str, str]], None] | None = None
 
 
 def silence(call: Call) -> str:

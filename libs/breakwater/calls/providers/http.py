@@ -155,8 +155,8 @@ class HttpProvider:
         state = _RequestState()
         try:
             async with AnswerTimeout(call.timeout_s), self._request(wire, call, key, state) as response:
-                if call.heard is not None:
-                    call.heard(response.headers)
+                if call.on_headers is not None:
+                    call.on_headers(response.headers)
                 return await _reply(response, _limit(wire))
         except TimeoutError as error:
             failure = TransportFailure("timeout", "TimeoutError", silence(call))
@@ -177,8 +177,8 @@ class HttpProvider:
                 AnswerTimeout(min(call.timeout_s, streaming.total_timeout_s)) as limit,
                 self._request(wire, call, key, state) as response,
             ):
-                if call.heard is not None:
-                    call.heard(response.headers)
+                if call.on_headers is not None:
+                    call.on_headers(response.headers)
                 if not is_stream(response) or not 200 <= response.status <= 299:
                     # This is an error, perhaps as an event, or the whole answer of a server that does not stream.
                     return self._read(wire, call, await _reply(response, MAX_ANSWER_BYTES))

@@ -17,7 +17,7 @@ _CLOSE = 1.2
 
 @dataclass(frozen=True, slots=True)
 class ChoicePolicy:
-    """How a model's deployments are chosen.
+    """The choice among a model's deployments.
 
     Attributes:
         choose: `headroom`, `weighted`, `latency` or `ordered`, as in the config.
@@ -69,36 +69,45 @@ def order(
         last: the deployment of the session's last call, while its prompt cache is warm.
     """
     listed = list(candidates)
-    fastest = min((one.latency_ms for one in listed if one.latency_ms is not None and not one.blocked_s), default=0.0)
+    fastest = min(
+        (candidate.latency_ms for candidate in listed if candidate.latency_ms is not None and not candidate.blocked_s),
+        default=0.0,
+    )
     by_headroom = policy.choose == "headroom"
 
     def place(numbered: tuple[int, Candidate]) -> tuple[object, ...]:
-        number, one = numbered
+        number, candidate = numbered
         rank: float = number
         if policy.choose != "ordered":
             # A session is placed by weight alone: what is left of limits differs from worker to worker.
-            weight = one.weight * max(one.headroom, 0.01) if by_headroom and not policy.sticky else one.weight
-            rank = _lot(session if policy.sticky else call, one.id) / weight
-        is_slow = policy.choose == "latency" and one.latency_ms is not None and one.latency_ms > fastest * _CLOSE
+            weight = (
+                candidate.weight * max(candidate.headroom, 0.01)
+                if by_headroom and not policy.sticky
+                else candidate.weight
+            )
+            rank = _lot(session if policy.sticky else call, candidate.id) / weight
+        is_slow = (
+            policy.choose == "latency" and candidate.latency_ms is not None and candidate.latency_ms > fastest * _CLOSE
+        )
         return (
-            one.blocked_s,
-            one.failures,
-            not one.fits,
-            one.overflow,
-            by_headroom and one.headroom < LOW_HEADROOM,
-            policy.sticky and last is not None and one.id != last,
-            one.latency_ms if is_slow else 0.0,
+            candidate.blocked_s,
+            candidate.failures,
+            not candidate.fits,
+            candidate.overflow,
+            by_headroom and candidate.headroom < LOW_HEADROOM,
+            policy.sticky and last is not None and candidate.id != last,
+            candidate.latency_ms if is_slow else 0.0,
             rank,
         )
 
-    return [one for _, one in sorted(enumerate(listed), key=place)]
+    return [candidate for _, candidate in sorted(enumerate(listed), key=place)]
 
 
-def _lot(name: str, candidate: str) -> float:
+def _lot(name: str, candidate_id: str) -> float:
     """Draws a number for a name and a candidate, exponentially distributed.
 
     Divided by weights, the least one wins in proportion to the weights. A further candidate takes over its own share
     and moves no other name.
     """
-    digest = blake2b(f"{name}\n{candidate}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    digest = blake2b(f"{name}\n{candidate_id}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return -log((int.from_bytes(digest) + 1) / 2**64)

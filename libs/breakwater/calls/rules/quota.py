@@ -13,8 +13,8 @@ DEFAULT_RESET_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Allowance:
-    """What is left of one limit.
+class Quota:
+    """The rest of one limit.
 
     Attributes:
         counts_tokens: True for a limit on tokens, False for one on requests.
@@ -28,10 +28,10 @@ class Allowance:
     limit: float | None
     reset_s: float
 
-    def less(self, tokens: int) -> Allowance:
+    def less(self, tokens: int) -> Quota:
         """Returns what is left after one more call with at most so many tokens, until an answer says it exactly."""
         used = tokens if self.counts_tokens else 1
-        return Allowance(self.counts_tokens, max(0.0, self.remaining - used), self.limit, self.reset_s)
+        return Quota(self.counts_tokens, max(0.0, self.remaining - used), self.limit, self.reset_s)
 
     def fits(self, tokens: int) -> bool:
         """Returns True if one more call with so many tokens is within the limit."""
@@ -45,30 +45,30 @@ class Allowance:
         return min(1.0, self.remaining / self.limit)
 
 
-def allowances(headers: Mapping[str, str], now: datetime) -> tuple[Allowance, ...]:
+def quotas(headers: Mapping[str, str], now: datetime) -> tuple[Quota, ...]:
     """Returns what is left of each limit that the headers state, as OpenAI and Anthropic write them.
 
     Args:
         headers: the answer's headers, by lower-case names.
         now: the current time, for resets that are a moment.
     """
-    return tuple(_allowances(headers, now))
+    return tuple(_quotas(headers, now))
 
 
-def _allowances(headers: Mapping[str, str], now: datetime) -> Iterator[Allowance]:
+def _quotas(headers: Mapping[str, str], now: datetime) -> Iterator[Quota]:
     for unit in ("requests", "tokens"):
         remaining = number_in(headers.get(f"x-ratelimit-remaining-{unit}", ""))
         if remaining is not None:
             reset_s = duration_s(headers.get(f"x-ratelimit-reset-{unit}", ""))
-            yield _allowance(unit, remaining, headers.get(f"x-ratelimit-limit-{unit}", ""), reset_s)
+            yield _quota(unit, remaining, headers.get(f"x-ratelimit-limit-{unit}", ""), reset_s)
     for unit in ("requests", "tokens", "input-tokens", "output-tokens"):
         remaining = number_in(headers.get(f"anthropic-ratelimit-{unit}-remaining", ""))
         if remaining is not None:
             reset_s = until_rfc3339(headers.get(f"anthropic-ratelimit-{unit}-reset", ""), now)
-            yield _allowance(unit, remaining, headers.get(f"anthropic-ratelimit-{unit}-limit", ""), reset_s)
+            yield _quota(unit, remaining, headers.get(f"anthropic-ratelimit-{unit}-limit", ""), reset_s)
 
 
-def _allowance(unit: str, remaining: float, limit: str, reset_s: float | None) -> Allowance:
-    return Allowance(
+def _quota(unit: str, remaining: float, limit: str, reset_s: float | None) -> Quota:
+    return Quota(
         unit != "requests", remaining, number_in(limit), DEFAULT_RESET_S if reset_s is None else max(reset_s, 0.001)
     )

@@ -106,7 +106,11 @@ def check(
         }
         output.json_document(
             document
-            | ({"limits": limits, "deployments": [_deployment_document(one) for one in deployments]} if expand else {})
+            | (
+                {"limits": limits, "deployments": [_deployment_document(deployment) for deployment in deployments]}
+                if expand
+                else {}
+            )
         )
         return
     output.print_styled((f"{path}: ", ""), ("ok", "green"), (f", {quantity(len(config.agents), 'agent')}", ""))
@@ -121,12 +125,12 @@ def check(
 
 
 _DEPLOYMENTS: Sequence[Column[Deployment]] = (
-    Column("model", lambda one: one.model),
-    Column("deployment", lambda one: one.id),
-    Column("key", lambda one: one.key_name, missing="of the provider"),
-    Column("weight", lambda one: f"{one.settings.weight:g}" if one.settings else None),
-    Column("role", lambda one: one.settings and one.settings.role),
-    Column("region", lambda one: one.region),
+    Column("model", lambda deployment: deployment.model),
+    Column("deployment", lambda deployment: deployment.id),
+    Column("key", lambda deployment: deployment.key_name, missing="of the provider"),
+    Column("weight", lambda deployment: f"{deployment.settings.weight:g}" if deployment.settings else None),
+    Column("role", lambda deployment: deployment.settings and deployment.settings.role),
+    Column("region", lambda deployment: deployment.region),
 )
 
 

@@ -243,7 +243,7 @@ class Attempt(Event):
 
     @property
     def unit(self) -> str:
-        """What its breaker and its health are of: the deployment if the model lists some, else the model."""
+        """The unit of its breaker and its health: the deployment if the model lists some, else the model."""
         return self.deployment or self.model
 
     @property

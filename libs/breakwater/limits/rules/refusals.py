@@ -309,12 +309,15 @@ def over_rate_limit(over: OverRate, owner: str) -> ErrorInfo:
         wait_s = min(wait_s, RETRY_HELD_S)  # a call mostly ends long before its lease
     later = "; the call alone is above it" if wait_s is None else f"; try again in {wait_s:.0f} s"
     of_limit = ((state.remaining, state.scope, state.unit, state.limit) for state in over.windows)
-    left = next((left for left, *place in of_limit if place == [over.key, limit.unit, limit.amount]), None)
+    remaining = next(
+        (remaining for remaining, *place in of_limit if place == [over.key, limit.unit, limit.amount]), None
+    )
     return refusal(
         "rate_limit",
         "RateLimitExceededError",
         f"the limit of {owner} on {measure} has no room for this call{later}",
-        figures=f"it is {amount} {measure}" + ("" if left is None else f", of which {max(0, left):,} are left"),
+        figures=f"it is {amount} {measure}"
+        + ("" if remaining is None else f", of which {max(0, remaining):,} are left"),
         to_do=f"{'lower `max_tokens`' if wait_s is None else 'wait'}, or raise {limit.in_words}{_for_some_time(over)}",
         retry_after_s=wait_s,
         user_message=_TOO_MANY,
