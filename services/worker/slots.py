@@ -14,7 +14,7 @@ from breakwater.jobs.rules.workers import may_take, may_take_beside_higher
 from breakwater.kernel.nats.delivery import Delivery, PutBack
 
 HALVED_EVERY_S = 2.0
-"""What a caller is expected to need halves after so long."""
+"""The slots that a caller is expected to need halve after so long."""
 
 FORGOTTEN = 2.0**-30
 """A caller that is expected to need no more than this has not called for a minute, and is forgotten."""
@@ -50,11 +50,11 @@ class Callers:
         if running < slots * weight // (weight + self._heaviest):
             return True
         self._halve(now)
-        others = [other for name, other in self._callers.items() if name != caller]
-        if not others:
+        competitors = [competitor for name, competitor in self._callers.items() if name != caller]
+        if not competitors:
             return True
-        needed_by_others = math.ceil(sum(other.needs for other in others))
-        heaviest = max(other.weight for other in others)
+        needed_by_others = math.ceil(sum(competitor.needs for competitor in competitors))
+        heaviest = max(competitor.weight for competitor in competitors)
         return may_take(slots, running, needed_by_others, weight / (weight + heaviest))
 
     def running(self, caller: str) -> int:
@@ -83,10 +83,10 @@ class Callers:
 
     def _note(self, caller: str, weight: int, now: float) -> _Caller:
         self._halve(now)
-        noted = self._callers.setdefault(caller, _Caller(weight))
-        noted.weight = weight
+        noted_caller = self._callers.setdefault(caller, _Caller(weight))
+        noted_caller.weight = weight
         self._heaviest = max(self._heaviest, weight)
-        return noted
+        return noted_caller
 
     def _halve(self, now: float) -> None:
         """Expects callers to need half as much for each `HALVED_EVERY_S` that has passed."""
