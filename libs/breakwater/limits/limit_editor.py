@@ -58,7 +58,7 @@ from breakwater.limits.rules.scopes import (
     patterns_of,
     scope_of,
 )
-from breakwater.limits.store.budget_counters import BudgetCounters
+from breakwater.limits.store.budget_counters import BudgetCounters, StoredRaise
 from breakwater.limits.store.budgets import NotFilledError
 
 TOLD_WITHIN = timedelta(seconds=30)
@@ -294,15 +294,18 @@ class LimitEditor:
         Raises BusError, StateUnavailableError; may be repeated.
         """
         for stored in await self.counters.stored_raises(periods_at(now, self.counters.zone).all):
-            table, limit_raise = self.limits(), stored.limit_raise
-            limit = table.counter(stored.key, stored.period.window).cap
-            is_kept = limit is not None and table.plane_limits.raise_of(limit, stored.key) is not None
-            is_of_limit = limit is not None and amount_of("usd", limit_raise.configured) == limit.amount
-            if limit is not None and is_of_limit and not is_kept:
-                await self._keep(limit, limit_raise, now)
+            while not await self._keep(stored, now):
+                pass
             await self.counters.forget_stored_raise(stored)
 
-    async def _keep(self, limit: Limit, limit_raise: LimitRaise, now: datetime) -> None:
+    async def _keep(self, stored: StoredRaise, now: datetime) -> bool:
+        """Keeps a stored raise, unless it is kept or ended. Returns False if its limit was changed at this moment."""
+        table, limit_raise = self.limits(), stored.limit_raise
+        limit = table.counter(stored.key, stored.period.window).cap
+        if limit is None or amount_of("usd", limit_raise.configured) != limit.amount:
+            return True
+        if table.plane_limits.raise_of(limit, stored.key) is not None:
+            return True
         author = Author(token_hex(8), limit_raise.by, limit_raise.reason, now)
 
         def decide() -> LimitRecord:
@@ -312,7 +315,10 @@ class LimitEditor:
         try:
             await self._change(limit.id, decide)
         except LimitRefusedError as refused:
+            if refused.code == "limit_changed":
+                return False  # by another process that keeps raises, or by a person
             structlog.get_logger().warning("raise_not_kept", limit=limit.id, scope=limit_raise.scope, why=str(refused))
+        return True
 
     def _check_rights(self, caller: Caller, limit: Limit, key_binding: Collection[ScopePart]) -> None:
         """Raises LimitRefusedError: the caller may not set a limit, or it would loosen one that he may not change."""

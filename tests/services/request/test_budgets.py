@@ -18,11 +18,13 @@ from breakwater.kernel.http.problems import RequestError
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.errors import BusUnavailableError
 from breakwater.kernel.nats.publisher import Publisher
+from breakwater.kernel.nats.state_log import ChangedMeanwhileError
 from breakwater.kernel.redis.connection import Redis, StateUnavailableError
 from breakwater.kernel.types import NANO_PER_USD, format_time
 from breakwater.limits.api.budgets import BudgetRoutes
 from breakwater.limits.contract import BudgetEvent, BudgetReconciliation, Reconciliation
 from breakwater.limits.limit_editor import LimitEditor
+from breakwater.limits.limit_log import LimitLog
 from breakwater.limits.rules.budget import Periods, periods_at
 from breakwater.limits.rules.ledger import AttemptSums, Ledger
 from breakwater.limits.rules.scopes import Dimensions
@@ -404,6 +406,36 @@ async def test_raises_that_an_earlier_version_stored_in_redis_are_kept_until_the
         [change] = await api.events("bw.limits.>")
         assert (change["limit_id"], change["reason"]) == ("agents.writer.budget.daily_usd", "launch day")
         assert await redis.client.hget(FILLED, "limits")  # type: ignore[misc]
+
+
+async def test_stored_raises_of_one_limit_survive_that_several_processes_move_them_at_once(
+    own_nats_server: RunningServer,
+    redis_server: RunningServer,
+    redis: Redis,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    await fill(redis)
+    day = period_key("daily", periods().day.name)
+    raised = {"limit": "50.000000000", "configured": "1.000000000", "by": "ann", "reason": "launch day"}
+    raised |= {"at": format_time(datetime.now(UTC))}
+    for key in ("tenant:one", "tenant:two"):
+        await cast(Any, redis.client.hset(day, f"raised:{key}", json.dumps(raised)))
+    change = LimitLog.change
+
+    async def change_meanwhile(self: LimitLog, *_: object) -> object:
+        monkeypatch.setattr(LimitLog, "change", change)
+        raise ChangedMeanwhileError
+
+    monkeypatch.setattr(LimitLog, "change", change_meanwhile)
+    async with new_api(own_nats_server.url, redis_server.url, tmp_path, CONFIG) as api:
+
+        async def is_forgotten() -> bool:
+            return not [name for name in await cast(Any, redis.client.hkeys(day)) if name.startswith("raised:")]
+
+        await until(is_forgotten)
+        for tenant in ("one", "two"):
+            assert (await standing(api, f"tenant:{tenant}/daily"))["limit"] == "50.000000000", tenant
 
 
 def routes(redis: Redis, compare: Callable[[], Awaitable[Reconciliation]]) -> BudgetRoutes:
