@@ -171,6 +171,20 @@ def test_the_most_particular_limit_of_a_scope_is_its_cap() -> None:
     assert len(counted.keys(CallNames("a", **names))) == len(ONLY_BASE.keys(CallNames("a"))) + 3
 
 
+def test_a_spent_limit_that_refuses_calls_precedes_those_whose_calls_wait_the_longest_first() -> None:
+    table = caps(
+        '{scope: "plane", usd: 1, per: day, action: wait}',
+        '{scope: "plane", usd: 9, per: month, action: wait}',
+        '{scope: "agent:writer", usd: 9, per: month}',
+        '{scope: "agent:writer", tokens: 9, per: day}',
+    )
+    # Of several that are spent, the script names the first.
+    counters = table.counters(CallNames("writer"), Dimensions(table.dimensions))
+    assert [counter.name for counter in counters if counter.hard_limit is not None] == [
+        *("agent:writer/monthly", "agent:writer/daily/tokens", "global/monthly", "global/daily"),
+    ]
+
+
 def test_any_scope_can_have_limits_on_rates_in_the_config() -> None:
     table = caps(
         '{scope: "key:*", requests: 60, per: minute, action: wait}',

@@ -303,6 +303,12 @@ OTHER_TENANTS = f"budgets.tenants.{OTHERS}."
 """The beginning of the ids of limits that only count for tenants that the config does not name."""
 
 
+def _wait(counter: Counter) -> int:
+    """Returns a number that is larger for a shorter wait for a spent budget's next period; 0 if no call waits."""
+    waits = counter.cap is not None and counter.cap.action == "wait"
+    return len(WINDOWS) - WINDOWS.index(counter.window) if waits else 0
+
+
 @dataclass(frozen=True)
 class LimitTable:
     """All limits.
@@ -366,16 +372,21 @@ class LimitTable:
         return tuple(sorted(set(chain(*self.kinds_of_rates))))
 
     def counters(self, names: CallNames, dimensions: Dimensions = ONLY_BASE) -> tuple[Counter, ...]:
-        """Returns the budgets that a call counts towards, in the dimensions that are counted: first those of money."""
+        """Returns the budgets that a call counts towards, in the dimensions that are counted: first those of money.
+
+        Of several that are spent, the first decides. So those for whose next period calls wait are last, the longest
+        first: no call waits, to be refused after that, or to wait again.
+        """
         counted_names = (dimensions, *map(names.of_kind, dimensions.kinds))
         counters = self._cached.get(counted_names)
         if counters is None:
             keys = dimensions.keys(names)
             further = (self.counter(key, window, unit) for unit in self._further_units for window, key in keys)
-            counters = (
+            all_counters = (
                 *(self.counter(key, window) for window, key in keys),
                 *(counter for counter in further if counter.cap is not None),
             )
+            counters = tuple(sorted(all_counters, key=_wait))
             _cache(self._cached, counted_names, counters)
         return counters
 
