@@ -15,6 +15,7 @@ import pytest
 from breakwater.calls.providers.base import Call, CallError, Streaming
 from breakwater.calls.providers.registry import GoogleAuth, VertexSettings
 from breakwater.config import parse_config
+from breakwater.config.load import missing_parts
 from breakwater.dialects.rules.chat_chunks import Chunk
 from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.security.secret_refs import SecretRef
@@ -168,6 +169,16 @@ async def test_the_metadata_server_of_a_machine_gives_the_token(
         await provider.close()
 
 
+async def test_the_key_of_a_deployment_is_a_credential_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with world(monkeypatch) as here:
+        one_key = here.settings().model_copy(update={"api_key": SecretRef(env="GOOGLE_KEY"), "auth": None})
+        provider = one_key.open()
+        for name in ("gemini-x", "claude-x@20260101"):
+            await provider.perform(call(model=name))
+        await provider.close()
+        assert not here.refused
+
+
 async def test_where_there_is_no_credential_the_failure_says_where_it_was_looked_for(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -235,6 +246,8 @@ def test_a_missing_package_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(sys.modules, "google.auth", None)
     with pytest.raises(ConfigError, match=r"install it with: pip install 'breakwater-plane\[gcp\]'"):
         VertexSettings(kind="vertex", project="p").open()  # pyright: ignore[reportCallIssue]
+    config = parse_config("providers: {v: {kind: vertex, project: p}}\nagents: {a: {model: v/gemini-2.5-flash}}")
+    assert "providers.v: the package google.auth is not installed" in str(missing_parts(config))
 
 
 async def test_a_spent_quota_waits_as_long_as_google_says(monkeypatch: pytest.MonkeyPatch) -> None:

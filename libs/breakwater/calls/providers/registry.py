@@ -275,6 +275,12 @@ class VertexSettings(HttpSettings):
             raise ValueError("Vertex takes no api_key: it needs a token (auth); with a key, use kind: gemini")
         return self
 
+    def credential(self) -> Credential[Any]:
+        """Returns the credential; the key of a deployment is a credential file's content. Raises ConfigError."""
+        from breakwater.calls.providers.credentials import Credential
+
+        return Credential((self.auth or GoogleAuth(credentials=self.api_key)).source())
+
     def apis_of(self, model: str) -> Collection[CallApi]:
         """Returns chats, and Messages for Claude."""
         return ("chat", "messages") if is_claude(model) else ("chat",)

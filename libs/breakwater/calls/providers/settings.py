@@ -165,6 +165,11 @@ class HttpSettings(ProviderSettings):
         """
         return None if self.auth is None else self.auth.headers(credential)
 
+    def check(self) -> None:
+        """Checks that the packages for the credential are installed. Raises ConfigError."""
+        if self.auth is not None:
+            self.auth.source()
+
     def credential(self) -> Credential[Any]:
         """Returns the credential; a key is read now, anything else with the first call.
 
