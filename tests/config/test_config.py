@@ -274,6 +274,12 @@ def test_a_worker_gets_the_variables_that_a_makers_library_reads() -> None:
         GOOD.replace("defaults:", "  aws: {kind: bedrock, region: eu-central-1}\ndefaults:\n  provider: sim")
     )
     assert {"AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_WEB_IDENTITY_TOKEN_FILE"} <= variables_of(config, "worker")
+    text = (
+        "providers: {a: {kind: azure, base_url: 'http://x'}, v: {kind: vertex, project: p}}\nagents: {a: {model: v/m}}"
+    )
+    names = {"AZURE_CLIENT_SECRET", "IDENTITY_HEADER", "GOOGLE_APPLICATION_CREDENTIALS"}
+    assert names <= variables_of(parse_config(text), "worker")
+    assert not names & variables_of(parse_config(text), "sink")
     assert not any(name.startswith("AWS_") for name in variables_of(config, "request"))
 
 

@@ -146,8 +146,20 @@ AzureAuth = Annotated[
 ]
 
 
+_AZURE_VARIABLES = words(
+    """
+    AZURE_AUTHORITY_HOST AZURE_CLIENT_CERTIFICATE_PASSWORD AZURE_CLIENT_CERTIFICATE_PATH AZURE_CLIENT_ID
+    AZURE_CLIENT_SECRET AZURE_CONFIG_DIR AZURE_FEDERATED_TOKEN_FILE AZURE_POD_IDENTITY_AUTHORITY_HOST AZURE_TENANT_ID
+    AZURE_TOKEN_CREDENTIALS IDENTITY_ENDPOINT IDENTITY_HEADER IDENTITY_SERVER_THUMBPRINT IMDS_ENDPOINT MSI_ENDPOINT
+    MSI_SECRET REQUESTS_CA_BUNDLE
+    """
+)
+
+
 class AzureSettings(HttpSettings):
     """An Azure OpenAI or Foundry resource. Its models are named by their deployments."""
+
+    variables: ClassVar[Collection[str]] = _AZURE_VARIABLES
 
     kind: Literal["azure"]
     base_url: HttpUrl = Field(description="The resource, as in `https://NAME.openai.azure.com`.")
@@ -240,8 +252,18 @@ VertexAuth = Annotated[
 ]
 
 
+_GOOGLE_VARIABLES = words(
+    """
+    CLOUDSDK_CONFIG GCE_METADATA_HOST GCE_METADATA_IP GCE_METADATA_ROOT GCE_METADATA_TIMEOUT
+    GOOGLE_APPLICATION_CREDENTIALS GOOGLE_EXTERNAL_ACCOUNT_ALLOW_EXECUTABLES NO_GCE_CHECK REQUESTS_CA_BUNDLE
+    """
+)
+
+
 class VertexSettings(HttpSettings):
     """Google's Vertex AI: Claude by its own API, Gemini and others by the OpenAI-compatible endpoint."""
+
+    variables: ClassVar[Collection[str]] = _GOOGLE_VARIABLES
 
     kind: Literal["vertex"]
     project: Annotated[str, Field(pattern=r"^[a-z0-9.:-]{1,100}$", description="The id of the project.")]
