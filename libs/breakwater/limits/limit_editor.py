@@ -384,30 +384,36 @@ class LimitEditor:
     async def keep_told(self, lookup: Lookup) -> None:
         """Tells of changes whose process died before it could: at the start, and soon after a change."""
         outage, told_version, version_before = Outage("telling of changed limits"), "", ""
+        since: datetime | None = None
         while True:
             version = self.log.version
             if version != told_version:
-                tell = partial(self.tell_untold, lookup, datetime.now(UTC) - TOLD_WITHIN)
-                is_told = await outage.run_logged(tell, expected=(BusError, UnavailableError, NotFilledError))
-                told_version = version if is_told and version == version_before else told_version
+                until = datetime.now(UTC) - TOLD_WITHIN
+                tell = partial(self.tell_untold, lookup, until, since)
+                if await outage.run_logged(tell, expected=(BusError, UnavailableError, NotFilledError)):
+                    # A change that was too recent was stored after this, even if clocks differ.
+                    since = until - TOLD_WITHIN
+                    told_version = version if version == version_before else told_version
             version_before = version
             await asyncio.sleep(TOLD_WITHIN.total_seconds())
 
-    async def tell_untold(self, lookup: Lookup, until: datetime) -> None:
-        """Tells of the last changes of limits that EVENTS lacks, as far back as it reaches.
+    async def tell_untold(self, lookup: Lookup, until: datetime, since: datetime | None = None) -> None:
+        """Tells of the last changes of limits that EVENTS lacks.
 
         Args:
             lookup: reads streams.
             until: later changes are left to those who make them.
+            since: changes that were stored earlier have been told of; None: as far back as EVENTS reaches.
 
         Raises:
             BusError, StateUnavailableError, NotFilledError: repeat it.
         """
-        events = await lookup.facts(Stream.EVENTS)
-        first = await lookup.next(Stream.EVENTS, ">", max(events.first, 1))
-        since = events.created if first is None else first.stored_at
+        if since is None:
+            events = await lookup.facts(Stream.EVENTS)
+            first = await lookup.next(Stream.EVENTS, ">", max(events.first, 1))
+            since = events.created if first is None else first.stored_at
         told: set[str] = set()
-        async with aclosing(lookup.scan(Stream.EVENTS, subjects.limit("*"), complete=True)) as messages:
+        async with aclosing(lookup.scan(Stream.EVENTS, subjects.ALL_LIMITS, start=since, complete=True)) as messages:
             async for message in messages:
                 if (event := message.read(LimitEvent)) is not None:
                     told.add(event.event_id)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import combinations
@@ -13,15 +15,18 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from breakwater.config import parse_config
+from breakwater.config import LiveConfig, parse_config
 from breakwater.identity.api_keys import create_key
 from breakwater.kernel.nats.errors import BusUnavailableError
-from breakwater.kernel.nats.lookup import Lookup
+from breakwater.kernel.nats.lookup import Lookup, StoredMessage
+from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.subjects import Stream
+from breakwater.kernel.process import background
 from breakwater.kernel.redis.connection import Redis, StateUnavailableError
 from breakwater.kernel.types import NANO_PER_USD, format_time
 from breakwater.limits.contract import LimitRecord, LimitSettings
 from breakwater.limits.limit_editor import LimitEditor
+from breakwater.limits.limit_log import LimitLog
 from breakwater.limits.rules.budget import Periods, periods_at
 from breakwater.limits.rules.ledger import AttemptSums, Ledger
 from breakwater.limits.rules.limit import limit_of
@@ -491,6 +496,52 @@ async def test_a_change_whose_process_died_is_told_of_by_the_next_that_starts(
     assert [raised[name] for name in ("kind", "limit", "previous", "configured", "reason")] == [
         *("raised", "40.000000000", "30.000000000", "30.000000000", "launch")
     ]
+
+
+async def test_what_was_told_of_is_neither_told_nor_read_again_with_each_change(
+    governed: HttpApi, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published: list[str] = []
+    reads: list[int] = []
+
+    class CountingLookup(Lookup):
+        async def scan(self, stream: Stream, *args: Any, **options: Any) -> AsyncGenerator[StoredMessage]:
+            reads.append(0)
+            async with aclosing(super().scan(stream, *args, **options)) as messages:
+                async for message in messages:
+                    reads[-1] += 1
+                    yield message
+
+    class CountingPublisher(Publisher):
+        async def event(self, subject: str, *args: Any, **options: Any) -> Any:
+            published.append(subject)
+            return await super().event(subject, *args, **options)
+
+    await fill(redis)
+    for number in range(9):
+        assert (await put(governed, f"limit-{number}", scope=f"key:k{number}", requests=1, per="minute")).status == 200
+    publisher = CountingPublisher(lambda: governed.bus, "request")
+    log = LimitLog(lambda: governed.bus, publisher)
+    live = LiveConfig(parse_config(GOVERNED))
+    log.feed(live.change_limits)
+    nothing: Any = None
+    editor = LimitEditor((), {}, log, live.limits, BudgetCounters(redis, UTC_ZONE), publisher, nothing)
+    monkeypatch.setattr("breakwater.limits.limit_editor.TOLD_WITHIN", timedelta(seconds=0.2))
+    await asyncio.sleep(0.4)
+    await log.catch_up()
+    telling = asyncio.create_task(editor.keep_told(CountingLookup(lambda: governed.bus)))
+    try:
+        await until(lambda: len(reads) >= 4, "the first two looks")
+        assert reads[0] == 9, "all events of limits"
+        await asyncio.sleep(0.4)
+        reads.clear()
+        assert (await put(governed, "limit-0", scope="key:k0", requests=2, per="minute")).status == 200
+        await log.catch_up()
+        await until(lambda: len(reads) >= 4, "the looks after a change")
+        assert max(reads) <= 1, reads
+        assert published == []
+    finally:
+        await background.stop(telling)
 
 
 async def test_a_change_whose_process_died_is_told_of_with_the_next_change(

@@ -212,6 +212,9 @@ NEW_CALLERS = "bw.new-callers"
 limit: Callable[[str], str] = partial(_subject, "limits")
 """The subject of changes of limits, by the kind of change (EVENTS)."""
 
+ALL_LIMITS = "bw.limits.>"
+"""The subjects of all changes of limits."""
+
 LIMIT_SETTINGS = "bw.limit-settings.*"
 """The subjects of limits that are set by the API, by their ids; the newest message is the limit's state (LIMITS).
 Internal."""
