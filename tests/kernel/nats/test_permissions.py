@@ -328,10 +328,10 @@ async def test_workers_and_the_budget_service_learn_at_once_of_a_limit_that_is_s
             for log in logs:
                 await log.filled.wait()
             limit = LimitSettings(scope="plane", requests=1, per="minute")
-            record = set_limit("x", limit, None, Author("c", "ops", None, datetime.now(UTC)))
+            record = set_limit("heard", limit, None, Author("c", "ops", None, datetime.now(UTC)))
             began = time.monotonic()
             await written.change(lambda: record)
-            await until(lambda: all("x" in log.states for log in logs), "the limit")
+            await until(lambda: all("heard" in log.states for log in logs), "the limit")
             assert time.monotonic() - began < LOOK_S / 2, "it was heard of, and not only looked for"
             assert {log.version for log in logs} == {written.version}
         finally:

@@ -186,6 +186,7 @@ async def test_a_person_is_shown_by_name_with_roles_and_what_they_do_is_recorded
         "scopes": ["read", "operate", "approve"],
         "tenants": [],
         "agents": [],
+        "residency": None,
         "user": None,
         "team": None,
         "tags": {},

@@ -172,6 +172,7 @@ async def test_each_key_is_shown_itself_and_no_other(api: HttpApi) -> None:
             "scopes": list(scopes),
             "tenants": [],
             "agents": [],
+            "residency": None,
             "user": None,
             "team": None,
             "tags": {},

@@ -50,7 +50,7 @@ TOO_MANY_NAMES = refusal(
     "TooManyTenantsError",
     "the sender of this job has named too many tenants, users, teams or tags, and one of this job is new",
     figures=f"{MAX_MADE_UP_SCOPES:,} scopes with such names of each sender are counted in a period, and as many "
-    "sliding windows at once, beside all that limits name",
+    "sliding windows held, beside all that limits name",
     to_do="list the names in budgets.tenants or budgets.limits, or fix the program that makes them up",
     user_message="This agent does not accept requests for more customers at present. Please contact its owner.",
 )
