@@ -49,8 +49,8 @@ TOO_MANY_NAMES = refusal(
     "budget_exceeded",
     "TooManyTenantsError",
     "the sender of this job has named too many tenants, users, teams or tags, and one of this job is new",
-    figures=f"{MAX_MADE_UP_SCOPES:,} scopes with such names of each sender are counted in a period, and as many "
-    "sliding windows held, beside all that limits name",
+    figures=f"a sender may have {MAX_MADE_UP_SCOPES:,} scopes with such names in a period, and as many sliding "
+    "windows; names that a limit names do not count",
     to_do="list the names in budgets.tenants or budgets.limits, or fix the program that makes them up",
     user_message="This agent does not accept requests for more customers at present. Please contact its owner.",
 )
