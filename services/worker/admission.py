@@ -84,7 +84,7 @@ async def admit(
     if asked_gates and verdict is not None and not isinstance(verdict, ClaimLostError):
         # Not after a lost claim: the job's new holder may hold the same grants, for the same attempt.
         commands = [gate.release() for gate in asked_gates]
-        if isinstance(verdict, Refused) or admission.has_alternatives:
+        if isinstance(verdict, Refused) or (admission.has_alternatives and _is_of_deployment(verdict)):
             commands += [gate.withdraw() for gate in asked_gates]
         await worker.redis.run([command for command in commands if command is not None])
     # In reverse, so that the breaker announces before the task. Only the admission that made it half-open announces
@@ -103,6 +103,11 @@ async def admit(
     admission.flight = admission.flight.model_copy(update=fields)
     admission.gates = asked_gates
     return None
+
+
+def _is_of_deployment(verdict: GateVerdict) -> bool:
+    """Returns True if the call goes on to another deployment, and so does not wait for this one."""
+    return isinstance(verdict, WaitForCapacity) and verdict.refused.of_deployment
 
 
 async def check(worker: WorkerContext, admission: Admission, gates: Gates) -> Refused | WaitForCapacity | None:

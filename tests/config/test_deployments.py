@@ -79,6 +79,11 @@ def test_a_model_without_deployments_is_one_as_it_always_was() -> None:
         ([{"provider": "script"}], {}, "the one of 'script': its kind is 'process'; only providers with a URL"),
         ([WEST, EAST, WEST], {}, "'west/prod#KEY_W' is listed twice, as number 1 and 3"),
         ([{**WEST, "key": [{"env": "A"}, {"env": "A"}]}], {}, "'west/prod#A' is listed twice, as number 1 and 2"),
+        (
+            [{"provider": "openai", "name": name, "key": {"file": f"/{name}/key"}} for name in "ab"],
+            {},
+            "the key file /b/key has the name of /a/key (models.m), and names tell keys apart; rename one",
+        ),
         ([WEST], {"provider": "west"}, "has a provider and deployments"),
         ([], {"choose": "weighted"}, "choose needs deployments to choose from"),
         ([{**WEST, "weight": 0}], {}, "models.m.deployments.0.weight"),

@@ -133,14 +133,18 @@ class Checkpoint(Event):
         return self.model_index + 1 >= len(chain)
 
     def cause_of_next(self, model: str, deployment: str | None) -> Cause:
-        """Returns the cause of the next attempt, on a deployment if the model lists some."""
+        """Returns the cause of the next attempt, on a deployment if the model lists some.
+
+        One that the job has called before is retried there, even if another was called since: otherwise, deployments
+        in turns would have no end of tries.
+        """
         if self.cause is not None:
             return self.cause
         if not self.attempts:
             return "first"
         if not self.tried(model):
             return "fallback"
-        return "retry" if deployment == self.attempts[-1].deployment else "redeployment"
+        return "retry" if self.tried(model, deployment) else "redeployment"
 
     def after(self, attempt: Attempt) -> Checkpoint:
         """Returns the checkpoint after a recorded attempt."""

@@ -175,3 +175,18 @@ def deployment_problems(
         first_places.setdefault(deployment.id, number)
     if count > MAX_DEPLOYMENTS:
         yield f"{place}: has {count} deployments, each key counted; the most is {MAX_DEPLOYMENTS}"
+
+
+def key_name_problems(deployments: Iterable[Deployment]) -> Iterable[str]:
+    """Yields a problem for each key of a provider's that has the name of another: calls would go out with that one."""
+    first_ones: dict[str, Deployment] = {}
+    for deployment in deployments:
+        if deployment.key is None:
+            continue
+        first = first_ones.setdefault(deployment.connection, deployment)
+        if first.key is not None and first.key != deployment.key:
+            first_source, source = (f"{key.file or key_name(key)}" for key in (first.key, deployment.key))
+            yield (
+                f"models.{deployment.model}.deployments, the one of {deployment.provider!r}: the key file {source} has "
+                f"the name of {first_source} (models.{first.model}), and names tell keys apart; rename one"
+            )

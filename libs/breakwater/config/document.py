@@ -17,7 +17,13 @@ from breakwater.calls.providers.registry import LOCAL_KINDS, AnyProvider, Provid
 from breakwater.calls.settings import RetryableKind, RetryBudgetRules
 from breakwater.calls.targets import is_within
 from breakwater.config.agents import Agent, AgentDefaults, ModelSettings, agent_with_defaults
-from breakwater.config.deployments import Deployment, connection_settings, deployment_problems, expand
+from breakwater.config.deployments import (
+    Deployment,
+    connection_settings,
+    deployment_problems,
+    expand,
+    key_name_problems,
+)
 from breakwater.dialects.rules.params import connection_objection
 from breakwater.identity.contract import MAX_TAGS, CostTag
 from breakwater.identity.settings import ConsoleSettings, IdentitySettings, NatsProgram, TokenSettings
@@ -192,6 +198,7 @@ class Config(Message):
             for agent in sender.agents:
                 if agent not in self.agents:
                     yield f"{place}.agents: {agent!r} is not configured{hint(agent, self.agents)}"
+        yield from key_name_problems(self.listed_deployments)
         for model, settings in self.models.items():
             yield from deployment_problems(f"models.{model}.deployments", self._listed.get(model, ()), self.providers)
             if settings.provider is not None and settings.provider not in self.providers:

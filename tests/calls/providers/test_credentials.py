@@ -10,7 +10,7 @@ import pytest
 from dotenv import dotenv_values
 from structlog.testing import capture_logs
 
-from breakwater.calls.providers.credentials import read_now
+from breakwater.calls.providers.credentials import Credential, CredentialError, Issued, read_now
 from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.security import secret_refs
 from breakwater.kernel.security.secret_refs import ENV_FILE, SecretRef, variable
@@ -149,6 +149,23 @@ def test_a_file_of_variables_precedes_the_environment(tmp_path: Path, monkeypatc
         variable("A_KEY")
     file.write_text("# keys\nA_KEY = 'of $the file'\nEMPTY=\n")
     assert [variable(name) for name in ("A_KEY", "OTHER", "EMPTY")] == ["of $the file", "other", ""]
+
+
+async def test_whatever_a_library_raises_is_a_credential_that_can_not_be_had() -> None:
+    class Broken:
+        def __str__(self) -> str:
+            return "a source"
+
+        def fetch(self) -> Issued[str]:
+            raise RuntimeError(f"{OLD} has expired")
+
+    credential = Credential[str](Broken())
+    with capture_logs() as logs:
+        for _ in range(2):
+            with pytest.raises(CredentialError, match=r"^a source gives no credential: RuntimeError$"):
+                await credential.current()
+    assert len(logs) == 1
+    assert OLD not in str(logs)
 
 
 async def test_no_key_needs_no_source() -> None:

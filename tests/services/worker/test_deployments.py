@@ -6,10 +6,12 @@ from collections import Counter
 from typing import Any
 
 import pytest
+import redis.asyncio as aioredis
 
 from breakwater.breakers.rules.breaker import BreakerKey
 from breakwater.kernel.nats.subjects import Header, encode_token
 from tests.flow.kit import PRICE, model, seconds_between
+from tests.helpers import until
 from tests.services.worker.conftest import StartWorker
 from tests.services.worker.harness import WorkerPlane
 
@@ -108,6 +110,20 @@ async def test_the_attempts_are_the_models_wherever_they_are_made_and_a_fallback
     assert result["chosen_model"] == "sim/n"
 
 
+async def test_rate_limits_of_all_deployments_use_up_the_tries_of_the_model(start_worker: StartWorker) -> None:
+    limited = model({"status": 429})
+    agents = {"writer": {**AGENT, "fallback_models": ["sim/n"]}}
+    models = {"west": limited, "east": limited, "n": model()}
+    async with start_worker(models, agents, more_models=on(WEST, EAST)) as plane:
+        result = await run(plane, "fallback", total_timeout_s=20)
+        alone = await run(plane, "alone", model="m", fallback_models=[], total_timeout_s=20)
+    # A call costs no try if it fails on a deployment that the job had not called yet.
+    tries = ["first", "redeployment", "retry", "retry"]
+    assert [attempt["cause"] for attempt in result["attempts"]] == [*tries, "fallback"]
+    assert [attempt["cause"] for attempt in alone["attempts"]] == tries
+    assert alone["reason"] == "error"
+
+
 async def test_with_no_other_deployment_a_call_is_retried_after_its_delay(start_worker: StartWorker) -> None:
     models = {"west": model({**DOWN, "requests": [1, 1]}), "east": model({**DOWN, "requests": [1, 1]})}
     async with start_worker(models, {"writer": AGENT}, more_models=on(WEST, EAST)) as plane:
@@ -151,6 +167,23 @@ async def test_what_a_provider_says_is_left_moves_calls_before_it_refuses_any(st
             await run(plane, f"j{number}")
         # It is called until it says how little is left.
         assert calls(plane).get("west", 0) <= 1
+
+
+async def test_a_call_keeps_its_place_while_it_waits_for_a_limit_of_all_deployments(start_worker: StartWorker) -> None:
+    agents = {"writer": {**AGENT, "rate_limit": {"concurrent_calls": 1}}}
+    models = {"west": model({"requests": [1, 1], "hang_s": 2}), "east": model()}
+    async with start_worker(models, agents, more_models=on(WEST, EAST)) as plane:
+        for name in ("first", "second"):
+            await plane.publish({"agent": "writer", "job_id": name, "prompt": "x"})
+        async with aioredis.from_url(plane.environment["BREAKWATER_REDIS_URL"], decode_responses=True) as redis:
+
+            async def waits() -> bool:
+                return "bw:limits:queue:" in "".join(await redis.keys())
+
+            await until(waits, "a job that waits")
+            still = [await waits() for _ in range(100)]
+        assert all(still), "whoever comes later would go first"
+        assert (await plane.result("second"))["status"] == "succeeded"
 
 
 async def test_the_calls_of_a_task_stay_on_one_deployment_and_tasks_are_spread(start_worker: StartWorker) -> None:

@@ -184,7 +184,13 @@ class Credential(Generic[ValueT]):
 
 
 def _fetch_valid(source: CredentialSource[ValueT], clock: Callable[[], float]) -> Issued[ValueT]:
-    issued = source.fetch()
+    try:
+        issued = source.fetch()
+    except ConfigError:
+        raise
+    except Exception as error:  # noqa: BLE001  botocore raises RuntimeError, and google-auth AttributeError
+        # Its text may quote the credential.
+        raise ConfigError(f"{source} gives no credential: {type(error).__name__}") from None
     if issued.ends_at is not None and issued.ends_at <= clock():
         raise ConfigError(f"{source} gives a credential that has already ended: check the clock")
     return issued

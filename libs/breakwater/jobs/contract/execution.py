@@ -42,7 +42,7 @@ Cause = Literal[
 ]
 """The reason for an attempt. Attempts with a cause from `orphan_recovery` on do not count as tries of their model.
 
-`redeployment` is a retry on another deployment of the model.
+`redeployment` is a retry on a deployment of the model that the job has not called before.
 
 `batch` is the first attempt for the next inputs of an embeddings job, if its model takes fewer inputs at a time.
 """
