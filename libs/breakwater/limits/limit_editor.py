@@ -246,7 +246,9 @@ class LimitEditor:
         dimension = limit.calendar_dimension
         period = None if dimension is None else periods_at(now, self.counters.zone).of(dimension.window)
         if (counting := table.limit_that_counts(parts, limit.unit, limit.window)) != limit:
-            message = f"for {scope_of(parts)!r}, the limit {counting and counting.id!r} counts instead; raise that one"
+            message = f"the limit {limit.id!r} does not count for {scope_of(parts)!r}, and no other limit does"
+            if counting is not None:
+                message = f"for {scope_of(parts)!r}, the limit {counting.id!r} counts instead; raise that one"
             raise LimitRefusedError(409, "limit_not_effective", message)
         if amount < limit.amount:
             message = f"is below the limit itself ({_in_words(limit, limit.amount)}); a raise is more than that"

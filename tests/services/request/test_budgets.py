@@ -355,6 +355,16 @@ async def test_secrets_in_a_reason_stay_here(capped: HttpApi, redis: Redis) -> N
     assert secret not in str(await raise_of(capped))
 
 
+async def test_the_limit_of_other_tenants_is_not_raised_for_one_that_the_config_names(
+    capped: HttpApi, redis: Redis
+) -> None:
+    await fill(redis)
+    body = {"amount": "5", "scope": "tenant:acme", "reason": "x"}
+    answer = await capped.ask("POST", "/api/v1/limits/budgets.tenants.*.daily_usd/raise", json=body)
+    assert (answer.status, answer.code) == (409, "limit_not_effective")
+    assert "'budgets.tenants.*.daily_usd' does not count for 'tenant:acme', and no other limit does" in answer.message
+
+
 async def test_nothing_is_raised_while_the_counters_are_not_there(capped: HttpApi, redis: Redis) -> None:
     answer = await capped.act("budgets/raise", **RAISE)
     assert (answer.status, answer.code, answer.headers["Retry-After"]) == (503, "not_filled", "1")
