@@ -76,6 +76,7 @@ def test_a_model_without_deployments_is_one_as_it_always_was() -> None:
         ([{**WEST, "key": []}], {}, "models.m.deployments.0.key: is empty"),
         ([{**WEST, "key": "sk-123"}], {}, "a secret does not belong in the config"),
         ([{**WEST, "provider": "wst"}], {}, "'wst' is not configured; did you mean 'west'?"),
+        ([{**WEST, "provider": "wst", "key": [{"env": "A"}, {"env": "B"}]}], {}, "config: 1 mistake\n"),
         ([{"provider": "script"}], {}, "the one of 'script': its kind is 'process'; only providers with a URL"),
         ([WEST, EAST, WEST], {}, "'west/prod#KEY_W' is listed twice, as number 1 and 3"),
         ([{**WEST, "key": [{"env": "A"}, {"env": "A"}]}], {}, "'west/prod#A' is listed twice, as number 1 and 2"),

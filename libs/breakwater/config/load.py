@@ -146,9 +146,9 @@ def parse_config(text: str, *, source: str = "config") -> Config:
     except ValidationError as error:
         problems = error.errors()
         problems += _problems_between_sections(cast(dict[str, Any], document), problems)
-        lines = [line for problem in _without_inherited(problems) for line in _explain(problem)]
+        lines = list(dict.fromkeys(line for problem in _without_inherited(problems) for line in _explain(problem)))
         count = "1 mistake" if len(lines) == 1 else f"{len(lines)} mistakes"
-        listed = "\n".join(f"  {line}{_line_of(root, line)}" for line in dict.fromkeys(lines))
+        listed = "\n".join(f"  {line}{_line_of(root, line)}" for line in lines)
         raise ConfigError(f"{source}: {count}\n{listed}") from None
 
 
