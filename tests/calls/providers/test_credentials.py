@@ -10,7 +10,7 @@ import pytest
 from dotenv import dotenv_values
 from structlog.testing import capture_logs
 
-from breakwater.calls.providers.credentials import Credential, CredentialError, Issued, read_now
+from breakwater.calls.providers.credentials import RETRY_S, Credential, CredentialError, Issued, read_now
 from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.security import secret_refs
 from breakwater.kernel.security.secret_refs import ENV_FILE, SecretRef, variable
@@ -166,6 +166,44 @@ async def test_whatever_a_library_raises_is_a_credential_that_can_not_be_had() -
                 await credential.current()
     assert len(logs) == 1
     assert OLD not in str(logs)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_a_token_that_is_refused_again_and_again_is_asked_for_no_more_often(fails: bool) -> None:
+    now = [1_000.0]
+
+    class Tokens:
+        asked = 0
+
+        def __str__(self) -> str:
+            return "a source"
+
+        def fetch(self) -> Issued[str]:
+            self.asked += 1
+            if fails and self.asked > 1:
+                raise ConfigError("none")
+            return Issued(f"token-{self.asked}", renew_at=now[0] + 1_800, ends_at=now[0] + 3_600)
+
+    source = Tokens()
+    credential = Credential[str](source, clock=lambda: now[0])
+    await credential.current()
+    # The first refusal may be of a token that was taken back; another one so soon is not the token's.
+    assert await credential.refresh(credential.version) is not fails
+    assert [await credential.refresh(credential.version) for _ in range(20)] == [False] * 20
+    assert source.asked == 2
+    now[0] += RETRY_S
+    assert await credential.refresh(credential.version) is not fails
+    assert source.asked == 3
+    await credential.refresh(None)
+    assert source.asked == 4, "an operator's reload asks at once"
+
+
+async def test_a_key_is_kept_secret_while_calls_with_it_may_be_under_way(tmp_path: Path) -> None:
+    source = Source("file", tmp_path, lambda *_: None)
+    credential = read_now(source.ref)
+    source.becomes(NEW)
+    assert await credential.refresh(1) is True
+    assert set(credential.secrets) == {OLD, NEW}
 
 
 async def test_no_key_needs_no_source() -> None:

@@ -16,7 +16,7 @@ RENEW_BEFORE_S = 180.0
 minutes before the end on, and the same one until then."""
 
 RETRY_S = 5.0
-"""The least time between two fetches of which the first failed."""
+"""The least time between two fetches of which the first failed, or gave a token that was refused, too."""
 
 ValueT = TypeVar("ValueT")
 
@@ -91,6 +91,9 @@ class Credential(Generic[ValueT]):
         self._fetching: asyncio.Task[None] | None = None
         self._problem: str | None = None
         self._retry_at = 0.0
+        self._secrets_before: Collection[str] = ()
+        self._replaced_at = -RETRY_S
+        """When a refused token was last fetched again."""
 
     def __repr__(self) -> str:
         return f"Credential({self._source}, version={self.version})"
@@ -102,8 +105,9 @@ class Credential(Generic[ValueT]):
 
     @property
     def secrets(self) -> Collection[str]:
-        """The secrets of the latest value."""
-        return () if self._issued is None else self._issued.secrets
+        """The secrets of the latest value, and of the one before, as calls with that may be under way."""
+        latest = () if self._issued is None else self._issued.secrets
+        return (*latest, *self._secrets_before)
 
     async def current(self) -> ValueT | None:
         """Returns the value to use now; None for a provider that needs none. Waits only if there is no valid one.
@@ -132,6 +136,9 @@ class Credential(Generic[ValueT]):
     async def refresh(self, used: int | None) -> bool:
         """Fetches the credential again, once for all callers that wait for it at the same time.
 
+        A token that ends is not fetched again and again while a provider refuses each one, as with a wrong clock: all
+        refused calls would ask its source, which often has a limit on that.
+
         Args:
             used: the version that was refused; None for the current one.
 
@@ -141,7 +148,7 @@ class Credential(Generic[ValueT]):
         if self._source is None:
             return False
         refused = self.version if used is None else used
-        if self.version <= refused:
+        if self.version <= refused and (self._fetching is not None or used is None or self._may_replace()):
             await asyncio.shield(self._fetch())
         return self.version > refused
 
@@ -149,6 +156,14 @@ class Credential(Generic[ValueT]):
         """Ends a fetch that is under way."""
         if self._fetching is not None:
             self._fetching.cancel()
+
+    def _may_replace(self) -> bool:
+        """Returns True if a refused value may be fetched again now, and notes that it is."""
+        now = self._clock()
+        if self._issued is not None and self._issued.renew_at is not None and now < self._replaced_at + RETRY_S:
+            return False
+        self._replaced_at = now
+        return True
 
     def _fetch(self) -> asyncio.Task[None]:
         if self._fetching is None:
@@ -176,8 +191,9 @@ class Credential(Generic[ValueT]):
             log.info("credential_readable")
         self._problem = None
         is_new = self._issued is None or issued.value != self._issued.value
-        self._issued = issued
+        before, self._issued = self._issued, issued
         if is_new:
+            self._secrets_before = () if before is None else before.secrets
             self.version += 1
             if self.version > 1:
                 log.info("credential_changed", source=str(self._source), version=self.version)
