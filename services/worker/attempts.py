@@ -241,6 +241,7 @@ class Attempts:
             case WaitForCapacity() as wait:
                 return await self._wait_for_capacity(admission.flight, wait)
             case AskAgain():
+                self._redeploys = redeployed
                 return Retry(0.0)
             case None:
                 return await self._call(admission, messages)

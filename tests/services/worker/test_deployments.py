@@ -9,7 +9,9 @@ import pytest
 import redis.asyncio as aioredis
 
 from breakwater.breakers.rules.breaker import BreakerKey
+from breakwater.calls.gate import AskAgain
 from breakwater.kernel.nats.subjects import Header, encode_token
+from breakwater.services.worker.admission import admit
 from tests.flow.kit import PRICE, model, seconds_between
 from tests.helpers import until
 from tests.services.worker.conftest import StartWorker
@@ -131,6 +133,24 @@ async def test_with_no_other_deployment_a_call_is_retried_after_its_delay(start_
     assert [place.rpartition(" ")[2] for place in places(result)] == ["error", "error", "success"]
     assert [attempt["cause"] for attempt in result["attempts"]][:2] == ["first", "redeployment"]
     assert [attempt["backoff_ms"] > 0 for attempt in result["attempts"]] == [False, False, True]
+
+
+async def test_a_call_is_retried_after_its_delay_if_the_gates_are_asked_twice_for_the_others(
+    start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[str]()
+
+    async def ask_again_once(worker: Any, admission: Any, gates: Any) -> Any:
+        asked.append(admission.target.name)
+        return AskAgain() if asked == ["west", "east"] else await admit(worker, admission, gates)
+
+    monkeypatch.setattr("breakwater.services.worker.attempts.admit", ask_again_once)
+    models = {"west": model({**DOWN, "requests": [1, 1]}), "east": model()}
+    async with start_worker(models, {"writer": AGENT}, more_models=on(WEST, EAST)) as plane:
+        await plane.worker.redis.run([plane.worker.deployments.hold_command("sim/east", 30)])
+        result = await run(plane, "j")
+    assert places(result) == ["first sim/west error", "retry sim/west success"]
+    assert result["attempts"][1]["backoff_ms"] >= 300
 
 
 async def test_a_model_is_refused_only_when_all_its_deployments_are(start_worker: StartWorker) -> None:
