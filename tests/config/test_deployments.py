@@ -99,3 +99,14 @@ def test_a_mistake_is_named(deployments: list[dict[str, Any]], settings: dict[st
         config(*deployments, **settings)
     assert problem in str(mistake.value)
     assert "1 mistake" in str(mistake.value)
+
+
+def test_a_place_of_two_models_has_one_limit() -> None:
+    limited = {**EAST, "limits": {"requests_per_minute": 5}}
+    models = {"m": {"price": PRICE, "deployments": [EAST]}, "n": {"price": PRICE, "deployments": [limited]}}
+    document = {"providers": PROVIDERS, "models": models, "agents": {"a": {"model": "m", "fallback_models": ["n"]}}}
+    said = r"models\.n\.deployments: 'east/prod' has other limits than under models\.m, but the calls of both count"
+    with pytest.raises(ConfigError, match=said):
+        parse_config(yaml.safe_dump(document))
+    models["m"]["deployments"] = [limited]
+    parse_config(yaml.safe_dump(document))

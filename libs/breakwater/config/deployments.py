@@ -190,3 +190,16 @@ def key_name_problems(deployments: Iterable[Deployment]) -> Iterable[str]:
                 f"models.{deployment.model}.deployments, the one of {deployment.provider!r}: the key file {source} has "
                 f"the name of {first_source} (models.{first.model}), and names tell keys apart; rename one"
             )
+
+
+def shared_limit_problems(deployments: Iterable[Deployment]) -> Iterable[str]:
+    """Yields a problem for each deployment of several models whose limits differ: it has one count for all of them."""
+    first_ones: dict[str, Deployment] = {}
+    for deployment in deployments:
+        first = first_ones.setdefault(deployment.id, deployment)
+        limits, first_limits = (place.settings and place.settings.limits for place in (deployment, first))
+        if limits != first_limits and deployment.model != first.model:
+            yield (
+                f"models.{deployment.model}.deployments: {deployment.id!r} has other limits than under "
+                f"models.{first.model}, but the calls of both count together; give both the same"
+            )

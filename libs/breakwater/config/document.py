@@ -23,6 +23,7 @@ from breakwater.config.deployments import (
     deployment_problems,
     expand,
     key_name_problems,
+    shared_limit_problems,
 )
 from breakwater.dialects.rules.params import connection_objection
 from breakwater.identity.contract import MAX_TAGS, CostTag
@@ -199,6 +200,7 @@ class Config(Message):
                 if agent not in self.agents:
                     yield f"{place}.agents: {agent!r} is not configured{hint(agent, self.agents)}"
         yield from key_name_problems(self.listed_deployments)
+        yield from shared_limit_problems(self.listed_deployments)
         for model, settings in self.models.items():
             yield from deployment_problems(f"models.{model}.deployments", self._listed.get(model, ()), self.providers)
             if settings.provider is not None and settings.provider not in self.providers:
