@@ -197,7 +197,8 @@ class LimitEditor:
         self._check_changeable(limit_id)
 
         def decide() -> LimitRecord:
-            parts, before = self._parts_of(limit_id), self.log.states.get(limit_id)
+            parts = self._parts_of(limit_id)
+            before = self.log.states.get(limit_id)
             if parts is None or before is None:
                 raise unknown_limit(limit_id)
             check_rights(caller, (*parts, *key_binding))
@@ -302,11 +303,11 @@ class LimitEditor:
 
     async def _keep(self, stored: StoredRaise, now: datetime) -> bool:
         """Keeps a stored raise, unless it is kept or ended. Returns False if its limit was changed at this moment."""
-        table, limit_raise = self.limits(), stored.limit_raise
-        limit = table.counter(stored.key, stored.period.window).cap
+        limit_raise = stored.limit_raise
+        limit = self.limits().counter(stored.key, stored.period.window).cap
         if limit is None or amount_of("usd", limit_raise.configured) != limit.amount:
             return True
-        if table.plane_limits.raise_of(limit, stored.key) is not None:
+        if self.limits().plane_limits.raise_of(limit, stored.key) is not None:
             return True
         author = Author(token_hex(8), limit_raise.by, limit_raise.reason, now)
 
@@ -385,7 +386,8 @@ class LimitEditor:
 
     async def keep_told(self, lookup: Lookup) -> None:
         """Tells of changes whose process died before it could: at the start, and soon after a change."""
-        outage, told_version, version_before = Outage("telling of changed limits"), "", ""
+        outage = Outage("telling of changed limits")
+        told_version = version_before = ""
         since: datetime | None = None
         while True:
             version = self.log.version
@@ -414,11 +416,8 @@ class LimitEditor:
             events = await lookup.facts(Stream.EVENTS)
             first = await lookup.next(Stream.EVENTS, ">", max(events.first, 1))
             since = events.created if first is None else first.stored_at
-        told: set[str] = set()
         async with aclosing(lookup.scan(Stream.EVENTS, subjects.ALL_LIMITS, start=since, complete=True)) as messages:
-            async for message in messages:
-                if (event := message.read(LimitEvent)) is not None:
-                    told.add(event.event_id)
+            told = {event.event_id async for message in messages if (event := message.read(LimitEvent)) is not None}
         async with aclosing(lookup.scan(Stream.LIMITS, LIMIT_SETTINGS, start=since, complete=True)) as messages:
             async for message in messages:
                 record = message.read(LimitRecord)

@@ -346,17 +346,16 @@ class BudgetCounters:
             client = cast(Any, self._redis.client)
             fields = client.hscan_iter(period_key(period.window, period.name), match="raised:*", count=PART)
             async for name, document in cast(AsyncIterator[tuple[str, str]], fields):
-                key, fields_of_raise = name.partition(":")[2], json.loads(document)
+                key = name.partition(":")[2]
+                raised = json.loads(document)
                 of_period = {"scope": scope_of(parts_of(key)), "until": time_from_ms(period.end_ms)}
-                limit_raise = LimitRaise(amount=fields_of_raise["limit"], **fields_of_raise | of_period)
-                raises.append(StoredRaise(period, key, limit_raise))
+                raises.append(StoredRaise(period, key, LimitRaise(amount=raised["limit"], **raised | of_period)))
         return raises
 
     async def forget_stored_raise(self, stored: StoredRaise) -> None:
         """Removes a raise that LIMITS has now, or that has ended."""
-        fields = f"cap:{stored.key}", f"raised:{stored.key}"
         place = period_key(stored.period.window, stored.period.name)
-        await cast(Any, self._redis.client.hdel(place, *fields))
+        await cast(Any, self._redis.client.hdel(place, f"cap:{stored.key}", f"raised:{stored.key}"))
 
     async def note_limits(self, version: str, contradicted: str = "") -> None:
         """Lets no call be admitted from now on whose worker knows an older version of the limits that the plane keeps.
