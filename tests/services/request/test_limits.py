@@ -306,7 +306,7 @@ async def test_limits_on_rates_are_shown_with_what_counts_now(governed: HttpApi,
 async def test_a_caller_who_is_bound_to_a_team_limits_parts_of_it_alone(governed: HttpApi) -> None:
     await put(governed, "of-the-team", scope="team:search", usd=1, per="day", stop=True)
     keys = {
-        name: (await governed.act("keys", name=name, **fields)).json["key"]
+        name: (await governed.act("keys", name=f"bound-{name}", **fields)).json["key"]  # others have these names
         for name, fields in {
             "lead": {"scopes": ["submit", "limits"], "team": "search"},
             "ann": {"scopes": ["submit", "limits", "approve"], "user": "ann"},
@@ -328,21 +328,21 @@ async def test_a_caller_who_is_bound_to_a_team_limits_parts_of_it_alone(governed
         ("/of-the-team", "team:search"),
     ):
         status, words = await ask("lead", "PUT", path, scope=scope, usd=9, per="day")
-        assert (status, "'lead' is bound to team:search" in words) == (403, True)
+        assert (status, "'bound-lead' is bound to team:search" in words) == (403, True)
     assert (await ask("lead", "DELETE", "/of-the-team"))[0] == 403
     assert (await ask("lead", "POST", "/of-the-team/raise", amount=9, reason="x"))[0] == 403
     assert await ask("lead", "PUT", "/own", scope="user:* within team:search", usd=1, per="day", stop=True) == (200, "")
     # Her own cap: neither a more particular limit nor a raise may loosen it.
     hers = "user:ann within team:search"
     status, words = await ask("ann", "PUT", "/hers", scope=hers, usd=99, per="day", stop=True)
-    assert (status, "'ann' is bound to user:ann" in words) == (403, True)
+    assert (status, "'bound-ann' is bound to user:ann" in words) == (403, True)
     assert await ask("ann", "PUT", "/hers", scope=hers, usd="0.5", per="day", stop=True) == (200, "")
     assert await ask("ann", "DELETE", "/hers") == (200, "")
     assert (await ask("ann", "POST", "/own/raise", scope=hers, amount=99, reason="x"))[0] == 403
     cap = {"budget": "agent:writer/daily", "limit_usd": "999", "reason": "x"}
     of_ann = {"Authorization": f"Bearer {keys['ann']}"}
     raised = await governed.ask("POST", "/api/v1/budgets/raise", json=cap, headers=of_ann)
-    assert (raised.status, "'ann' is bound to user:ann" in raised.message) == (403, True)
+    assert (raised.status, "'bound-ann' is bound to user:ann" in raised.message) == (403, True)
     assert await ask("lead", "PUT", "/hers", scope=hers, usd=99, per="day", stop=True) == (200, "")
     assert [await ask("lead", "DELETE", path) for path in ("/hers", "/own")] == [(200, "")] * 2
     assert [(await ask("reader", method, "/of-the-team"))[0] for method in ("GET", "DELETE")] == [200, 403]
