@@ -17,10 +17,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -29,11 +25,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import yaml
 from aiohttp import web
 
 from bench.holds import ANSWER, load
-from bench.local_stack import UP
+from bench.local_stack import running_stack
 from tests.server_sources import embedded_servers
 from tests.services.worker.harness import running_worker
 
@@ -99,21 +94,12 @@ async def run(options: argparse.Namespace, data: Path) -> None:
     """Starts the stack, loads it, and prints what came of it."""
     provider = Deployments()
     runner, port = await provider.serve()
-    path = data / "breakwater.yaml"
-    path.write_text(yaml.safe_dump(config(port, options.concurrency)))
-    command = [sys.executable, "-c", UP, "up", "--config", str(path), "--data", str(data / "plane"), "--json"]
-    up = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: ASYNC220
-    assert up.stdout is not None
     try:
-        while '"up"' not in await asyncio.to_thread(up.stdout.readline):
-            assert up.poll() is None, "the stack did not start"
-        endpoints = json.loads((data / "plane" / "endpoints.json").read_text())
-        outage = asyncio.create_task(provider.go_down(options.seconds / 3))
-        results, breakers = await load(endpoints, options.rate, options.seconds)
-        outage.cancel()
+        async with running_stack(config(port, options.concurrency), data) as endpoints:
+            outage = asyncio.create_task(provider.go_down(options.seconds / 3))
+            results, breakers = await load(endpoints, options.rate, options.seconds)
+            outage.cancel()
     finally:
-        up.send_signal(signal.SIGINT)
-        await asyncio.to_thread(up.wait)
         await runner.cleanup()
     ends = Counter(one["reason"] or one["status"] for one in results)
     tries = Counter(one["attempts_count"] for one in results)

@@ -13,9 +13,6 @@ import argparse
 import asyncio
 import json
 import random
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 import uuid
@@ -28,10 +25,9 @@ from typing import Any
 
 import nats
 import redis.asyncio as aioredis
-import yaml
 from aiohttp import web
 
-from bench.local_stack import UP
+from bench.local_stack import running_stack
 from bench.plane import publish_job
 from breakwater.kernel.nats import subjects
 
@@ -141,21 +137,12 @@ async def run(options: argparse.Namespace, data: Path) -> None:
     """Starts the stack, loads it, and prints what came of it."""
     provider, ends_of_holds = BusyProvider(options.share, options.latency_s), list[int]()
     runner, port = await provider.serve()
-    path = data / "breakwater.yaml"
-    path.write_text(yaml.safe_dump(config(port, options.concurrency)))
-    command = [sys.executable, "-c", UP, "up", "--config", str(path), "--data", str(data / "plane"), "--json"]
-    up = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: ASYNC220
-    assert up.stdout is not None
     try:
-        while '"up"' not in await asyncio.to_thread(up.stdout.readline):
-            assert up.poll() is None, "the stack did not start"
-        endpoints = json.loads((data / "plane" / "endpoints.json").read_text())
-        hearing = asyncio.create_task(hear_holds(endpoints["redis_url"], ends_of_holds, asyncio.Event()))
-        results, breakers = await load(endpoints, options.rate, options.seconds)
-        hearing.cancel()
+        async with running_stack(config(port, options.concurrency), data) as endpoints:
+            hearing = asyncio.create_task(hear_holds(endpoints["redis_url"], ends_of_holds, asyncio.Event()))
+            results, breakers = await load(endpoints, options.rate, options.seconds)
+            hearing.cancel()
     finally:
-        up.send_signal(signal.SIGINT)
-        await asyncio.to_thread(up.wait)
         await runner.cleanup()
     ends = Counter(one["reason"] or one["status"] for one in results)
     tries = Counter(one["attempts_count"] for one in results)

@@ -9,18 +9,40 @@ gives. RSS counts it for each. Linux only. Ports are free ones; the data goes to
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
+import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 UP = "import sys; from breakwater.cli.main import main; sys.exit(main())"
+
+
+@asynccontextmanager
+async def running_stack(config: dict[str, Any], data: Path) -> AsyncGenerator[dict[str, Any]]:
+    """Runs the local stack with a config and its data below a directory. Yields its endpoints."""
+    path = data / "breakwater.yaml"
+    path.write_text(yaml.safe_dump(config))
+    command = [sys.executable, "-c", UP, "up", "--config", str(path), "--data", str(data / "plane"), "--json"]
+    up = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: ASYNC220
+    assert up.stdout is not None
+    try:
+        while '"up"' not in await asyncio.to_thread(up.stdout.readline):
+            assert up.poll() is None, "the stack did not start"
+        yield json.loads((data / "plane" / "endpoints.json").read_text())
+    finally:
+        up.send_signal(signal.SIGINT)
+        await asyncio.to_thread(up.wait)
 
 
 def main() -> None:

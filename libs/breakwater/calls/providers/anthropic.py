@@ -10,7 +10,14 @@ import orjson
 from pydantic import JsonValue
 
 from breakwater.calls.providers.anthropic_stream import MessageEvents, text_of
-from breakwater.calls.providers.base import Call, StreamReader, UnusableAnswerError, Wire, refusal_of
+from breakwater.calls.providers.base import (
+    Call,
+    StreamReader,
+    UnusableAnswerError,
+    Wire,
+    params_to_translate,
+    refusal_of,
+)
 from breakwater.dialects.rules.chat_chunks import Assembly
 from breakwater.dialects.rules.messages import without_lone_thinking, without_thinking
 from breakwater.dialects.rules.provider_state import plain_id
@@ -148,12 +155,7 @@ def request_body(call: Call) -> Mapping[str, Any]:
     Raises:
         CallError: the call needs something that only OpenAI has, and leaving it out would change the answer.
     """
-    params: dict[str, Any] = {
-        name: value for name, value in call.params.items() if value is not None and name not in _DROPPED
-    }
-    for name, no_effect in _NO_COUNTERPART.items():
-        if name in params and params.pop(name) != no_effect:
-            raise refusal_of(f"the param {name!r} is not supported by Anthropic", name)
+    params = params_to_translate(call, "Anthropic", dropped=_DROPPED, no_counterpart=_NO_COUNTERPART)
     system, turns = _conversation(call.messages)
     system = [*_blocks(params.get("system")), *system]
     body: dict[str, Any] = {

@@ -320,3 +320,26 @@ def refusal_of(text: str, param: str) -> CallError:
         param: the field at fault.
     """
     return CallError(NotSent(text, param), maybe_billed=False)
+
+
+def params_to_translate(
+    call: Call, api: str, *, dropped: Collection[str], no_counterpart: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Returns the params of a chat that have a meaning in another API than OpenAI's.
+
+    Args:
+        call: the chat.
+        api: the other API's name, for the error.
+        dropped: the params that the answer does without.
+        no_counterpart: the params that the other API lacks, each with the value that has no effect.
+
+    Raises:
+        CallError: one of `no_counterpart` has an effect, so that leaving it out would change the answer.
+    """
+    params: dict[str, Any] = {
+        name: value for name, value in call.params.items() if value is not None and name not in dropped
+    }
+    for name, no_effect in no_counterpart.items():
+        if name in params and params.pop(name) != no_effect:
+            raise refusal_of(f"the param {name!r} is not supported by {api}", name)
+    return params

@@ -17,7 +17,7 @@ from urllib.parse import quote
 import orjson
 from pydantic import JsonValue
 
-from breakwater.calls.providers.base import Call, StreamReader, Wire, refusal_of
+from breakwater.calls.providers.base import Call, StreamReader, Wire, params_to_translate, refusal_of
 from breakwater.calls.providers.embeddings import EmbeddingsWire
 from breakwater.calls.providers.openai import ChatCompletions
 from breakwater.dialects.rules.chat_chunks import OBJECT, Assembly, Chunk
@@ -78,12 +78,7 @@ def request_body(call: Call) -> dict[str, Any]:
     Raises:
         CallError: the call needs something that only OpenAI has, and leaving it out would change the answer.
     """
-    params: dict[str, Any] = {
-        name: value for name, value in call.params.items() if value is not None and name not in _DROPPED
-    }
-    for name, no_effect in _NO_COUNTERPART.items():
-        if name in params and params.pop(name) != no_effect:
-            raise refusal_of(f"the param {name!r} is not supported by Gemini", name)
+    params = params_to_translate(call, "Gemini", dropped=_DROPPED, no_counterpart=_NO_COUNTERPART)
     system, contents = _conversation(call.messages)
     generation = _generation(call, params)
     return {
