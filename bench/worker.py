@@ -17,6 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import nats
+
 from bench.trace_job import ProviderInAThread, running_worker
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.subjects import Header
@@ -48,12 +50,15 @@ async def round_of(client: Any, number: int, jobs: int, in_flight: int) -> float
     return elapsed / jobs * 1000
 
 
-async def rounds(options: argparse.Namespace, directory: Path, *urls: str) -> list[float]:
+async def rounds(options: argparse.Namespace, directory: Path, nats_url: str, *urls: str) -> list[float]:
     """One figure for each round, after one that warms up."""
-    async with running_worker(directory, *urls) as client:
-        return [
+    client = await nats.connect(nats_url)
+    async with running_worker(directory, nats_url, *urls):
+        figures = [
             await round_of(client, number, options.jobs, options.in_flight) for number in range(options.rounds + 1)
-        ][1:]
+        ]
+    await client.close()
+    return figures[1:]
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ import asyncio
 import gc
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from types import CodeType, FrameType
@@ -20,6 +20,7 @@ from typing import Any
 import nats
 from nats.aio.msg import Msg
 
+from bench.trace_job import ProviderInAThread, traces
 from breakwater.calls.assignment import Assignment
 from breakwater.jobs.store.executions import KEPT_SINCE
 from breakwater.limits.store.budget_counters import BudgetCounters
@@ -40,6 +41,9 @@ AGENTS = {"writer": {"model": "sim/m", "budget": CAP, "rate_limit": {"requests_p
 MEASURED = {"instructions of our Python": 19_000, "commands of Redis": 67, "messages to NATS": 11}
 """Of a job with a breaker, a guard, caps for a day and a month, a rate limit and a retry budget. Instructions are those
 of `libs` and `services`; commands are also those that scripts run; messages are those that the server is sent."""
+STEPS = {"awaits": 320, "wake-ups": 37, "tasks": 6, "futures": 33, "timers": 8}
+"""Of a job alone, as `python -m bench.trace_job` counts them in the whole process, without the worker's upkeep."""
+
 MORE, LESS = 1.1, 0.9
 
 
@@ -121,7 +125,19 @@ async def test_a_job_costs_what_it_did(start_worker: StartWorker, worker_nats: R
     await listener.close()
     used.subtract(before)
     used["instructions of our Python"] = instructions.count
-    found = {name: count / JOBS for name, count in used.items()}
-    print(found)
-    assert found.keys() == MEASURED.keys()
-    assert {name: count for name, count in found.items() if not LESS <= count / MEASURED[name] <= MORE} == {}
+    _check({name: count / JOBS for name, count in used.items()}, MEASURED)
+
+
+async def test_a_job_takes_the_steps_it_did(
+    tmp_path: Path, worker_nats: RunningServer, worker_redis: RunningServer
+) -> None:
+    with ProviderInAThread() as provider:
+        made = await traces(tmp_path, worker_nats.url, worker_redis.url, provider.url)
+    # Background work of the libraries may come in between, but hardly in each of three jobs.
+    _check({step: min(trace.steps[step] for trace in made) for step in STEPS}, STEPS)
+
+
+def _check(counts: Mapping[str, float], budgets: Mapping[str, float]) -> None:
+    print(counts)
+    assert counts.keys() == budgets.keys()
+    assert {name: count for name, count in counts.items() if not LESS <= count / budgets[name] <= MORE} == {}
