@@ -1,8 +1,4 @@
 -- The scripts of breakers. KEYS[1] is the breaker, but where a script says otherwise.
-local function now_ms()
-  local time = redis.call('TIME')
-  return time[1] * 1000 + math.floor(time[2] / 1000)
-end
 
 --- admit
 -- Admits a call. Closed: yes. Isolated: no. Open: no, until the cool-down is over. Half-open: one leased probe in the fleet.

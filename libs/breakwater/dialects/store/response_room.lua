@@ -1,8 +1,7 @@
 -- The scripts of the room in RESPONSES, which drops its oldest messages when it is full. Nothing that is under way is dropped
 -- if less than the stream takes has been stored since the oldest of it began. What is stored is counted in slices of time.
 local SLICE_MS, KEEP_MS = 600000, 27 * 3600000 -- for longer than a response can be under way
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local now = now_ms()
 local slice = math.floor(now / SLICE_MS)
 
 local function add(key, bytes)

@@ -1,10 +1,6 @@
 -- The scripts of executions. KEYS: execution, but where a script says otherwise.
 -- Notices are for the holder of the claim: cancel requests, '~<job>' for each job that waits for it, and '' where it
 -- has children that belong to its task. All may come before the job has begun.
-local function now_ms()
-  local time = redis.call('TIME')
-  return time[1] * 1000 + math.floor(time[2] / 1000)
-end
 
 --- claim
 -- Takes a job for one handling of it, which is named by its token. The holder keeps the claim for as long as it renews it,
@@ -284,16 +280,12 @@ if KEYS[2] then
     return 0
   end
   redis.call('ZADD', KEYS[2], 'GT', now + keep_ms, id)
-  if redis.call('PTTL', KEYS[2]) < keep_ms then
-    redis.call('PEXPIRE', KEYS[2], keep_ms)
-  end
+  keep(KEYS[2], keep_ms)
 end
 if redis.call('HLEN', KEYS[1]) < most then
   redis.call('HSET', KEYS[1], 'waits/' .. waiting, '~' .. waiting)
 end
-if redis.call('PTTL', KEYS[1]) < keep_ms then
-  redis.call('PEXPIRE', KEYS[1], keep_ms)
-end
+keep(KEYS[1], keep_ms)
 return 1
 
 --- woken

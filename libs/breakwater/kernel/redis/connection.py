@@ -54,15 +54,20 @@ class Script:
         return cls(text, sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 
+_HELPERS = Path(__file__).with_name("helpers.lua").read_text(encoding="utf-8")
+
+
 def scripts_of(module: str) -> dict[str, Script]:
     """Returns the Lua scripts of a store, by name, from the file next to its module.
 
     Each script begins with a line `--- <name>`.
-    The helpers above the first of these lines belong to all of them.
+    The helpers above the first of these lines belong to all of them, and those of `helpers.lua` to all stores.
     """
     text = Path(module).with_suffix(".lua").read_text(encoding="utf-8")
     helpers, *sections = re.split(r"(?m)^--- (\w+)\n", text)
-    return {name: Script.of(helpers + body) for name, body in zip(sections[::2], sections[1::2], strict=True)}
+    return {
+        name: Script.of(_HELPERS + helpers + body) for name, body in zip(sections[::2], sections[1::2], strict=True)
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,10 +30,6 @@ local SLICES = 100
 local RESERVED = {u = 'reserved:', t = 'reserved_tokens:', r = 'reserved_calls:'}
 local USED = {u = 'spent:', t = 'tokens:', r = 'calls:'}
 local UNITS = {'r', 't', 'u', 'c'} -- of a window
-local function now_ms()
-  local time = redis.call('TIME')
-  return time[1] * 1000 + math.floor(time[2] / 1000)
-end
 local EXACT = 2 ^ 53 -- from there on, a double may not hold an integer
 local texts = {} -- one script writes the same few numbers again and again
 local function integer(number)
@@ -420,11 +416,6 @@ for i = 1, number_of_rates do
   local rate = windows[i] or slots[i - number_of_windows]
   rate.queue, rate.waiters = KEYS[first_queue + i - 1], KEYS[first_queue + number_of_rates + i - 1]
   rates[i] = rate
-end
-local function keep(key, ms)
-  if redis.call('PTTL', key) < ms then
-    redis.call('PEXPIRE', key, ms)
-  end
 end
 
 -- True if a reservation is of the same amounts in the same places. Once the lease of a slot has ended, another call may

@@ -149,8 +149,7 @@ local at_ms, published = ARGV[6], ARGV[7] -- at_ms '': now; published: 1 where i
 local task_id = ARGV[8] -- '' where it is the key
 if redis.call('HEXISTS', task, 'rule') == 0 then
   if at_ms == '' then
-    local time = redis.call('TIME')
-    at_ms = string.format('%.0f', time[1] * 1000 + math.floor(time[2] / 1000))
+    at_ms = string.format('%.0f', now_ms())
   end
   redis.call('HSET', task, 'rule', rule, 'reason', reason, 'agent', agent, 'execution', execution,
     'at_ms', at_ms, 'published', published)
