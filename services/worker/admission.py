@@ -50,8 +50,15 @@ def gates_of(worker: WorkerContext) -> Gates:
             now=now,
             jitter=jitter,
             read_limits=worker.read_limits,
+            hear=worker.balancer.hear_own,
         ),
-        partial(DeploymentGate, deployments=worker.deployments, policies=worker.retry_policies, jitter=jitter),
+        partial(
+            DeploymentGate,
+            deployments=worker.deployments,
+            policies=worker.retry_policies,
+            jitter=jitter,
+            refills_in_s=worker.balancer.refills_in_s,
+        ),
         partial(TaskBreakerGate, bound=worker.guards.tasks.note_begun, **breaker.keywords),
     )
 

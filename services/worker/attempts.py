@@ -268,25 +268,42 @@ class Attempts:
             The admission, and the verdict on it. If all deployments refuse, the one that may be called first; without
             any deployment, None.
         """
-        worker = self._worker
+        may_call = self._worker.balancer.may_call
         first: tuple[Admission, Refused | WaitForCapacity] | None = None
         for number, target in enumerate(targets, 1):
-            admission = prepare(target, has_alternatives=number < len(targets))
-            if not self._job.may_use([target]):
-                return admission, Refused("error", outside_region(target.model, self._job.residency))
-            verdict = await self._extending_deadline(partial(admit, worker, admission, self._gates))
-            self._limits = admission.limits or self._limits
-            if verdict is None or isinstance(verdict, AskAgain):
-                if verdict is None and target.listed is not None:
-                    worker.balancer.note_call(self._job, target, admission.flight.reserved_tokens)
+            others = targets[number:]
+            has_alternatives = any(may_call(self._job.agent_name, other) for other in others) if others else False
+            admission = prepare(target, has_alternatives=has_alternatives)
+            verdict = await self._ask_on(admission)
+            if not isinstance(verdict, Refused | WaitForCapacity):
                 return admission, verdict
-            refused = verdict.refused if isinstance(verdict, WaitForCapacity) else verdict
-            if target.listed is None or not refused.of_deployment:
+            if target.listed is None or not _refusal_in(verdict).of_deployment:
                 return admission, verdict
-            worker.balancer.note_refusal(self._job.agent_name, target, verdict)
             if first is None or _wait_s(verdict) < _wait_s(first[1]):
                 first = admission, verdict
-        return first or (None, None)
+        if first is None:
+            return None, None
+        admission, verdict = first
+        if admission.has_alternatives and kind_of_wait(_refusal_in(verdict)) == "hold":
+            # Perhaps it was to be spared, as others seemed to be free.
+            admission = prepare(admission.target, has_alternatives=False)
+            return admission, await self._ask_on(admission)
+        return first
+
+    async def _ask_on(self, admission: Admission) -> Refused | WaitForCapacity | AskAgain | None:
+        """Asks the gates of one deployment."""
+        worker = self._worker
+        target = admission.target
+        if not self._job.may_use([target]):
+            return Refused("error", outside_region(target.model, self._job.residency))
+        verdict = await self._extending_deadline(partial(admit, worker, admission, self._gates))
+        self._limits = admission.limits or self._limits
+        if target.listed is not None and not isinstance(verdict, AskAgain):
+            if verdict is None:
+                worker.balancer.note_call(self._job, target, admission.flight.reserved_tokens)
+            elif _refusal_in(verdict).of_deployment:
+                worker.balancer.note_refusal(self._job.agent_name, target, verdict)
+        return verdict
 
     async def _call(self, admission: Admission, messages: Sequence[JsonMessage]) -> JobEnd | NextStep:
         flight = self._flight = admission.flight
@@ -702,6 +719,10 @@ class Attempts:
         if ended.failure is None:
             return self._answered(ended)
         return await self._carry_out(ended, await self._decide(ended))
+
+
+def _refusal_in(verdict: Refused | WaitForCapacity) -> Refused:
+    return verdict.refused if isinstance(verdict, WaitForCapacity) else verdict
 
 
 def _wait_s(verdict: Refused | WaitForCapacity) -> float:

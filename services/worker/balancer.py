@@ -1,35 +1,34 @@
 """Chooses the deployment of a call by what this worker knows of each.
 
-It is advice, from the answers and the refusals that this worker got: what is left of a provider's limits, how long a
-breaker is open, where a session was last. Only the gates decide, in the one round trip of an admission, and another
-deployment is asked when one refuses. So nothing here is shared or stored, and what is wrong costs a round trip.
+It is advice, from the answers and the refusals that this worker got: what is left of a provider's limits and of our
+own, how long a breaker is open, where a session was last. Only the gates decide, in the one round trip of an admission,
+and another deployment is asked when one refuses. So nothing here is stored, and what is wrong costs a round trip.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from breakwater.calls.assignment import Assignment, Checkpoint
 from breakwater.calls.gate import Refused, WaitForCapacity
 from breakwater.calls.rules.choice import Candidate, ChoicePolicy, order
-from breakwater.calls.rules.quota import Quota, quotas
-from breakwater.calls.rules.retry import did_no_work
+from breakwater.calls.rules.quota import Quota, quotas, room_in, used_up_s
+from breakwater.calls.rules.retry import RECHECK_S, spared_s
 from breakwater.calls.targets import Target
 from breakwater.jobs.contract.execution import Attempt
-
-RECHECK_S = 5.0
-"""The longest time for which a refusal is remembered: an operator or a probe on another worker may end its reason."""
-
-LIMITED_S = 1.0
-"""The time for which a rate limit without a time of its own is remembered."""
+from breakwater.limits.rules.caller_limits import WindowState
+from breakwater.limits.rules.scopes import parts_of
 
 WARM_S = 300.0
 """The time for which providers keep a prompt in their cache at least."""
 
 MAX_SESSIONS = 20_000
+
+_OF_DEPLOYMENTS = frozenset({"deployment", "provider"})
+"""The scopes whose limits are of a deployment, whoever calls it."""
 
 _LATENCY_SHARE = 0.2
 """The weight of the newest call in the mean of latencies."""
@@ -42,7 +41,13 @@ class _Standing:
     """The facts that are known of one deployment, with times of the monotonic clock, in seconds."""
 
     quotas: tuple[Quota, ...] = ()
+    """The rest of its provider's limits by the latest answer, less the calls since."""
     heard_at: float = 0.0
+    refilled_at: float = 0.0
+    """The time at which limits of its provider that were all but used up have some room again."""
+    own_quotas: tuple[Quota, ...] = ()
+    """The rest of our own limits, as of the latest admission or refusal."""
+    admitted_at: float = 0.0
     latency_ms: float | None = None
     answered_at: float = 0.0
 
@@ -119,15 +124,30 @@ class Balancer:
         """Reads what is left of a provider's limits, which corrects what was counted since the last answer."""
         if stated := quotas(headers, self._now()):
             standing = self._standings.setdefault(deployment, _Standing())
+            now = self._clock()
             standing.quotas = stated
-            standing.heard_at = self._clock()
+            standing.heard_at = now
+            standing.refilled_at = now + min(used_up_s(stated), RECHECK_S)
+
+    def hear_own(self, deployment: str, windows: Iterable[WindowState]) -> None:
+        """Reads what is left of our own limits of a deployment, as of its latest admission or refusal for the fleet."""
+        standing = self._standings.setdefault(deployment, _Standing())
+        standing.own_quotas = tuple(
+            Quota(window.unit == "tokens", max(0, window.remaining), window.limit, window.empty_in_ms / 1000)
+            for window in windows
+            if {part.kind for part in parts_of(window.scope)} <= _OF_DEPLOYMENTS
+        )
+        standing.admitted_at = self._clock()
+
+    def refills_in_s(self, deployment: str) -> float:
+        """Returns the seconds until limits of its provider that are all but used up have room again; 0 if they have."""
+        standing = self._standings.get(deployment)
+        return 0.0 if standing is None else max(0.0, standing.refilled_at - self._clock())
 
     def note_end(self, target: Target, attempt: Attempt) -> None:
         """Notes the end of a call: how long its answer took, or that the deployment refuses all calls for some time."""
-        if attempt.error is not None and did_no_work(attempt.error):
-            named_s = attempt.error.retry_after_s
-            limited = attempt.error.kind == "rate_limit"
-            self._block("", target.deployment, (LIMITED_S if limited else RECHECK_S) if named_s is None else named_s)
+        if (wait_s := spared_s(attempt.error)) > 0:
+            self._block("", target.deployment, wait_s)
         if attempt.outcome != "success":
             return
         self._blocked.pop(("", target.deployment), None)
@@ -145,10 +165,11 @@ class Balancer:
         fits = True
         latency_ms = None
         if standing is not None:
-            age_s = now - standing.heard_at
-            valid = [quota for quota in standing.quotas if age_s < quota.reset_s]
-            headroom = min((quota.share for quota in valid), default=1.0)
-            fits = all(quota.fits(tokens) for quota in valid)
+            headroom, fits = room_in(standing.quotas, tokens, now - standing.heard_at)
+            if standing.own_quotas:
+                own_headroom, fits_own = room_in(standing.own_quotas, tokens, now - standing.admitted_at)
+                headroom = min(headroom, own_headroom)
+                fits = fits and fits_own
             latency_ms = standing.latency_ms if now - standing.answered_at < _LATENCY_S else None
         return Candidate(
             target.deployment, target.weight, target.overflow, blocked_s, headroom, fits, latency_ms, failures

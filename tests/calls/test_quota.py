@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from hypothesis import given
 from hypothesis import strategies as st
 
-from breakwater.calls.rules.quota import DEFAULT_RESET_S, Quota, quotas
+from breakwater.calls.rules.quota import DEFAULT_RESET_S, Quota, quotas, room_in, used_up_s
 
 NOW = datetime(2026, 11, 29, 10, 0, tzinfo=UTC)
 
@@ -40,9 +40,28 @@ def test_the_headers_of_openai_and_of_anthropic_are_read() -> None:
 def test_what_is_left_is_corrected_by_what_is_sent() -> None:
     requests, tokens = Quota(False, 2, 10, 60), Quota(True, 500, 1000, 60)
     assert (requests.less(400).remaining, tokens.less(400).remaining) == (1, 100)
-    assert (tokens.fits(500), tokens.fits(501), requests.fits(10**6)) == (True, False, True)
-    assert not requests.less(1).less(1).fits(1)
-    assert (requests.share, tokens.less(900).share, Quota(True, 0, None, 1).share) == (0.2, 0.0, 0.0)
+    assert room_in([tokens], 500, 0) == (0.5, True)
+    assert room_in([requests, tokens], 501, 0) == (0.2, False)
+    assert room_in([requests], 10**6, 0) == (0.2, True)
+    assert room_in([requests.less(1).less(1)], 1, 0) == (0.0, False)
+    assert room_in([tokens.less(900), Quota(True, 0, None, 1)], 0, 0) == (0.0, True)
+    assert room_in([], 10**6, 0) == (1.0, True)
+
+
+def test_a_limit_fills_up_evenly_and_is_known_no_more_once_it_is_full() -> None:
+    tokens = Quota(True, 100, 1000, 60)
+    assert [tokens.after(age_s) for age_s in (0, 30, 60, 600)] == [100, 550, 1000, 1000]
+    assert room_in([tokens], 500, 30) == (0.55, True)
+    unknown = Quota(False, 0, None, 10)
+    assert [room_in([unknown], 1, age_s) for age_s in (9, 10)] == [(0.0, False), (1.0, True)]
+
+
+def test_a_limit_that_is_used_up_is_spared_until_a_tenth_of_it_is_there_again() -> None:
+    assert used_up_s([Quota(True, 0, 1000, 60), Quota(False, 500, 500, 0.001)]) == 6
+    assert used_up_s([Quota(True, 0, 1000, 60), Quota(False, 0, None, 20)]) == 20
+    assert used_up_s([Quota(True, 10, 1000, 60), Quota(False, 1, None, 20)]) == 0
+    assert used_up_s([Quota(True, 0, 0, 7)]) == 7
+    assert used_up_s([]) == 0
 
 
 @given(
@@ -59,7 +78,10 @@ def test_what_is_left_is_corrected_by_what_is_sent() -> None:
     )
 )
 def test_any_headers_give_shares_between_0_and_1(headers: dict[str, str]) -> None:
-    for quota in quotas(headers, NOW):
-        assert 0 <= quota.share <= 1
+    stated = quotas(headers, NOW)
+    assert used_up_s(stated) >= 0
+    for quota in stated:
+        shares = [quota.share_of(quota.after(age_s)) for age_s in (0.0, quota.reset_s / 2, quota.reset_s)]
+        assert 0 <= shares[0] <= shares[1] <= shares[2] <= 1
         assert quota.reset_s > 0
         assert quota.remaining >= 0

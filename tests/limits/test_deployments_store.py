@@ -8,7 +8,7 @@ from redis.exceptions import ConnectionError as Away
 from breakwater.calls.rules.holds import LONG_HOLD_S
 from breakwater.calls.settings import RetryBudgetRules
 from breakwater.kernel.redis.connection import Redis, StateUnavailableError
-from breakwater.limits.store.deployments import SLICES, Deployments, HoldProbe
+from breakwater.limits.store.deployments import PROBE, SLICES, Deployments
 
 MODEL = "openai/gpt-4.1{mini}"
 
@@ -170,18 +170,18 @@ class Callers:
     def __init__(self, redis: Redis) -> None:
         self.redis, self.deployments = redis, Deployments(redis, RetryBudgetRules())
 
-    async def ask(self, caller: str, attempt_id: str = "", *, lease_ms: int | None = 60_000) -> HoldProbe | int:
+    async def ask(self, caller: str, attempt_id: str = "", *, lease_ms: int | None = 60_000) -> int:
         asked = self.deployments.admit_command(
             MODEL, first_try=False, caller=caller, attempt_id=attempt_id or f"{caller}:1", lease_ms=lease_ms
         )
         [answer] = await self.redis.run([asked])
-        return self.deployments.read_admission(answer)
+        return int(answer)
 
     async def limited(self, caller: str, hold_s: float, attempt_id: str = "") -> None:
         await self.redis.run([self.deployments.hold_command(MODEL, hold_s, caller, attempt_id or f"{caller}:1")])
 
     async def ended(self, attempt_id: str, *, succeeded: bool) -> None:
-        await self.redis.run([self.deployments.end_probe_command(MODEL, attempt_id, succeeded=succeeded)])
+        await self.redis.run([self.deployments.settle_command(MODEL, attempt_id, succeeded=succeeded)])
 
 
 async def test_a_long_hold_is_probed_by_one_call_of_another_caller_whose_success_ends_it_for_all_but_who_was_limited(
@@ -189,15 +189,15 @@ async def test_a_long_hold_is_probed_by_one_call_of_another_caller_whose_success
 ) -> None:
     calls = Callers(redis)
     await calls.limited("a", 3500)
-    assert await calls.ask("b", lease_ms=None) == HoldProbe()  # a dry run takes none
-    assert await calls.ask("b") == HoldProbe()
-    assert await calls.ask("b") == HoldProbe(), "asked again, as the answer was lost"
+    assert await calls.ask("b", lease_ms=None) == PROBE  # a dry run takes none
+    assert await calls.ask("b") == PROBE
+    assert await calls.ask("b") == PROBE, "asked again, as the answer was lost"
     for caller, most_ms in (("a", 3_500_000), ("c", 1000)):
         wait_ms = await calls.ask(caller)
         assert isinstance(wait_ms, int)
         assert most_ms - 60_000 < wait_ms <= most_ms
     await calls.ended("c:1", succeeded=True)  # it held no probe
-    assert await calls.ask("c") != HoldProbe()
+    assert await calls.ask("c") != PROBE
     await calls.ended("b:1", succeeded=True)
     assert (await calls.ask("b"), await calls.ask("c", "c:2")) == (0, 0)
     assert await calls.deployments.held_until([MODEL]) == {}
@@ -212,7 +212,7 @@ async def test_a_long_hold_is_probed_by_one_call_of_another_caller_whose_success
 async def test_a_probe_that_is_limited_too_extends_the_hold_and_the_next_one_comes_later(redis: Redis) -> None:
     calls = Callers(redis)
     await calls.limited("a", 100)
-    assert await calls.ask("b") == HoldProbe()
+    assert await calls.ask("b") == PROBE
     await calls.limited("b", 3500)
     for caller, least_ms, most_ms in (
         ("a", 39_000, 100_000),
@@ -225,20 +225,20 @@ async def test_a_probe_that_is_limited_too_extends_the_hold_and_the_next_one_com
     [until_ms] = (await calls.deployments.held_until([MODEL])).values()
     assert until_ms > await clock_ms(redis) + 3_400_000
     await redis.client.hset(hold_key(MODEL), "probe_at_ms", "1")  # that time has passed
-    assert await calls.ask("c", "c:2") == HoldProbe()
+    assert await calls.ask("c", "c:2") == PROBE
 
 
 async def test_a_probe_that_says_nothing_of_the_limit_or_is_never_made_lets_the_next_one_pass(redis: Redis) -> None:
     calls = Callers(redis)
     await calls.limited("a", 100)
-    assert await calls.ask("b") == HoldProbe()
+    assert await calls.ask("b") == PROBE
     await calls.ended("b:1", succeeded=False)
-    assert await calls.ask("c") == HoldProbe()
+    assert await calls.ask("c") == PROBE
     await redis.run([calls.deployments.take_back_command(MODEL, first_try=False, attempt_id="c:1")])
     # One whose worker has died, too.
-    assert await calls.ask("d", lease_ms=1) == HoldProbe()
+    assert await calls.ask("d", lease_ms=1) == PROBE
     async with asyncio.timeout(60):
-        while await calls.ask("b", "b:2") != HoldProbe():
+        while await calls.ask("b", "b:2") != PROBE:
             await asyncio.sleep(0.01)
 
 
@@ -254,7 +254,7 @@ async def test_a_short_hold_is_one_for_all_callers(redis: Redis) -> None:
     calls = Callers(redis)
     await calls.limited("a", LONG_HOLD_S)
     for caller in ("a", "b"):
-        assert await calls.ask(caller) not in {0, HoldProbe()}
+        assert await calls.ask(caller) not in {0, PROBE}
 
 
 async def test_of_those_who_were_limited_only_they_who_still_wait_are_remembered(redis: Redis) -> None:

@@ -38,7 +38,7 @@ class Admission:
     lease_ms: int | None
     """The lease of the grants. None for a dry run, which may take, count or save nothing."""
     has_alternatives: bool = False
-    """True if another deployment may be asked if this one does not admit the call now."""
+    """True if it seems that another deployment may be called if this one does not admit the call now."""
     waited: Mapping[Reason, float] = field(default_factory=dict[Reason, float])
     """The seconds that the job has waited for capacity, by the reason of the refusal it would get."""
     limits: CallerLimits | None = None

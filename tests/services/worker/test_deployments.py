@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections import Counter
 from typing import Any
 
@@ -12,6 +14,8 @@ from breakwater.breakers.rules.breaker import BreakerKey
 from breakwater.calls.gate import AskAgain
 from breakwater.kernel.nats.subjects import Header, encode_token
 from breakwater.services.worker.admission import admit
+from breakwater.services.worker.balancer import Balancer
+from breakwater.services.worker.context import utc_now
 from tests.flow.kit import PRICE, model, seconds_between
 from tests.helpers import until
 from tests.services.worker.conftest import StartWorker
@@ -38,6 +42,24 @@ def calls(plane: WorkerPlane) -> dict[str, int]:
 
 async def run(plane: WorkerPlane, job_id: str, **job: Any) -> dict[str, Any]:
     return await plane.run({"agent": "writer", "job_id": job_id, "prompt": "x", **job})
+
+
+def forget(plane: WorkerPlane) -> None:
+    """Forgets what the worker has seen of deployments: another one has seen nothing, and the gates must tell it."""
+    Balancer.__init__(plane.worker.balancer, time.monotonic, utc_now)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The deployments that were asked for an admission, by their names."""
+    names = list[str]()
+
+    async def noted(worker: Any, admission: Any, gates: Any) -> Any:
+        names.append(admission.target.name)
+        return await admit(worker, admission, gates)
+
+    monkeypatch.setattr("breakwater.services.worker.attempts.admit", noted)
+    return names
 
 
 async def test_a_failed_call_goes_to_another_deployment_at_once_and_an_open_breaker_is_one_deployments(
@@ -76,8 +98,7 @@ async def test_a_rate_limit_holds_a_key_and_the_others_take_its_load_in_the_next
     async with start_worker({"west": model(limited)}, {"writer": AGENT}, more_models=on(keys)) as plane:
         results = [await run(plane, f"j{number}") for number in range(4)]
         held = await plane.worker.deployments.held_until([f"sim/west#KEY_{key}" for key in "ABC"])
-        # What another worker knows: nothing, so that the gate tells it.
-        plane.worker.balancer._blocked.clear()  # pyright: ignore[reportPrivateUsage]
+        forget(plane)
         results.append(await run(plane, "of-another"))
         assert calls(plane) == {"west": 6}
     assert list(held) == ["sim/west#KEY_A"]
@@ -95,6 +116,43 @@ async def test_a_refused_key_is_made_up_for_and_left_alone_for_some_seconds(star
         results = [await run(plane, f"j{number}") for number in range(3)]
         assert calls(plane) == {"west": 1, "east": 1, "spare": 3}
     assert [result["status"] for result in results] == ["succeeded"] * 3
+
+
+async def test_a_key_that_was_refused_is_spared_by_all_workers_and_called_if_there_is_no_other(
+    start_worker: StartWorker, asked: list[str]
+) -> None:
+    models = {"west": model({"status": 401, "requests": [1, 1]}), "east": model()}
+    async with start_worker(models, {"writer": AGENT}, more_models=on(WEST, EAST)) as plane:
+        assert places(await run(plane, "seen")) == ["first sim/west error", "redeployment sim/east success"]
+        forget(plane)
+        assert places(await run(plane, "of-another")) == ["first sim/east success"]
+        assert places(await run(plane, "remembered")) == ["first sim/east success"]
+        assert asked == ["west", "east", "west", "east", "east"]
+        await plane.worker.redis.run([plane.worker.deployments.hold_command("sim/east", 30)])
+        forget(plane)
+        # With no other to call, it is called all the same.
+        assert places(await run(plane, "alone")) == ["first sim/west success"]
+        assert await plane.worker.deployments.held_until(["sim/west"]) == {}
+
+
+async def test_a_limit_that_is_used_up_is_spared_by_all_workers_until_some_of_it_is_there_again(
+    start_worker: StartWorker, asked: list[str]
+) -> None:
+    left = {
+        "x-ratelimit-limit-requests": "100",
+        "x-ratelimit-remaining-requests": "0",
+        "x-ratelimit-reset-requests": "9s",
+    }
+    models = {"west": {**model(), "headers": left}, "east": model()}
+    async with start_worker(models, {"writer": AGENT}, more_models=on(WEST, EAST)) as plane:
+        await run(plane, "seen")
+        forget(plane)
+        assert places(await run(plane, "of-another")) == ["first sim/east success"]
+        assert asked == ["west", "west", "east"]
+        # A tenth of it comes back in a tenth of the time.
+        await asyncio.sleep(1)
+        forget(plane)
+        assert places(await run(plane, "later")) == ["first sim/west success"]
 
 
 async def test_the_attempts_are_the_models_wherever_they_are_made_and_a_fallback_comes_after(
@@ -187,6 +245,24 @@ async def test_what_a_provider_says_is_left_moves_calls_before_it_refuses_any(st
             await run(plane, f"j{number}")
         # It is called until it says how little is left.
         assert calls(plane).get("west", 0) <= 1
+
+
+async def test_what_is_left_of_a_deployments_own_limits_moves_calls_before_they_are_refused(
+    start_worker: StartWorker, asked: list[str]
+) -> None:
+    limited = {**WEST, "limits": {"requests_per_minute": 20}}
+    listed = on(limited, EAST, choose="headroom", affinity="none")
+    async with start_worker({"west": model(), "east": model()}, {"writer": AGENT}, more_models=listed) as plane:
+        for number in range(50):
+            await run(plane, f"j{number}")
+        assert len(asked) == 50, "each call was asked for once"
+        assert 15 <= calls(plane)["west"] <= 19
+        # What other workers use is in the answer to the next admission.
+        forget(plane)
+        asked.clear()
+        for number in range(20):
+            await run(plane, f"of-another-{number}")
+        assert asked.count("west") <= 4
 
 
 async def test_a_call_keeps_its_place_while_it_waits_for_a_limit_of_all_deployments(start_worker: StartWorker) -> None:

@@ -8,8 +8,7 @@ from hashlib import blake2b
 from math import log
 from typing import Literal
 
-LOW_HEADROOM = 0.1
-"""With less left of one of its limits, a deployment is called after the others, even for a session that it has."""
+from breakwater.calls.rules.quota import LOW_HEADROOM
 
 _CLOSE = 1.2
 """Latencies within this factor of the least count as equal."""
@@ -28,7 +27,7 @@ class ChoicePolicy:
     sticky: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # a frozen one takes four times as long to make, and each call makes one for each deployment
 class Candidate:
     """A deployment, as far as this worker knows it.
 

@@ -25,6 +25,13 @@ LONG_WAIT_SLACK_S = 1.0
 """The seconds that must remain after a long wait, which ends a little late and leaves time for a call."""
 
 
+RECHECK_S = 5.0
+"""The longest time for which a deployment is spared: an operator or a probe of another worker may end the reason."""
+
+LIMITED_S = 1.0
+"""The time for which a deployment is spared after a rate limit without a time of its own."""
+
+
 def backoff_s(policy: RetryPolicy, retry: int, jitter: float) -> float:
     """Returns the delay before a retry, in seconds.
 
@@ -124,6 +131,14 @@ def did_no_work(failure: ErrorInfo | Classification | None) -> bool:
     name = failure.class_ if isinstance(failure, ErrorInfo) else failure.class_name
     of_account = failure.kind == "client" and is_of_deployment(name, failure.status_code)
     return of_account or failure.kind in {"rate_limit", "quota"}
+
+
+def spared_s(failure: ErrorInfo | None) -> float:
+    """Returns the seconds for which other deployments are called after one has refused a call; 0 if it has not."""
+    if failure is None or not did_no_work(failure):
+        return 0.0
+    default_s = LIMITED_S if failure.kind == "rate_limit" else RECHECK_S
+    return min(RECHECK_S, default_s if failure.retry_after_s is None else failure.retry_after_s)
 
 
 def _kind_of(attempt: Attempt) -> ErrorKind | None:

@@ -8,7 +8,7 @@ second and restores lost ones, before the budget service rebuilds the counters f
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Generator, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -31,7 +31,7 @@ from breakwater.limits.rules.budget import (
     fits,
     spent_by,
 )
-from breakwater.limits.rules.caller_limits import caller_limits
+from breakwater.limits.rules.caller_limits import WindowState, caller_limits
 from breakwater.limits.rules.ledger import figures_of
 from breakwater.limits.rules.limit import limits_of_task
 from breakwater.limits.rules.rate_limit import NO_RATE_LIMITS, OverRate, RateLimits, rate_limits_of
@@ -76,6 +76,8 @@ class BudgetGate(Gate):
     jitter: Callable[[], float]
     read_limits: Callable[[str, str], Awaitable[None]]
     """Reads the limits that the plane keeps on from a version, as another one is in force; waits while that fails."""
+    hear: Callable[[str, Iterable[WindowState]], None]
+    """Takes what is left of limits that a call on one of several deployments counts in."""
     _counters: Sequence[Counter] = ()
     _rates: RateLimits = NO_RATE_LIMITS
     _asked_at: datetime | None = None
@@ -136,8 +138,7 @@ class BudgetGate(Gate):
         match reservation:
             case Reserved(at, windows):
                 self._reserved_at = at
-                if windows:
-                    self.admission.limits = caller_limits(windows, self._asked_at)
+                self._note(windows)
                 # Redis' clock decides the day and the month of the call.
                 self.flight_fields["reserved_at"] = at
                 self.lease = self._live(at)
@@ -268,9 +269,15 @@ class BudgetGate(Gate):
         # It is refused if its time does not last until the next period.
         return WaitForCapacity(max(wait_s, POLL_S) + FIRST_POLL_S * self.jitter(), refused)
 
+    def _note(self, windows: Sequence[WindowState]) -> None:
+        target = self.admission.target
+        if windows:
+            self.admission.limits = caller_limits(windows, self.now())
+            if target.listed is not None:
+                self.hear(target.listed, windows)
+
     def _over_rate(self, over: OverRate) -> Refused | WaitForCapacity:
-        if over.windows:
-            self.admission.limits = caller_limits(over.windows, self.now())
+        self._note(over.windows)
         job = self.admission.job
         kind = parts_of(over.key)[0].kind
         owner = f"task {job.ids.own_task_id}" if kind == "task" else scope_in_words(over.key)

@@ -13,12 +13,12 @@ from typing import Any
 from breakwater.breakers.rules.breaker import caller_of
 from breakwater.calls.gate import Gate, Refused, WaitForCapacity
 from breakwater.calls.rules.holds import after_hold_s, waits_for_hold
-from breakwater.calls.rules.retry import failures_on, hold_s
+from breakwater.calls.rules.retry import failures_on, hold_s, spared_s
 from breakwater.calls.settings import RetryPolicy
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.redis.connection import ScriptCommand
 from breakwater.limits.rules.refusals import model_held
-from breakwater.limits.store.deployments import Deployments, HoldProbe
+from breakwater.limits.store.deployments import PROBE, Deployments
 
 
 @dataclass(slots=True, kw_only=True)
@@ -29,6 +29,8 @@ class DeploymentGate(Gate):
     policies: Mapping[str, RetryPolicy]
     """The policy of each agent, which decides how long a model is held."""
     jitter: Callable[[], float]
+    refills_in_s: Callable[[str], float]
+    """Returns the seconds until limits of a deployment's provider that are all but used up have some room again."""
     _counted: bool = False
     _probes: bool = False
     must_settle = True
@@ -44,19 +46,16 @@ class DeploymentGate(Gate):
             caller=self._caller(),
             attempt_id=admission.attempt_id,
             lease_ms=admission.lease_ms,
+            spares=admission.has_alternatives,
         )
 
     def read(self, answer: Any) -> Refused | WaitForCapacity | None:
         """Has the call wait while the model is held, or refuses it if another model may be called sooner."""
-        match self.deployments.read_admission(answer):
-            case HoldProbe():
-                self._probes = self.admission.lease_ms is not None
-                return None
-            case 0:
-                return None
-            case rest_ms:
-                self._counted = False
-                return self._wait_or_refusal(rest_ms / 1000)
+        self._probes = answer == PROBE and self.admission.lease_ms is not None
+        if answer in {0, PROBE}:
+            return None
+        self._counted = False
+        return self._wait_or_refusal(answer / 1000)
 
     def _wait_or_refusal(self, rest_s: float) -> Refused | WaitForCapacity:
         admission = self.admission
@@ -79,7 +78,7 @@ class DeploymentGate(Gate):
         )
 
     def settle(self, attempt: Attempt) -> ScriptCommand | None:
-        """Holds the model if it has answered with a rate limit, and ends its hold if a probe has succeeded."""
+        """Holds the model after a rate limit, ends its hold if a probe has succeeded, or has it spared for a time."""
         deployments = self.deployments
         name = self.admission.target.deployment
         attempt_id = self.admission.attempt_id
@@ -90,9 +89,10 @@ class DeploymentGate(Gate):
             policy = self.policies[self.admission.job.agent_name]
             if (wait_s := hold_s(error.retry_after_s, policy, failures)) > 0:
                 return deployments.hold_command(name, wait_s, self._caller(), attempt_id)
-        if not self._probes:
+        spare_s = 0.0 if attempt.deployment is None else max(spared_s(error), self.refills_in_s(name))
+        if not self._probes and spare_s <= 0:
             return None
-        return deployments.end_probe_command(name, attempt_id, succeeded=attempt.outcome == "success")
+        return deployments.settle_command(name, attempt_id, succeeded=attempt.outcome == "success", spare_s=spare_s)
 
     def _caller(self) -> str:
         return caller_of(self.admission.job.caller, self.admission.job.job.tenant)

@@ -1,11 +1,7 @@
 -- The scripts of deployments. Counts are one hash for each slice of time, '<counts>:<slice>', which expires by itself.
 -- A hold is a hash. `until_ms` is its end for all. From `probe_at_ms` on, a call of another caller may be made all the same,
 -- one at a time: the attempt `probe`, whose lease ends at `probe_until_ms`. `limited:<caller>` is the end for one
--- whose call had the rate limit, whatever the probes of others find.
-local function now_ms()
-  local time = redis.call('TIME')
-  return time[1] * 1000 + math.floor(time[2] / 1000)
-end
+-- whose call had the rate limit, whatever the probes of others find. Until `spared_until_ms`, calls go elsewhere if they can.
 local function count_first_try(key, slice_ms, slices, count)
   local counts = key .. ':' .. math.floor(now_ms() / slice_ms)
   if redis.call('HINCRBY', counts, 'first_tries', count) == tonumber(count) then
@@ -26,13 +22,15 @@ end
 -- Returns the ms after which a call may ask again, and then nothing is counted; 0 where there is no hold; -1 for a probe.
 local slice_ms, slices, caller, attempt_id = tonumber(ARGV[1]), tonumber(ARGV[2]), ARGV[3], ARGV[4]
 local lease_ms = tonumber(ARGV[5]) -- '': only looks, and takes no probe
+local spares = ARGV[6] == '1' -- the call can go elsewhere
 local ASK_AGAIN_MS = 1000 -- while a probe is under way, whose end is unknown
-local known = redis.call('HMGET', KEYS[1], 'until_ms', 'probe_at_ms', 'probe', 'probe_until_ms', 'limited:' .. caller)
+local known = redis.call('HMGET', KEYS[1], 'until_ms', 'probe_at_ms', 'probe', 'probe_until_ms', 'limited:' .. caller, 'spared_until_ms')
 local answer = 0
-if known[1] or known[5] then
-  local now, until_ms, limited_until = now_ms(), tonumber(known[1] or '0'), tonumber(known[5] or '0')
-  if limited_until > now then
-    return limited_until - now
+if known[1] or known[5] or known[6] then
+  local now, until_ms = now_ms(), tonumber(known[1] or '0')
+  local refused_until = math.max(tonumber(known[5] or '0'), spares and tonumber(known[6] or '0') or 0)
+  if refused_until > now then
+    return refused_until - now
   end
   if until_ms > now then
     local probe_at, lease_ends = tonumber(known[2]), tonumber(known[4] or '0')
@@ -63,12 +61,17 @@ if KEYS[2] then
 end
 return 1
 
---- end_probe
--- Ends a probe; if it succeeded, also the hold, but for those whom the provider limits.
+--- settle
+-- Ends a probe; if it succeeded, also the hold, but for those whom the provider limits. Then has the calls that can go
+-- elsewhere do so for a time, as the key was refused, or the provider's limits are used up.
 -- KEYS: hold
-local attempt_id, succeeded = ARGV[1], ARGV[2] == '1'
+local attempt_id, succeeded, spare_ms = ARGV[1], ARGV[2] == '1', tonumber(ARGV[3])
 if return_probe(KEYS[1], attempt_id) and succeeded then
   redis.call('HDEL', KEYS[1], 'until_ms', 'probe_at_ms')
+end
+if spare_ms > 0 then
+  redis.call('HSET', KEYS[1], 'spared_until_ms', now_ms() + spare_ms)
+  keep(KEYS[1], spare_ms)
 end
 return 1
 
@@ -140,9 +143,7 @@ if hold_ms > long_ms then
     end
   end
 end
-if redis.call('PTTL', KEYS[1]) < hold_ms then
-  redis.call('PEXPIRE', KEYS[1], hold_ms)
-end
+keep(KEYS[1], hold_ms)
 return 1
 
 --- held

@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import lru_cache
 
 from breakwater.calls.rules.holds import LONG_HOLD_S
@@ -34,9 +33,8 @@ _PER_MILLION = 1_000_000
 _LUA = scripts_of(__file__)
 
 
-@dataclass(frozen=True, slots=True)
-class HoldProbe:
-    """The call is admitted in spite of a hold: its end must be reported by `hold_command` or `end_probe_command`."""
+PROBE = -1
+"""The answer that admits a call in spite of a hold: its end must be reported by `hold_command` or `settle_command`."""
 
 
 class Deployments:
@@ -49,9 +47,16 @@ class Deployments:
         self._slice_ms = 0 if rules is None else rules.window_s * 1000 // SLICES
 
     def admit_command(
-        self, name: str, *, first_try: bool, caller: str = "", attempt_id: str = "", lease_ms: int | None = None
+        self,
+        name: str,
+        *,
+        first_try: bool,
+        caller: str = "",
+        attempt_id: str = "",
+        lease_ms: int | None = None,
+        spares: bool = False,
     ) -> ScriptCommand:
-        """Asks for an admission; read its answer with `read_admission`.
+        """Asks for an admission. The answer: 0 if the call is admitted, `PROBE`, or the ms until it may be asked again.
 
         Made again, it counts a first try again: that allows `ratio` of a retry more, and a key for each job would cost
         more than it is worth.
@@ -62,14 +67,11 @@ class Deployments:
             caller: whose call it is (`breakers.rules.caller_of`); empty where that is not known.
             attempt_id: the holder of a probe.
             lease_ms: of a probe; None only looks, and takes none.
+            spares: is not admitted if the deployment is to be spared.
         """
         keys, slices = self._keys(name, counts=first_try)
-        return ScriptCommand(_LUA["admit"], keys, [*slices, caller, attempt_id, "" if lease_ms is None else lease_ms])
-
-    @staticmethod
-    def read_admission(answer: int) -> HoldProbe | int:
-        """Reads the answer to `admit_command`: the ms until the next try, 0 if the call is admitted, or a probe."""
-        return HoldProbe() if answer < 0 else answer
+        arguments = [*slices, caller, attempt_id, "" if lease_ms is None else lease_ms, int(spares)]
+        return ScriptCommand(_LUA["admit"], keys, arguments)
 
     def take_back_command(self, name: str, *, first_try: bool, attempt_id: str = "") -> ScriptCommand:
         """Takes back an admission, as the call was not made: a first try, if one was counted, and a probe."""
@@ -95,9 +97,9 @@ class Deployments:
         return ScriptCommand(_LUA["hold"], [_hold(name)], arguments)
 
     @staticmethod
-    def end_probe_command(name: str, attempt_id: str, *, succeeded: bool) -> ScriptCommand:
-        """Ends a probe, and also the hold if the probe has succeeded. The script answers nothing."""
-        return ScriptCommand(_LUA["end_probe"], [_hold(name)], [attempt_id, int(succeeded)])
+    def settle_command(name: str, attempt_id: str, *, succeeded: bool, spare_s: float = 0.0) -> ScriptCommand:
+        """Ends a probe, also the hold if it has succeeded, and has a deployment spared. The script answers nothing."""
+        return ScriptCommand(_LUA["settle"], [_hold(name)], [attempt_id, int(succeeded), math.ceil(spare_s * 1000)])
 
     async def held_until(self, names: Iterable[str]) -> dict[str, int]:
         """The end of each present hold, in ms since the epoch by this process's clock. Raises StateUnavailableError."""
