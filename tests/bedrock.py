@@ -70,12 +70,13 @@ def valid(value: dict[str, Any], operation: str) -> dict[str, Any]:
     return value
 
 
-def frame(kind: str, payload: Any, *, message_type: str = "event") -> bytes:
-    """An event of a binary stream, with its checksums."""
+def frame(kind: str | None, payload: Any, *, message_type: str = "event") -> bytes:
+    """An event of a binary stream, with its checksums; one that names no type, if that is None."""
     name = {"event": ":event-type", "exception": ":exception-type"}[message_type]
     headers = b"".join(
         bytes([len(header)]) + header.encode() + b"\x07" + struct.pack("!H", len(text)) + text.encode()
         for header, text in ((":message-type", message_type), (name, kind), (":content-type", "application/json"))
+        if text is not None
     )
     body = payload if isinstance(payload, bytes) else json.dumps(payload).encode()
     prelude = struct.pack("!II", len(headers) + len(body) + 16, len(headers))

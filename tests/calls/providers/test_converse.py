@@ -400,6 +400,13 @@ def test_a_frame_that_is_too_large_is_refused_before_it_is_whole() -> None:
         list(reader.feed(large[: MAX_EVENT_BYTES + 10]))
 
 
+def test_a_frame_without_a_type_is_refused_and_an_exception_without_one_is_still_one() -> None:
+    with pytest.raises(UnusableAnswerError, match="has no type"):
+        list(EventStreamReader().feed(frame(None, {"delta": {"text": "x"}})))
+    [(name, data)] = EventStreamReader().feed(frame(None, {"message": "no"}, message_type="exception"))
+    assert (name, json.loads(data)) == (b"error", {"error": {"type": "", "message": "no"}})
+
+
 def test_a_chunk_is_an_event_of_the_models_own_api() -> None:
     [frame_of_ping] = invoke_frames([{"type": "ping"}])
     assert [json.loads(data) for _, data in EventStreamReader().feed(frame_of_ping)] == [{"type": "ping"}]

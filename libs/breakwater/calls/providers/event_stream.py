@@ -17,6 +17,9 @@ from breakwater.jobs.rules.chat_messages import fields
 EVENT_STREAM = "application/vnd.amazon.eventstream"
 """The content type of a body of such events."""
 
+_PRELUDE_BYTES = 12
+"""The beginning of an event: its length, that of its headers, and the checksum of both."""
+
 
 class EventStreamReader:
     """Takes a body in pieces and yields its events as `EventReader` does those of a server-sent stream.
@@ -30,26 +33,34 @@ class EventStreamReader:
         [module] = load_optional("aws", "botocore.eventstream")
         self._buffer = module.EventStreamBuffer()
         self._refusal: type[Exception] = module.ParserError
-        self._waiting = 0
+        self._pending = bytearray()
+        self._missing = _PRELUDE_BYTES
+        """The bytes that the package's buffer lacks for the next step. It copies all that it has for each piece that it
+        is given, so it gets the prelude of an event, and then the rest at once."""
 
     def feed(self, piece: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Takes the next piece. Yields name and data of each event that is complete.
 
         Raises:
             EventTooLargeError: the event that is not complete yet is too large.
-            UnusableAnswerError: an event is corrupt: a checksum of it is wrong, or it can't be read.
+            UnusableAnswerError: an event is corrupt: a checksum of it is wrong, or it can't be read, or has no type.
         """
-        self._buffer.add_data(piece)
-        self._waiting += len(piece)
+        self._pending += piece
         try:
-            for message in self._buffer:
-                self._waiting -= message.prelude.total_length
-                yield _event(message.headers, message.payload)
+            while len(self._pending) >= self._missing:
+                part = bytes(self._pending[: self._missing])
+                del self._pending[: self._missing]
+                self._buffer.add_data(part)
+                if (message := next(self._buffer, None)) is None:
+                    self._missing = int.from_bytes(part[:4]) - _PRELUDE_BYTES
+                    if self._missing > MAX_EVENT_BYTES:
+                        raise EventTooLargeError(f"an event of the stream is over {MAX_EVENT_BYTES} bytes")
+                else:
+                    self._missing = _PRELUDE_BYTES
+                    yield _event(message.headers, message.payload)
         # The package's own error is for wrong checksums and lengths; the others are for a header of an unknown type.
         except (self._refusal, KeyError, struct.error, UnicodeDecodeError) as error:
             raise UnusableAnswerError(f"an event of the stream is corrupt ({type(error).__name__})") from error
-        if self._waiting > MAX_EVENT_BYTES:
-            raise EventTooLargeError(f"an event of the stream is over {MAX_EVENT_BYTES} bytes")
 
     def end(self) -> Iterator[tuple[bytes, bytes]]:
         """Yields nothing: what is left at the end of a body is no event."""
@@ -59,15 +70,17 @@ class EventStreamReader:
 def _event(headers: dict[str, object], payload: bytes) -> tuple[bytes, bytes]:
     match headers.get(":message-type"):
         case "exception":
-            kind = str(headers.get(":exception-type"))
+            kind = str(headers.get(":exception-type") or "")
             details = _details(payload)
             message = details.get("message") or details.get("Message") or details.get("originalMessage")
             return b"error", orjson.dumps({"error": {"type": kind[:1].upper() + kind[1:], "message": message}})
         case "error":
-            error = {"type": str(headers.get(":error-code")), "message": str(headers.get(":error-message"))}
-            return b"error", orjson.dumps({"error": error})
+            code, message = (str(headers.get(name) or "") for name in (":error-code", ":error-message"))
+            return b"error", orjson.dumps({"error": {"type": code, "message": message}})
         case _:
-            kind = str(headers.get(":event-type"))
+            kind = headers.get(":event-type")
+            if not isinstance(kind, str):
+                raise UnusableAnswerError("an event of the stream has no type")
             if kind == "chunk":
                 return b"", _decode(fields(_details(payload)).get("bytes"))
             return kind.encode(), b'{"%s":%s}' % (kind.encode(), payload or b"{}")

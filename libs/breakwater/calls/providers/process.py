@@ -89,14 +89,18 @@ class _DeltaLines:
     def __init__(self) -> None:
         self.pieces = Pieces()
         self.length = 0
-        self._rest = b""
+        self._rest = bytearray()
         self._are_over = False
 
     def take(self, data: bytes) -> None:
         """Takes the next output of the program."""
         if self._are_over:
             return
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        if b"\n" not in data:
+            self._rest += data
+            return
+        *lines, rest = (bytes(self._rest) + data).split(b"\n")
+        self._rest[:] = rest
         for line in lines:
             text = _delta_of(line)
             if text is None:

@@ -20,9 +20,13 @@ class EventReader:
 
     def __init__(self) -> None:
         self._first = True
-        self._rest = b""
+        self._held = b""
+        """What may be the first half of a mark or of a line break."""
+        self._rest = bytearray()
+        """The line that is not complete yet: it may come in very many pieces."""
         self._name = b""
         self._data: list[bytes] = []
+        self._data_bytes = 0
 
     def feed(self, piece: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Takes the next piece. Yields name and data of each event that is complete, and skips events without data.
@@ -30,18 +34,26 @@ class EventReader:
         Raises:
             EventTooLargeError: the event that is not complete yet is too large.
         """
-        body = self._rest + piece
-        if self._first and not _MARK.startswith(body):
+        piece = self._held + piece
+        self._held = b""
+        if self._first and _MARK.startswith(piece):
+            self._held = piece
+            return
+        if self._first:
             self._first = False
-            body = body.removeprefix(_MARK)
-        if b"\r" in body:
-            # A carriage return at the end may be the first half of a line break.
-            half = b"\r" if body.endswith(b"\r") else b""
-            body = body.removesuffix(half).replace(b"\r\n", b"\n").replace(b"\r", b"\n") + half
-        *lines, self._rest = body.split(b"\n")
+            piece = piece.removeprefix(_MARK)
+        if b"\r" in piece:
+            self._held = b"\r" if piece.endswith(b"\r") else b""
+            piece = piece.removesuffix(self._held).replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        lines: list[bytes] = []
+        if b"\n" in piece:
+            *lines, piece = (bytes(self._rest) + piece).split(b"\n")
+            self._rest.clear()
+        self._rest += piece
         for line in lines:
             if line.startswith(b"data:"):
                 self._data.append(line[5:].strip())
+                self._data_bytes += len(self._data[-1])
             elif line.startswith(b"event:"):
                 self._name = line[6:].strip()
             elif not line:
@@ -49,9 +61,10 @@ class EventReader:
                 data = b"\n".join(self._data)
                 self._name = b""
                 self._data = []
+                self._data_bytes = 0
                 if data:
                     yield name, data
-        if len(self._rest) + sum(map(len, self._data)) > MAX_EVENT_BYTES:
+        if len(self._rest) + self._data_bytes > MAX_EVENT_BYTES:
             raise EventTooLargeError(f"an event of the stream is over {MAX_EVENT_BYTES} bytes")
 
     def end(self) -> Iterator[tuple[bytes, bytes]]:
