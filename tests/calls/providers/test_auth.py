@@ -17,6 +17,7 @@ from aiohttp import encode_basic_auth, web
 from pydantic import ValidationError
 
 from breakwater.calls.providers.base import CallError
+from breakwater.calls.providers.connection import LOOK_EVERY_S
 from breakwater.calls.providers.credentials import Credential, CredentialError, Issued, renewal_time
 from breakwater.calls.providers.registry import OpenAISettings
 from breakwater.calls.providers.settings import CommandAuth, TlsFiles
@@ -236,6 +237,11 @@ class MutualTls:
         cert.private_key_and_cert_chain_pem.write_to_path(str(file))
         return file
 
+    def issue_apart(self, cert: Path, key: Path) -> None:
+        issued = self.authority.issue_cert("client.example")
+        issued.private_key_pem.write_to_path(str(key))
+        issued.cert_chain_pems[0].write_to_path(str(cert))
+
     @asynccontextmanager
     async def serve(self) -> AsyncGenerator[str]:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -264,8 +270,10 @@ async def test_a_client_certificate_is_shown_and_a_replaced_one_is_used_by_new_c
         provider = settings("openai", origin, tls=TlsFiles(ca=server.ca, cert=file)).open()
         await provider.perform(call())
         file.write_text("half of a certif")
+        await asyncio.sleep(LOOK_EVERY_S)
         await provider.perform(call())
         server.issue()
+        await asyncio.sleep(LOOK_EVERY_S)
         await provider.perform(call())
         await provider.close()
         error = await failure(settings("openai", origin, tls=TlsFiles(ca=server.ca)))
@@ -274,6 +282,45 @@ async def test_a_client_certificate_is_shown_and_a_replaced_one_is_used_by_new_c
         assert "signed by an authority that the system does not trust" in str(error)
     first, second, third = server.seen
     assert first == second != third
+
+
+async def test_a_certificate_and_its_key_are_replaced_one_after_the_other_without_a_failed_call(tmp_path: Path) -> None:
+    server = MutualTls(tmp_path)
+    files = TlsFiles(ca=server.ca, cert=tmp_path / "cert.pem", key=tmp_path / "key.pem")
+    async with server.serve() as origin:
+        server.issue_apart(tmp_path / "cert.pem", tmp_path / "key.pem")
+        provider = settings("openai", origin, tls=files).open()
+        await provider.perform(call())
+        server.issue_apart(tmp_path / "cert.pem", tmp_path / "new-key.pem")
+        await asyncio.sleep(LOOK_EVERY_S)
+        await provider.perform(call())
+        (tmp_path / "new-key.pem").replace(tmp_path / "key.pem")
+        await asyncio.sleep(LOOK_EVERY_S)
+        await provider.perform(call())
+        await provider.close()
+    first, second, third = server.seen
+    assert first == second != third
+
+
+async def test_the_files_of_certificates_are_looked_at_outside_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = MutualTls(tmp_path)
+    in_loop = list[str]()
+    stat = Path.stat
+
+    def noting_stat(path: Path, **options: Any) -> Any:
+        if path.parent == tmp_path and threading.current_thread() is threading.main_thread():
+            in_loop.append(path.name)
+        return stat(path, **options)
+
+    async with server.serve() as origin:
+        provider = settings("openai", origin, tls=TlsFiles(ca=server.ca, cert=server.issue())).open()
+        monkeypatch.setattr(Path, "stat", noting_stat)
+        for _ in range(3):
+            await provider.perform(call())
+        await provider.close()
+    assert not in_loop
 
 
 def test_certificates_that_cannot_be_used_are_errors_of_the_config(tmp_path: Path) -> None:

@@ -1,19 +1,30 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
 import pytest
+from aiohttp import web
 from dotenv import dotenv_values
 from structlog.testing import capture_logs
 
-from breakwater.calls.providers.credentials import RETRY_S, Credential, CredentialError, Issued, read_now
+from breakwater.calls.providers.base import Streaming
+from breakwater.calls.providers.credentials import (
+    RETRY_S,
+    Credential,
+    CredentialError,
+    Issued,
+    SecretSource,
+    read_now,
+)
 from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.security import secret_refs
 from breakwater.kernel.security.secret_refs import ENV_FILE, SecretRef, variable
+from tests.calls.providers.kit import answering, call, settings
 
 OLD, NEW = "sk-old-secret-1", "sk-new-secret-2"
 PRINT = """
@@ -82,10 +93,10 @@ async def test_a_source_that_fails_is_reported_once_and_the_key_stays(
     credential = read_now(source.ref)
     source.vanishes()
     with capture_logs() as logs:
-        assert [await credential.refresh(1) for _ in range(3)] == [False] * 3
+        assert [await credential.refresh(None) for _ in range(3)] == [False] * 3
         assert (credential.value, credential.version) == (OLD, 1)
         source.becomes(NEW)
-        assert await credential.refresh(1) is True
+        assert await credential.refresh(None) is True
         source.vanishes()
         assert await credential.refresh(2) is False
     assert [entry["event"] for entry in logs] == [
@@ -101,6 +112,25 @@ async def test_a_source_that_fails_is_reported_once_and_the_key_stays(
     }.get(kind, "the environment variable A_KEY")
     assert OLD not in str(logs)
     assert NEW not in str(logs)
+
+
+async def test_a_command_that_fails_is_run_again_after_a_pause_and_not_for_each_refused_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Source("command", tmp_path, monkeypatch.setenv)
+    now = [1_000.0]
+    of_key = SecretSource(source.ref)
+    credential = Credential(of_key, of_key.fetch(), clock=lambda: now[0])
+    source.vanishes()
+    assert [await credential.refresh(1) for _ in range(20)] == [False] * 20
+    assert source.reads == 2
+    source.becomes(NEW)
+    now[0] += RETRY_S
+    assert await credential.refresh(1) is True
+    source.vanishes()
+    assert await credential.refresh(2) is False
+    source.becomes(OLD)
+    assert await credential.refresh(None) is True, "an operator's reload asks at once"
 
 
 @pytest.mark.parametrize("value", [OLD, NEW])
@@ -198,12 +228,44 @@ async def test_a_token_that_is_refused_again_and_again_is_asked_for_no_more_ofte
     assert source.asked == 4, "an operator's reload asks at once"
 
 
-async def test_a_key_is_kept_secret_while_calls_with_it_may_be_under_way(tmp_path: Path) -> None:
-    source = Source("file", tmp_path, lambda *_: None)
-    credential = read_now(source.ref)
-    source.becomes(NEW)
-    assert await credential.refresh(1) is True
-    assert set(credential.secrets) == {OLD, NEW}
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_key_is_kept_secret_in_the_answer_of_its_call_however_often_it_is_rotated_meanwhile(
+    streamed: bool, tmp_path: Path
+) -> None:
+    arrived, rotated = asyncio.Event(), asyncio.Event()
+
+    async def quote(request: web.BaseRequest) -> web.StreamResponse:
+        key = request.headers["Authorization"].removeprefix("Bearer ")
+        if key == OLD:
+            arrived.set()
+            await rotated.wait()
+        choice: dict[str, Any] = {"index": 0, "finish_reason": "stop"}
+        if not streamed:
+            return web.json_response({"choices": [{**choice, "message": {"content": f"you sent {key}"}}]})
+        chunk = json.dumps({"choices": [{**choice, "delta": {"content": f"you sent {key}"}}]})
+        return web.Response(text=f"data: {chunk}\n\ndata: [DONE]\n\n", content_type="text/event-stream")
+
+    file = tmp_path / "key"
+    file.write_text(OLD)
+    chunks = list[Any]()
+
+    async def take(arriving: Any) -> None:
+        chunks.extend(arriving)
+
+    async with answering(quote) as origin:
+        provider = settings("openai", origin, api_key=SecretRef(file=file)).open()
+        streaming = Streaming(take, idle_timeout_s=5, total_timeout_s=20) if streamed else None
+        first = asyncio.create_task(provider.perform(call(streaming=streaming)))
+        await arrived.wait()
+        for number in range(2):
+            file.write_text(f"{NEW}-{number}")
+            assert await provider.refresh_credential(None) is True
+            await provider.perform(call())
+        rotated.set()
+        answer = await first
+        await provider.close()
+    assert "you sent " in str(answer.output)
+    assert OLD not in f"{answer}{chunks}"
 
 
 async def test_no_key_needs_no_source() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -10,10 +11,14 @@ from typing import TYPE_CHECKING
 import aiohttp
 
 from breakwater.kernel.errors import ConfigError
-from breakwater.kernel.security.tls import client_context, load_certificate
+from breakwater.kernel.security.tls import client_context
 
 if TYPE_CHECKING:
     from breakwater.calls.providers.settings import HttpSettings, TlsFiles
+
+
+LOOK_EVERY_S = 1.0
+"""The least time between two looks at the files of certificates, which may be on a slow disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +48,13 @@ class Proxy:
 
 
 class Certificates:
-    """The certificates of a provider's connections. New connections use the files as they are by then.
+    """The certificates of a provider's connections, whose files are looked at once a second while there are calls.
+
+    Args:
+        files: the files, of which those of our own certificate may change.
+
+    Attributes:
+        context: the context of new connections.
 
     Raises:
         ConfigError: a file is not usable.
@@ -51,21 +62,30 @@ class Certificates:
 
     def __init__(self, files: TlsFiles) -> None:
         self._files = files
-        self.context: ssl.SSLContext = client_context(files, "tls.")
         self._version = self._current_version()
+        self.context: ssl.SSLContext = client_context(files, "tls.")
+        self._look_at = 0.0
 
     def _current_version(self) -> tuple[float, ...]:
-        return tuple(file.stat().st_mtime for file in (self._files.cert, self._files.key) if file is not None)
+        files = (self._files.cert, self._files.key)
+        return tuple(file.stat().st_mtime for file in files if file is not None and file.exists())
 
-    def reload_changed(self) -> None:
-        """Reads our certificate again if its files have changed: such that last an hour are replaced in time.
+    async def reload_changed(self) -> None:
+        """Reads the certificates again if our own has changed: such that last an hour are replaced in time.
 
-        A file that is just being written, or gone, leaves the certificate as it is.
+        A file that is just being written, or gone, or does not fit the other one yet, leaves them as they are.
         """
+        now = asyncio.get_running_loop().time()
+        if now >= self._look_at:
+            self._look_at = now + LOOK_EVERY_S
+            await asyncio.to_thread(self._reload)
+
+    def _reload(self) -> None:
         try:
             version = self._current_version()
             if version != self._version:
-                load_certificate(self.context, self._files, "tls.")
+                # Another context, as one whose key does not fit its certificate would be of no use any more.
+                self.context = client_context(self._files, "tls.")
                 self._version = version
         except (OSError, ConfigError):
             return

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from breakwater.kernel.errors import BreakwaterError, ConfigError
 from breakwater.kernel.security.secret_refs import SecretRef
@@ -91,7 +91,6 @@ class Credential(Generic[ValueT]):
         self._fetching: asyncio.Task[None] | None = None
         self._problem: str | None = None
         self._retry_at = 0.0
-        self._secrets_before: Collection[str] = ()
         self._replaced_at = -RETRY_S
         """When a refused token was last fetched again."""
 
@@ -105,9 +104,8 @@ class Credential(Generic[ValueT]):
 
     @property
     def secrets(self) -> Collection[str]:
-        """The secrets of the latest value, and of the one before, as calls with that may be under way."""
-        latest = () if self._issued is None else self._issued.secrets
-        return (*latest, *self._secrets_before)
+        """The secrets of the latest value."""
+        return () if self._issued is None else self._issued.secrets
 
     async def current(self) -> ValueT | None:
         """Returns the value to use now; None for a provider that needs none. Waits only if there is no valid one.
@@ -136,8 +134,8 @@ class Credential(Generic[ValueT]):
     async def refresh(self, used: int | None) -> bool:
         """Fetches the credential again, once for all callers that wait for it at the same time.
 
-        A token that ends is not fetched again and again while a provider refuses each one, as with a wrong clock: all
-        refused calls would ask its source, which often has a limit on that.
+        A token that ends is not fetched again and again while a provider refuses each one, as with a wrong clock, and a
+        command that fails is not run again and again: all refused calls would do so, and sources have limits.
 
         Args:
             used: the version that was refused; None for the current one.
@@ -162,6 +160,8 @@ class Credential(Generic[ValueT]):
         now = self._clock()
         if self._issued is not None and self._issued.renew_at is not None and now < self._replaced_at + RETRY_S:
             return False
+        if now < self._retry_at:
+            return False
         self._replaced_at = now
         return True
 
@@ -185,15 +185,16 @@ class Credential(Generic[ValueT]):
             if self._problem is None:
                 log.warning("credential_unreadable", error=str(error))
             self._problem = str(error)
-            self._retry_at = self._clock() + RETRY_S
+            if not _is_at_hand(self._source):
+                self._retry_at = self._clock() + RETRY_S
             return
         if self._problem is not None:
             log.info("credential_readable")
         self._problem = None
+        self._retry_at = 0.0
         is_new = self._issued is None or issued.value != self._issued.value
-        before, self._issued = self._issued, issued
+        self._issued = issued
         if is_new:
-            self._secrets_before = () if before is None else before.secrets
             self.version += 1
             if self.version > 1:
                 log.info("credential_changed", source=str(self._source), version=self.version)
@@ -240,6 +241,11 @@ class SecretSource:
         """Reads the secret. Raises ConfigError."""
         value = sendable(self.ref.read(), self)
         return Issued(value, (value,), None if self.every_s is None else time.time() + self.every_s)
+
+
+def _is_at_hand(source: CredentialSource[Any]) -> bool:
+    """Returns True for a variable or a file, which may be read as often as calls are refused."""
+    return isinstance(source, SecretSource) and source.ref.command is None
 
 
 def read_now(ref: SecretRef | None) -> Credential[str]:

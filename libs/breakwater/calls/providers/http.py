@@ -96,7 +96,7 @@ class HttpProvider:
         self._proxy = Proxy.of(settings)
         self._certificates = None if settings.tls is None else Certificates(settings.tls)
         self._secrets = KnownSecrets([], self._placeholder)
-        """The key, which no answer may repeat: a provider gets it, and may quote it."""
+        """Of the latest call: the key, which its answer may not repeat. A provider gets it, and may quote it."""
         self._secrets_version = -1
         self._session: aiohttp.ClientSession | None = None
 
@@ -110,6 +110,7 @@ class HttpProvider:
         if self._secrets_version != version:
             self._secrets = KnownSecrets([*self._credential.secrets, *self._proxy.secrets], self._placeholder)
             self._secrets_version = version
+        secrets = self._secrets  # those of this call, however often the key changes until it ends
         wire = self._wires_of(call.model)["chat" if call.native is None else call.api]
         names = long_names(call.messages, call.params) if call.native is None else {}
         if names:
@@ -118,13 +119,13 @@ class HttpProvider:
             wire = _LongNames(wire, names)
         try:
             if call.streaming is not None:
-                answer = await self._stream(wire, call, key, call.streaming)
+                answer = await self._stream(wire, call, key, secrets, call.streaming)
             else:
-                answer = self._read(wire, call, await self._post(wire, call, key))
+                answer = self._read(wire, call, await self._post(wire, call, key), secrets)
             return _with_long_names(answer, names) if names else answer
         except CallError as error:
             raise CallError(
-                _without_secrets(self._secrets, error.failure),
+                _without_secrets(secrets, error.failure),
                 maybe_billed=error.maybe_billed,
                 usage=error.usage,
                 credential=version,
@@ -136,9 +137,11 @@ class HttpProvider:
         return await self._credential.refresh(used)
 
     async def _key(self, timeout_s: float) -> Any:
-        """Returns the key, which may have to be fetched first. Raises CallError: nothing was sent."""
+        """Returns the key, which may have to be fetched first, as changed certificates. Raises CallError."""
         try:
             async with asyncio.timeout(timeout_s):
+                if self._certificates is not None:
+                    await self._certificates.reload_changed()
                 return await self._credential.current()
         except (CredentialError, TimeoutError) as error:
             text = str(error) or f"no credential of {self._credential} within {timeout_s:g} s"
@@ -165,7 +168,7 @@ class HttpProvider:
             # A request that never left this process is not billed: the connection was refused, or TLS failed.
             raise CallError(transport_failure(error), maybe_billed=state.sent) from error
 
-    async def _stream(self, wire: Wire, call: Call, key: Any, streaming: Streaming) -> Answer:
+    async def _stream(self, wire: Wire, call: Call, key: Any, secrets: KnownSecrets, streaming: Streaming) -> Answer:
         state = _RequestState()
         reader = wire.stream_reader(streaming.answer)
         failure: CallFailure | None = None
@@ -181,9 +184,9 @@ class HttpProvider:
                     call.on_headers(response.headers)
                 if not is_stream(response) or not 200 <= response.status <= 299:
                     # This is an error, perhaps as an event, or the whole answer of a server that does not stream.
-                    return self._read(wire, call, await _reply(response, MAX_ANSWER_BYTES))
+                    return self._read(wire, call, await _reply(response, MAX_ANSWER_BYTES), secrets)
                 status = response.status
-                await receive(response, reader, streaming, limit, self._secrets)
+                await receive(response, reader, streaming, limit, secrets)
         except TimeoutError as error:
             name = "StreamStalledError" if streaming.answer.length else "TimeoutError"
             failure = TransportFailure("timeout", name, silence(call))
@@ -199,12 +202,12 @@ class HttpProvider:
         except UnusableAnswerError as error:
             failure = BrokenAnswer(str(error), status, not isinstance(error, AnswerTooLargeError))
             cause = error
-        body = self._secrets.hide_in(reader.answer())  # a secret may be spread over several pieces
+        body = secrets.hide_in(reader.answer())  # a secret may be spread over several pieces
         usage = wire.usage(body)
         # A failure after the end of the answer does not matter.
         if failure is None or reader.whole:
             try:
-                return self._answer(wire, body, status, usage)
+                return _answer(wire, body, status, usage, secrets)
             except UnusableAnswerError as error:
                 failure = error_in_answer(body, status) if says_why(body) else BrokenAnswer(str(error), status)
                 cause = error
@@ -229,6 +232,7 @@ class HttpProvider:
             trace_request_ctx=state,
             proxy=self._proxy.url,
             proxy_headers=self._proxy.headers,
+            ssl=True if self._certificates is None else self._certificates.context,
         )
 
     def _key_headers(self, wire: Wire, key: Any, url: str, data: bytes) -> Mapping[str, str]:
@@ -246,18 +250,12 @@ class HttpProvider:
         async def note_sent(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
             cast(_RequestState, context.trace_request_ctx).sent = True
 
-        if self._certificates is not None:
-            self._certificates.reload_changed()
         if self._session is None:
             trace = aiohttp.TraceConfig()
             trace.on_request_headers_sent.append(note_sent)
             self._session = aiohttp.ClientSession(
                 # The number of concurrent calls is bounded by the agents' concurrency; a second limit would hide it.
-                connector=aiohttp.TCPConnector(
-                    limit=0,
-                    keepalive_timeout=30,
-                    ssl=True if self._certificates is None else self._certificates.context,
-                ),
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30),
                 timeout=aiohttp.ClientTimeout(total=None),
                 headers=self._headers,
                 cookie_jar=aiohttp.DummyCookieJar(),
@@ -265,36 +263,36 @@ class HttpProvider:
             )
         return self._session
 
-    def _read(self, wire: Wire, call: Call, reply: _HttpReply) -> Answer:
+    def _read(self, wire: Wire, call: Call, reply: _HttpReply, secrets: KnownSecrets) -> Answer:
         status = reply.status
         if not 200 <= status <= 299:
             raise CallError(http_failure(status, reply.payload, reply.headers), maybe_billed=False)
         body = (
-            self._assemble(wire, reply)
+            self._assemble(wire, reply, secrets)
             if is_of_events(reply.payload) and not isinstance(wire, EmbeddingsWire)
-            else self._secrets.hide_in_parsed(reply.payload, _parse_body(wire, reply))
+            else secrets.hide_in_parsed(reply.payload, _parse_body(wire, reply))
         )
         usage = wire.usage(body)
         if carries_error(body):
             raise CallError(error_in_answer(body, status), maybe_billed=self._has_begun(wire, body), usage=usage)
         try:
-            return self._answer(wire, wire.readable(body, call), status, usage)
+            return _answer(wire, wire.readable(body, call), status, usage, secrets)
         except UnusableAnswerError as error:
             if says_why(body):
                 raise CallError(error_in_answer(body, status), maybe_billed=False, usage=usage) from error
             raise _unusable_answer(error, status, usage, _kind_of_flaw(wire, body)) from error
 
-    def _assemble(self, wire: Wire, reply: _HttpReply) -> dict[str, Any]:
+    def _assemble(self, wire: Wire, reply: _HttpReply, secrets: KnownSecrets) -> dict[str, Any]:
         answer = Assembly()
         reader = wire.stream_reader(answer)
         _check_size(wire, reply)
         try:
-            assemble(reply.payload, reader, answer, self._secrets)
+            assemble(reply.payload, reader, answer, secrets)
         except StreamBrokenError as broken:
             raise self._broken_stream(wire, broken, reader, answer) from broken
         except UnusableAnswerError as error:
             raise _unusable_answer(error, reply.status, wire.usage(reader.answer())) from error
-        return self._secrets.hide_in(reader.answer())
+        return secrets.hide_in(reader.answer())
 
     def _broken_stream(
         self, wire: Wire, stream_error: StreamBrokenError, reader: StreamReader, answer: Assembly
@@ -318,27 +316,28 @@ class HttpProvider:
         except UnusableAnswerError:
             return False
 
-    def _answer(self, wire: Wire, body: dict[str, Any], status: int, usage: Usage | None) -> Answer:
-        """Returns the answer in a body. Raises UnusableAnswerError, CallError."""
-        choices = tuple(wire.choices(body))
-        usable = (choice for choice in choices if choice.output is not None and choice.finish_reason not in INTERRUPTED)
-        chosen = next(usable, choices[0])
-        reason = chosen.finish_reason
-        failure: CallFailure | None = None
-        if reason in INTERRUPTED:
-            failure = _abortion(body, chosen, status)
-        elif chosen.output is None:
-            reasons = "; ".join((f"finish_reason: {reason or 'none'}", *filter_words(_choice_in(body, chosen))))
-            problem = f"the answer has no text and no tool call ({reasons})"
-            failure = EmptyAnswer(reason, problem, status)
-        if failure is not None:
-            raise CallError(failure, maybe_billed=True, usage=usage, finish_reason=reason)
-        all_choices = choices if len(choices) > 1 else ()
-        output = chosen.output
-        if isinstance(output, str):
-            # The text may be joined from several blocks, each with a part of a secret.
-            output = self._secrets.hide(output)
-        return Answer(output, usage or Usage(None, None, model=model_of(body)), None, body, reason, all_choices)
+
+def _answer(wire: Wire, body: dict[str, Any], status: int, usage: Usage | None, secrets: KnownSecrets) -> Answer:
+    """Returns the answer in a body. Raises UnusableAnswerError, CallError."""
+    choices = tuple(wire.choices(body))
+    usable = (choice for choice in choices if choice.output is not None and choice.finish_reason not in INTERRUPTED)
+    chosen = next(usable, choices[0])
+    reason = chosen.finish_reason
+    failure: CallFailure | None = None
+    if reason in INTERRUPTED:
+        failure = _abortion(body, chosen, status)
+    elif chosen.output is None:
+        reasons = "; ".join((f"finish_reason: {reason or 'none'}", *filter_words(_choice_in(body, chosen))))
+        problem = f"the answer has no text and no tool call ({reasons})"
+        failure = EmptyAnswer(reason, problem, status)
+    if failure is not None:
+        raise CallError(failure, maybe_billed=True, usage=usage, finish_reason=reason)
+    all_choices = choices if len(choices) > 1 else ()
+    output = chosen.output
+    if isinstance(output, str):
+        # The text may be joined from several blocks, each with a part of a secret.
+        output = secrets.hide(output)
+    return Answer(output, usage or Usage(None, None, model=model_of(body)), None, body, reason, all_choices)
 
 
 def _release(error: BaseException) -> None:
