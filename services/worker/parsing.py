@@ -157,6 +157,7 @@ class JobReader:
             owner=origin.owner,
             submitted_by=origin.sender,
             attribution=attribution_of(job, origin.attribution),
+            sender_regions=origin.residency,
             turn=self._turn(job, origin),
             agent_name=self._agent_name,
             agent=self._agent_for(job, rules),

@@ -219,6 +219,8 @@ class Assignment:
     """The API key, or the NATS user of the program, that sent the job."""
     attribution: Attribution
     """The user and the team whose call it is."""
+    sender_regions: Sequence[str]
+    """The regions that its sender's calls must not leave."""
     turn: CallerTurn
     """The turn that it waits for: by its key, its tenant and its priority."""
     agent_name: str
@@ -303,9 +305,9 @@ class Assignment:
 
     @cached_property
     def residency(self) -> Sequence[str]:
-        """The regions that its calls must not leave: its agent's, and that of the key that sent it."""
-        of_key = self.delivery.headers.get(Header.RESIDENCY.value)
-        return tuple(region for region in (self.agent.residency, of_key) if region is not None)
+        """The regions that its calls must not leave: its agent's, and those of its sender."""
+        of_agent = self.agent.residency
+        return self.sender_regions if of_agent is None else (of_agent, *self.sender_regions)
 
     def may_use(self, targets: Sequence[Target]) -> Sequence[Target]:
         """Returns those deployments that its calls may use: in its region, and for a probe the probed one."""

@@ -11,7 +11,7 @@ from breakwater.identity.contract import MAX_TAGS, CostTag, PersonRole, Priority
 from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.security.addresses import NetworkSetting
 from breakwater.kernel.security.secret_refs import Secret
-from breakwater.kernel.types import Identifier, Message, Name
+from breakwater.kernel.types import Identifier, Message, Name, Region
 
 _THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
 _OPENID_SCOPE = r"^[\x21\x23-\x5b\x5d-\x7e]+$"
@@ -183,6 +183,11 @@ class TokenSettings(Message):
     tags: dict[CostTag, ClaimPath] = Field(
         default_factory=dict, max_length=MAX_TAGS, description="Claims with values of `cost_tags`."
     )
+    residency: ClaimPath | None = Field(
+        default=None,
+        description="The claim with the region that a token's calls must not leave, such as `eu`; every token must "
+        "have it then.",
+    )
     metadata_may_name: bool = Field(
         default=False,
         description="True: a job's metadata may name the team, and the `tags` above, where its token has no such "
@@ -219,3 +224,6 @@ class NatsProgram(Message):
         description="Priority of its jobs, and the highest that they may ask for, as `priority` of an API key.",
     )
     weight: Weight = Field(default=1, description="Its share of what callers wait for, as `weight` of an API key.")
+    residency: Region | None = Field(
+        default=None, description="The region that its calls must not leave, such as `eu`, beside that of the agent."
+    )

@@ -66,6 +66,8 @@ class JobOrigin(NamedTuple):
     """The cost tags of the API key that it was submitted with."""
     turn: tuple[Priority, int] | None
     """The priority that `request` has decided on, and the weight of the key; None if the job came over NATS."""
+    residency: tuple[str, ...]
+    """The regions that the calls of the job must not leave: that of its key or token, and that of its program."""
     scope: str | None
     execution_id: str | None
     """None if the job did not come through `request` and was not parked."""
@@ -89,6 +91,11 @@ def origin_of(message: JobMessage, programs: Mapping[str, NatsProgram]) -> JobOr
         attribution=Attribution(name_in(headers, Header.USER), name_in(headers, Header.TEAM)),
         tags=tags_in(headers),
         turn=turn_in(headers) if is_over_http or Header.PRIORITY.value in headers else None,
+        residency=tuple(
+            region
+            for region in (headers.get(Header.RESIDENCY.value), None if program is None else program.residency)
+            if region is not None
+        ),
         scope=headers.get(Header.SCOPE.value),
         execution_id=name_in(headers, Header.EXECUTION_ID),
         job_id=name_in(headers, Header.JOB_ID),

@@ -143,6 +143,16 @@ Region = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")]
 """A region such as `eu` or `eu-west-1`, which is within `eu`."""
 
 _IDENTIFIER = TypeAdapter(Identifier)
+_REGION = TypeAdapter(Region)
+
+
+def is_region(text: str) -> bool:
+    """Returns True if a text may be a region."""
+    try:
+        _REGION.validate_python(text)
+    except ValidationError:
+        return False
+    return True
 
 
 def is_identifier(text: str) -> bool:

@@ -304,7 +304,12 @@ async def test_a_replay_is_the_same_job_under_an_id_of_its_own(api: HttpApi) -> 
         "metadata": {"order": 1},
         "skip_cache": True,
     }
-    of_key = {"Breakwater-User": "ada", "Breakwater-Team": "search", "Breakwater-Tags": "%7B%22project%22%3A%22x%22%7D"}
+    of_key = {
+        "Breakwater-User": "ada",
+        "Breakwater-Team": "search",
+        "Breakwater-Tags": "%7B%22project%22%3A%22x%22%7D",
+        "Breakwater-Residency": "eu",
+    }
     dead_letter = await give_up(api, job, headers={"Nats-Msg-Id": "writer/order-1", **of_key})
     [outcome] = (await replay(api, dead_letters=[dead_letter, dead_letter]))["replayed"]
     [queued] = await jobs(api)

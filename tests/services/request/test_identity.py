@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
@@ -15,6 +18,7 @@ from nats.aio.msg import Msg
 
 from breakwater.kernel.nats.delivery import name_in
 from breakwater.kernel.nats.subjects import Header
+from tests.helpers import until
 from tests.services.request.conftest import CONFIG, HttpApi, StartApi, new_id
 from tests.services.request.test_ownership import key, submit
 
@@ -41,13 +45,45 @@ async def names(api: HttpApi) -> tuple[str | None, ...]:
     return tuple(name_in(message.headers or {}, header) for header in headers)
 
 
-async def test_tokens_and_headers_of_a_proxy_say_whose_call_it_is(start_api: StartApi) -> None:
+@asynccontextmanager
+async def issuing(start_api: StartApi, identity: str = IDENTITY) -> AsyncGenerator[HttpApi]:
     async def keys(_: web.Request) -> web.Response:
         return web.json_response({"keys": [KEY.as_dict(private=False)]})
 
     app = web.Application()
     app.router.add_get("/keys", keys)
-    async with TestServer(app) as issuer, start_api(CONFIG + IDENTITY.format(url=issuer.make_url("/keys"))) as api:
+    async with TestServer(app) as issuer, start_api(CONFIG + identity.format(url=issuer.make_url("/keys"))) as api:
+        yield api
+
+
+async def test_the_calls_of_a_token_stay_in_the_region_that_it_claims(start_api: StartApi) -> None:
+    claims = "agents: [writer]", "agents: [writer], residency: geo.region"
+    async with issuing(start_api, IDENTITY.replace(*claims)) as api:
+        ours = {"Authorization": f"Bearer {token(geo={'region': 'eu'})}"}
+        assert (await api.ask("GET", "/api/v1/key", headers=ours)).json["residency"] == "eu"
+        for path, body in (("/api/v1/jobs", {"agent": "writer", "prompt": "x"}), ("/v1/chat/completions", CHAT)):
+            before = await api.bus.jetstream().stream_info("JOBS")
+            asking = asyncio.create_task(api.ask("POST", path, json=body, headers=ours))
+            await until(lambda last=before.state.last_seq: _stored(api, last), "the job")
+            message: Msg = await api.last_job()
+            assert (message.headers or {})[Header.RESIDENCY.value] == "eu"
+            asking.cancel()
+        for wrong, words in (
+            ({}, "its claim 'geo.region' is missing"),
+            ({"geo": {"region": "Europe (all)"}}, "its claim 'geo.region' is no region, such as eu"),
+            ({"geo": {"region": ["eu"]}}, "its claim 'geo.region' is a list"),
+        ):
+            refused = await submit(api, {"Authorization": f"Bearer {token(**wrong)}"})
+            assert refused.status == 401
+            assert words in refused.message
+
+
+async def _stored(api: HttpApi, last_seq: int) -> bool:
+    return (await api.bus.jetstream().stream_info("JOBS")).state.last_seq > last_seq
+
+
+async def test_tokens_and_headers_of_a_proxy_say_whose_call_it_is(start_api: StartApi) -> None:
+    async with issuing(start_api) as api:
         ours = {"Authorization": f"Bearer {token(project='ranking')}"}
         shown = (await api.ask("GET", "/api/v1/key", headers=ours)).json
         assert (shown["kind"], shown["name"], shown["user"], shown["team"]) == ("token", "jwt:u-1", "u-1", "search")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections import Counter
 from typing import Any
@@ -12,6 +13,8 @@ import redis.asyncio as aioredis
 
 from breakwater.breakers.rules.breaker import BreakerKey
 from breakwater.calls.gate import AskAgain
+from breakwater.jobs.rules.ids import key_of
+from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.subjects import Header, encode_token
 from breakwater.services.worker.admission import admit
 from breakwater.services.worker.balancer import Balancer
@@ -323,6 +326,37 @@ async def test_calls_stay_in_the_region_of_the_key_that_sent_them(start_worker: 
                 assert result["error"]["class"] == "ResidencyError"
             else:
                 assert places(result) == [f"first sim/{place} success"]
+
+
+async def test_calls_of_jobs_over_nats_stay_in_the_region_of_their_agent_and_of_their_program(
+    start_worker: StartWorker,
+) -> None:
+    listed = on({**WEST, "region": "us-east"}, {**EAST, "region": "eu-west-1"})
+    agents = {"writer": AGENT, "local": {**AGENT, "residency": "us"}}
+    programs = {
+        "in-eu": {"agents": ["writer", "local"], "residency": "eu"},
+        "anywhere": {"agents": ["writer", "local"]},
+    }
+    models = {"west": model(), "east": model()}
+    async with start_worker(models, agents, more_models=listed, programs=programs) as plane:
+        for user, agent, place in (
+            ("program-in-eu", "writer", "east"),
+            ("program-in-eu", "local", None),
+            ("program-anywhere", "local", "west"),
+            ("client", "local", "west"),
+        ):
+            job = {"agent": agent, "job_id": f"{agent}-{user}", "prompt": "x"}
+            # What a program says of its own region is not believed.
+            claimed = {Header.RESIDENCY.value: "us"}
+            subject = subjects.job_by(agent, user)
+            await plane.jetstream.publish(subject, json.dumps(job).encode(), headers=claimed)
+            result = await plane.result(key_of(None if user == "client" else user, job["job_id"]))
+            if place is None:
+                assert result["error"]["class"] == "ResidencyError"
+                assert "'us' and 'eu'" in result["error"]["message"]
+            else:
+                assert places(result) == [f"first sim/{place} success"]
+        assert calls(plane) == {"east": 1, "west": 2}
 
 
 async def test_a_stream_whose_key_expires_in_the_middle_continues_elsewhere(start_worker: StartWorker) -> None:

@@ -21,7 +21,7 @@ from pydantic import AfterValidator, Field, model_validator
 from breakwater.identity.contract import KEY_SCOPES, CallerKind, KeyScope, KeyTags, PersonRole, Priority, Weight
 from breakwater.identity.settings import TokenSettings
 from breakwater.kernel.errors import BreakwaterError
-from breakwater.kernel.types import Identifier, Message, ModelId, Region, Timestamp, is_identifier
+from breakwater.kernel.types import Identifier, Message, ModelId, Region, Timestamp, is_identifier, is_region
 
 PREFIX = "bw"
 SESSION_PREFIX = "bws"
@@ -342,6 +342,7 @@ def holder_of_token(claims: Mapping[str, Any], settings: TokenSettings, now: flo
     if settings.user == "email" and _is_unverified(claims):
         raise UnusableClaimError("its e-mail address is not verified")
     team = None if settings.team is None else _claimed_name(claims, settings.team)
+    residency = None if settings.residency is None else _claimed_region(claims, settings.residency)
     tags = {tag: _claimed_name(claims, path) for tag, path in settings.tags.items()}
     missing = dict.fromkeys(name for name, value in (("team", team), *tags.items()) if value is None)
     return Caller(
@@ -356,6 +357,7 @@ def holder_of_token(claims: Mapping[str, Any], settings: TokenSettings, now: flo
         team=team,
         tags={tag: value for tag, value in tags.items() if value is not None},
         forbidden_metadata=() if settings.metadata_may_name else tuple(missing),
+        residency=residency,
     )
 
 
@@ -437,6 +439,16 @@ def _claimed_name(claims: Mapping[str, Any], path: str) -> str | None:
     if not is_identifier(name := str(value)):
         raise UnusableClaimError(f"its claim {path!r} is no name of 1 to 128 characters without control characters")
     return name
+
+
+def _claimed_region(claims: Mapping[str, Any], path: str) -> str:
+    """Returns the region of a claim. Raises UnusableClaimError: it is missing, or has no region."""
+    region = _claimed_name(claims, path)
+    if region is None:
+        raise UnusableClaimError(f"its claim {path!r} is missing")
+    if not is_region(region):
+        raise UnusableClaimError(f"its claim {path!r} is no region, such as eu or eu-west-1")
+    return region
 
 
 _INDEXED = re.compile(r"(?P<path>.+)\[(?P<place>[0-9]{1,3})\]")

@@ -422,6 +422,7 @@ def replay_of(stored: StoredDeadLetter, job: Job) -> Submission:
         attribution=Attribution(user, team),
         tags=tags_in(headers),
         turn=CallerTurn(sender or owner or "", job.tenant or "", *turn_in(headers)),
+        residency=headers.get(Header.RESIDENCY.value),
         scope=scope,
     )
 
