@@ -20,6 +20,7 @@ EAST = {"provider": "east", "name": "prod"}
 PROVIDERS = {
     "west": {"kind": "azure", "base_url": "https://west.example", "api_key": {"env": "OWN"}},
     "east": {"kind": "azure", "base_url": "https://east.example"},
+    "mirror": {"kind": "azure", "base_url": "https://east.example"},
     "openai": {"base_url": "https://api.example/v1"},
     "script": {"kind": "process", "command": ["cat"]},
 }
@@ -81,6 +82,12 @@ def test_a_model_without_deployments_is_one_as_it_always_was() -> None:
         ([WEST, EAST, WEST], {}, "'west/prod#KEY_W' is listed twice, as number 1 and 3"),
         ([{**WEST, "key": [{"env": "A"}, {"env": "A"}]}], {}, "'west/prod#A' is listed twice, as number 1 and 2"),
         (
+            [{"provider": "west", "name": "prod"}, {**WEST, "key": [{"env": "B"}, {"env": "OWN"}]}],
+            {},
+            "'west/prod#OWN' and 'west/prod' are the same place under the same key",
+        ),
+        ([EAST, {"provider": "mirror", "name": "prod"}], {}, "'mirror/prod' and 'east/prod' are the same place"),
+        (
             [{"provider": "openai", "name": name, "key": {"file": f"/{name}/key"}} for name in "ab"],
             {},
             "the key file /b/key has the name of /a/key (models.m), and names tell keys apart; rename one",
@@ -97,6 +104,32 @@ def test_a_model_without_deployments_is_one_as_it_always_was() -> None:
 def test_a_mistake_is_named(deployments: list[dict[str, Any]], settings: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError) as mistake:
         config(*deployments, **settings)
+    assert problem in str(mistake.value)
+    assert "1 mistake" in str(mistake.value)
+
+
+@each_row(
+    ("settings", "problem"),
+    [
+        ({"provider": "east"}, "models.west/prod: is at 'east/west/prod', and has the id of a deployment of models.m"),
+        ({"name": "other"}, "models.west/prod: is at 'west/other', and has the id of a deployment of models.m"),
+        ({}, None),
+        ({"provider": "west", "name": "prod"}, None),
+        ({"deployments": [EAST]}, None),
+    ],
+)
+def test_a_model_of_the_id_of_a_deployment_is_that_place_or_refused(
+    settings: dict[str, Any], problem: str | None
+) -> None:
+    listed = {"provider": "west", "name": "prod"}
+    models = {"m": {"price": PRICE, "deployments": [listed]}, "west/prod": {"price": PRICE, **settings}}
+    agents = {"a": {"model": "m", "fallback_models": ["west/prod"]}}
+    text = yaml.safe_dump({"providers": PROVIDERS, "models": models, "agents": agents})
+    if problem is None:
+        parse_config(text)
+        return
+    with pytest.raises(ConfigError) as mistake:
+        parse_config(text)
     assert problem in str(mistake.value)
     assert "1 mistake" in str(mistake.value)
 

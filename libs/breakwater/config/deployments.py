@@ -153,6 +153,7 @@ def deployment_problems(
 ) -> Iterable[str]:
     """Yields what is wrong with the deployments that a model lists; `place` is their path in the config."""
     first_places: dict[str, int] = {}
+    opened: list[tuple[str, tuple[AnyProvider, str]]] = []
     count = 0
     for number, deployment in enumerate(deployments):
         count += 1
@@ -172,6 +173,14 @@ def deployment_problems(
                 f"{place}: {deployment.id!r} is listed twice, as number {first_places[deployment.id] + 1} and "
                 f"{number + 1} (each key counts); give one another provider, name or key"
             )
+        elif isinstance(settings, HttpSettings):
+            place_of = connection_settings(settings, deployment.key), deployment.name
+            if (same := next((place for place, other in opened if other == place_of), None)) is not None:
+                yield (
+                    f"{place}: {deployment.id!r} and {same!r} are the same place under the same key, whose limits and "
+                    "breaker would count twice; leave one out"
+                )
+            opened.append((deployment.id, place_of))
         first_places.setdefault(deployment.id, number)
     if count > MAX_DEPLOYMENTS:
         yield f"{place}: has {count} deployments, each key counted; the most is {MAX_DEPLOYMENTS}"
@@ -189,6 +198,22 @@ def key_name_problems(deployments: Iterable[Deployment]) -> Iterable[str]:
             yield (
                 f"models.{deployment.model}.deployments, the one of {deployment.provider!r}: the key file {source} has "
                 f"the name of {first_source} (models.{first.model}), and names tell keys apart; rename one"
+            )
+
+
+def shared_breaker_problems(listed: Iterable[Deployment], unlisted: Iterable[Deployment]) -> Iterable[str]:
+    """Yields a problem for each model that has the id of another model's deployment: both would have one breaker.
+
+    Args:
+        listed: the deployments that models list.
+        unlisted: those of the models that list none.
+    """
+    by_id = {deployment.id: deployment for deployment in listed}
+    for deployment in unlisted:
+        if (other := by_id.get(deployment.model)) is not None and other.id != deployment.id:
+            yield (
+                f"models.{deployment.model}: is at {deployment.id!r}, and has the id of a deployment of "
+                f"models.{other.model}, so that both would have one breaker; rename it"
             )
 
 

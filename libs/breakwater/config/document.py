@@ -23,6 +23,7 @@ from breakwater.config.deployments import (
     deployment_problems,
     expand,
     key_name_problems,
+    shared_breaker_problems,
     shared_limit_problems,
 )
 from breakwater.dialects.rules.params import connection_objection
@@ -201,6 +202,9 @@ class Config(Message):
                     yield f"{place}.agents: {agent!r} is not configured{hint(agent, self.agents)}"
         yield from key_name_problems(self.listed_deployments)
         yield from shared_limit_problems(self.listed_deployments)
+        unlisted = (model for model in self.models if model not in self._listed)
+        alone = (place for model in unlisted for place in self.deployments(AgentDefaults(), model))
+        yield from shared_breaker_problems(self.listed_deployments, alone)
         for model, settings in self.models.items():
             yield from deployment_problems(f"models.{model}.deployments", self._listed.get(model, ()), self.providers)
             if settings.provider is not None and settings.provider not in self.providers:

@@ -15,7 +15,7 @@ from breakwater.config.deployments import Deployment
 from breakwater.config.document import Config
 from breakwater.config.pricing import deployment_pricing, pricing_of
 from breakwater.dialects.rules.provider_words import is_placeholder, is_same_model
-from breakwater.prices.price_list import Pricing, discounts_cached, listed_name
+from breakwater.prices.price_list import Pricing, discounts_cached, listed_name, listed_pricing
 from breakwater.prices.rules.price import TokenRules, rules_for
 
 MAX_KNOWN = 4096
@@ -35,6 +35,7 @@ class Targets:
         """Returns how one of them is chosen."""
         self._pricings: dict[tuple[str, str], Pricing | None] = {}
         self._substitute = lru_cache(MAX_KNOWN)(self._find_substitute)
+        self._names_of = lru_cache(MAX_KNOWN)(self._find_names)
         self._logged: set[tuple[str, str]] = set()
 
     def of(self, agent_name: str, model: str, listed: str | None = None) -> Target:
@@ -84,19 +85,39 @@ class Targets:
         if answered == target.name or is_same_model(answered, (target.name, target.model)):
             return None
         serving = self._config.providers.get(target.provider)
-        # A deployment of Azure's has a name of its own; and what costs nothing runs on a server of one's own.
+        # What costs nothing runs on a server of one's own.
         free = target.pricing is not None and target.pricing.worst_case(10**6, 10**6) == 0
-        if free or serving is None or serving.kind == "azure":
+        if free or serving is None:
+            return None
+        if target.listed is not None and is_same_model(answered, self._names_of(target.model)):
+            return None
+        if serving.kind == "azure" and not self._is_another_listed(target, answered):
             return None
         substitute = self._substitute(target.provider, answered)
         return None if substitute.pricing is None and is_placeholder(answered) else substitute
+
+    def _find_names(self, model: str) -> tuple[str, ...]:
+        """Returns the names that a model has at all of its deployments."""
+        return tuple({place.name: None for place in self._config.listed_deployments if place.model == model})
+
+    def _is_another_listed(self, target: Target, answered: str) -> bool:
+        """Returns True if the price list tells an answer's model from the one that a model's id names.
+
+        Azure's deployments have names of their own, so that nothing else shows what they are.
+        """
+        if target.listed is None:
+            return False
+        requested, answering = listed_pricing(target.model), listed_pricing(answered)
+        return requested is not None and answering is not None and listed_name(requested) != listed_name(answering)
 
     def log_substitute(self, target: Target, answered: str) -> None:
         """Logs once that another model answers than the requested one. `answered` is safe to log."""
         place = target.deployment, answered
         if place not in self._logged and len(self._logged) < MAX_LOGGED:
             self._logged.add(place)
-            structlog.get_logger().warning("another_model_answers", model=target.model, answered=answered)
+            structlog.get_logger().warning(
+                "another_model_answers", model=target.model, deployment=target.listed, answered=answered
+            )
 
     def _find_substitute(self, provider: str, answered: str) -> SubstituteModel:
         config = self._config

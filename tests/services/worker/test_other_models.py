@@ -114,6 +114,51 @@ async def test_a_model_that_says_a_new_name_each_time_fills_no_log(start_worker:
 
 
 @pytest.mark.parametrize(
+    ("kind", "model_id", "answered", "told"),
+    [
+        ("openai", "chat", "gpt-4o-mini-2024-07-18", "gpt-4o-mini"),
+        ("openai", "chat", "prod-2", None),  # another deployment's name of the same model
+        ("openai", "chat", "PROD-1-2024-08-06", None),
+        ("azure", "gpt-4o", "gpt-4o-mini-2024-07-18", "gpt-4o-mini"),
+        ("azure", "gpt-4o", "gpt-4o-2024-08-06", None),
+        ("azure", "gpt-4o", "nobody-knows-it", None),
+        ("azure", "chat", "gpt-4o-mini", None),  # what it is shows nowhere
+    ],
+)
+async def test_a_deployment_that_answers_as_another_model_is_recorded_and_told_once(
+    start_worker: StartWorker, kind: str, model_id: str, answered: str, told: str | None
+) -> None:
+    async def answer(request: web.BaseRequest) -> web.StreamResponse:
+        return _answer("openai", answered if "/first/" in request.path else "prod-2", streamed=False)
+
+    listed = [{"provider": "first", "name": "prod-1"}, {"provider": "second", "name": "prod-2", "price": PRICED}]
+    models = {model_id: {"price": PRICE, "deployments": listed, "choose": "weighted", "affinity": "none"}}
+    async with (
+        answering(answer) as origin,
+        start_worker(
+            {"sim/m": model()},
+            {"a": {"model": model_id, **AGENT}},
+            more_providers={name: {"kind": kind, "base_url": f"{origin}/{name}"} for name in ("first", "second")},
+            more_models=models,
+        ) as plane,
+    ):
+        results = [await plane.run({"agent": "a", "job_id": f"j{number}", "prompt": "x"}) for number in range(12)]
+        warned = [
+            (line["model"], line["deployment"], line["answered"])
+            for line in plane.logs
+            if line["event"] == "another_model_answers"
+        ]
+    attempts = [attempt for result in results for attempt in result["attempts"]]
+    models_of = {(attempt["deployment"], attempt["response_model"]) for attempt in attempts}
+    assert models_of == {("first/prod-1", told), ("second/prod-2", None)}
+    assert warned == ([] if told is None else [(model_id, "first/prod-1", told)])
+    # gpt-4o-mini has its own price, and the second deployment one of its own.
+    costs = {attempt["deployment"]: (attempt["cost"], attempt["cost_basis"]) for attempt in attempts}
+    assert costs["first/prod-1"] == (ASKED, "billed")
+    assert costs["second/prod-2"] == ("0.030000000", "billed")
+
+
+@pytest.mark.parametrize(
     ("provider", "price"),
     [
         ({"kind": "azure"}, PRICE),
