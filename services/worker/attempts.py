@@ -17,7 +17,7 @@ from breakwater.calls.gate import POLL_S, Admission, AskAgain, Gate, Refused, Wa
 from breakwater.calls.providers.base import Answer
 from breakwater.calls.rules.classify import WORKER_LOST, is_of_key
 from breakwater.calls.rules.parameters import RefusedParams, refused_params
-from breakwater.calls.rules.refusals import outside_region
+from breakwater.calls.rules.refusals import model_removed, outside_region
 from breakwater.calls.rules.repairs import NO_REPAIRS, JsonMessage, Repaired
 from breakwater.calls.rules.retry import (
     LONG_WAIT_S,
@@ -144,10 +144,10 @@ class Attempts:
         return replace(end, limits=self._limits) if isinstance(end, JobEnd) else end
 
     async def _run(self, *, resumed: bool) -> JobEnd | Deferred:
-        checkpoint = self._checkpoint
+        checkpoint = self._checkpoint = self._checkpoint.on_chain(self._job.chain)
         is_cancelled = self._cancel.cancellation is not None
         if checkpoint.model is not None and checkpoint.model not in self._job.chain:
-            return stopped(checkpoint, "error")  # removed from the config; the record keeps its attempts
+            return await self._without_model(checkpoint.model, resumed=resumed)
         if (
             checkpoint.resume_at is not None
             and not is_cancelled
@@ -706,10 +706,8 @@ class Attempts:
             flight = flight.model_copy(update={"chunks": self._stream.answer.chunks})
             ended = answered(self._worker, self._job, flight, flight.started_at, stored_answer)
             attempt = ended.attempt
-        target = self._worker.targets.of(self._job.agent_name, flight.model, flight.deployment)
-        admission = Admission(self._job, target, self._checkpoint, flight, 0.0, attempt.attempt_id, None)
         try:
-            await self._record(attempt, [gate(admission=admission) for gate in self._gates])
+            await self._record_lost(flight, attempt)
         except ClaimLostError:
             # The worker that made the call has recorded it after all. It stops, as it has lost the claim.
             return await self._resume()
@@ -719,6 +717,24 @@ class Attempts:
         if ended.failure is None:
             return self._answered(ended)
         return await self._carry_out(ended, await self._decide(ended))
+
+    async def _record_lost(self, flight: InFlight, attempt: Attempt) -> None:
+        """Records the attempt of a call whose worker died. Raises ClaimLostError: that worker has recorded it."""
+        target = self._worker.targets.of(self._job.agent_name, flight.model, flight.deployment)
+        admission = Admission(self._job, target, self._checkpoint, flight, 0.0, attempt.attempt_id, None)
+        await self._record(attempt, [gate(admission=admission) for gate in self._gates])
+
+    async def _without_model(self, model: str, *, resumed: bool) -> JobEnd:
+        """Ends a job whose model is not in its chain any more, and records the call of it that was under way."""
+        if resumed or self._checkpoint.may_have_called:
+            recovered = await recover(self._worker, self._job, self._checkpoint)
+            self._checkpoint = recovered.checkpoint
+            if recovered.lost is not None:
+                try:
+                    await self._record_lost(*recovered.lost)
+                except ClaimLostError:
+                    return await self._without_model(model, resumed=resumed)
+        return JobEnd(self._checkpoint, None, "error", model_removed(model))
 
 
 def _refusal_in(verdict: Refused | WaitForCapacity) -> Refused:

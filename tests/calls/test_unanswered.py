@@ -151,7 +151,6 @@ def test_of_several_refusals_the_one_that_ends_first_says_when_from_the_end_of_t
 @each_row(
     ("attempts", "stop", "reason", "class_name"),
     [
-        ([], "error", "error", "ConfigChangedError"),
         ([], "timeout", "timeout", "TotalTimeoutError"),
         ([answered()], "timeout", "timeout", "TotalTimeoutError"),
         ([answered()], "error", "worker_lost", "WorkerLostError"),

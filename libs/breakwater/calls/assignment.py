@@ -128,6 +128,11 @@ class Checkpoint(Event):
             for attempt in of_batch(self.attempts)
         )
 
+    def on_chain(self, chain: Sequence[str]) -> Checkpoint:
+        """Returns the checkpoint at the place of its model in a chain, which another config may have made shorter."""
+        index = chain.index(self.model) if self.model in chain else min(self.model_index, len(chain) - 1)
+        return self if index == self.model_index else self.model_copy(update={"model_index": index})
+
     def is_last_of(self, chain: Sequence[str]) -> bool:
         """Returns True if the chain has no further model."""
         return self.model_index + 1 >= len(chain)

@@ -51,6 +51,17 @@ def command(group: str, action: str | None, *names: str, **options: str | None) 
     return shlex.join(["breakwater", group, *([] if action is None else [action]), *flags, *end, *names])
 
 
+def model_removed(model: str) -> ErrorInfo:
+    """Returns the error of a job whose model was removed from the config while the job waited, or called it."""
+    return refusal(
+        "invalid",
+        "ConfigChangedError",
+        f"the model {model!r}, which this job waited for or called, was removed from its agent, and the config that it "
+        "began with is not available any more",
+        user_message="The model of this request was removed. Please send the request again.",
+    )
+
+
 def outside_region(model: str, residency: Iterable[str]) -> ErrorInfo:
     """Returns the error of a call that may not leave some regions, where its model has no deployment."""
     return refusal(

@@ -36,9 +36,6 @@ def why_unanswered(attempts: Sequence[Attempt], stop: Reason) -> tuple[Reason, E
         # A success here is one whose answer was lost when its worker crashed.
         return "worker_lost", WORKER_LOST.error_info()
     if last is None or last.error is None:
-        if reason == "error":
-            message = "the model that this job was using is no longer in the config"
-            return reason, ErrorInfo(kind="invalid", class_="ConfigChangedError", message=message)
         message = "the job's total timeout expired before it could make a call"
         return reason, ErrorInfo(kind="timeout", class_="TotalTimeoutError", message=message)
     # A refused job is worth repeating as soon as the first of its models admits calls.
