@@ -225,5 +225,6 @@ class NatsProgram(Message):
     )
     weight: Weight = Field(default=1, description="Its share of what callers wait for, as `weight` of an API key.")
     residency: Region | None = Field(
-        default=None, description="The region that its calls must not leave, such as `eu`, beside that of the agent."
+        default=None,
+        description="The region that its calls must not leave, such as `eu`, in addition to that of the agent.",
     )

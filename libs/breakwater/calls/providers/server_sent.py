@@ -21,7 +21,7 @@ class EventReader:
     def __init__(self) -> None:
         self._first = True
         self._held = b""
-        """What may be the first half of a mark or of a line break."""
+        """The end of a piece that may be the first half of a mark or of a line break."""
         self._rest = bytearray()
         """The line that is not complete yet: it may come in very many pieces."""
         self._name = b""
