@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 
 from breakwater.calls.assignment import Assignment, Checkpoint
 from breakwater.calls.gate import Refused, WaitForCapacity
@@ -26,9 +27,6 @@ WARM_S = 300.0
 """The time for which providers keep a prompt in their cache at least."""
 
 MAX_SESSIONS = 20_000
-
-_OF_DEPLOYMENTS = frozenset({"deployment", "provider"})
-"""The scopes whose limits are of a deployment, whoever calls it."""
 
 _LATENCY_SHARE = 0.2
 """The weight of the newest call in the mean of latencies."""
@@ -135,7 +133,7 @@ class Balancer:
         standing.own_quotas = tuple(
             Quota(window.unit == "tokens", max(0, window.remaining), window.limit, window.empty_in_ms / 1000)
             for window in windows
-            if {part.kind for part in parts_of(window.scope)} <= _OF_DEPLOYMENTS
+            if _is_of_deployment(window.scope)
         )
         standing.admitted_at = self._clock()
 
@@ -176,8 +174,16 @@ class Balancer:
         )
 
     def _blocked_s(self, agent: str, deployment: str, now: float) -> float:
-        until = max(self._blocked.get((name, deployment), 0.0) for name in (agent, ""))
-        return max(0.0, until - now)
+        blocked = self._blocked
+        if not blocked:
+            return 0.0
+        return max(0.0, blocked.get((agent, deployment), 0.0) - now, blocked.get(("", deployment), 0.0) - now)
 
     def _block(self, agent: str, deployment: str, wait_s: float) -> None:
         self._blocked[agent, deployment] = self._clock() + min(wait_s, RECHECK_S)
+
+
+@lru_cache(maxsize=4096)
+def _is_of_deployment(scope: str) -> bool:
+    """Returns True if a limit in a scope is of a deployment, whoever calls it."""
+    return {part.kind for part in parts_of(scope)} <= {"deployment", "provider"}

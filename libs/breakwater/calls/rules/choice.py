@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from hashlib import blake2b
-from math import log
+from math import inf, log
 from typing import Literal
 
 from breakwater.calls.rules.quota import LOW_HEADROOM
@@ -68,11 +68,11 @@ def order(
         last: the deployment of the session's last call, while its prompt cache is warm.
     """
     listed = list(candidates)
-    fastest = min(
-        (candidate.latency_ms for candidate in listed if candidate.latency_ms is not None and not candidate.blocked_s),
-        default=0.0,
-    )
     by_headroom = policy.choose == "headroom"
+    fast_ms = inf
+    if policy.choose == "latency":
+        callable_ms = (candidate.latency_ms for candidate in listed if not candidate.blocked_s)
+        fast_ms = min((latency_ms for latency_ms in callable_ms if latency_ms is not None), default=inf) * _CLOSE
 
     def place(numbered: tuple[int, Candidate]) -> tuple[object, ...]:
         number, candidate = numbered
@@ -85,9 +85,7 @@ def order(
                 else candidate.weight
             )
             rank = _lot(session if policy.sticky else call, candidate.id) / weight
-        is_slow = (
-            policy.choose == "latency" and candidate.latency_ms is not None and candidate.latency_ms > fastest * _CLOSE
-        )
+        is_slow = candidate.latency_ms is not None and candidate.latency_ms > fast_ms
         return (
             candidate.blocked_s,
             candidate.failures,
