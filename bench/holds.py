@@ -94,16 +94,19 @@ def under_holds(admitted: Sequence[int], ends: Sequence[int]) -> int:
     return sum(index < len(ends) and at > ends[index] - RETRY_AFTER_S * 1000 for at, index in first)
 
 
-async def load(endpoints: dict[str, Any], rate: float, seconds: float) -> tuple[list[dict[str, Any]], Counter[str]]:
-    """Publishes jobs for so long, and waits for their results; also how often each subject of breakers was heard."""
+async def load(
+    endpoints: dict[str, Any], rate: float, seconds: float
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Publishes jobs for so long, and waits for their results. Returns them, and the transitions of breakers."""
     client = await nats.connect(endpoints["nats_url"])
-    jetstream, results, breakers = client.jetstream(), dict[str, dict[str, Any]](), Counter[str]()
+    jetstream, results = client.jetstream(), dict[str, dict[str, Any]]()
+    breakers: list[dict[str, Any]] = []
 
     async def on_result(message: Any) -> None:
         results[message.subject] = json.loads(message.data)
 
     async def on_breaker(message: Any) -> None:
-        breakers[json.loads(message.data).get("to_state", "")] += 1
+        breakers.append(json.loads(message.data))
 
     await client.subscribe("bw.results.*", cb=on_result)
     await client.subscribe("bw.breakers.>", cb=on_breaker)
@@ -140,7 +143,7 @@ async def run(options: argparse.Namespace, data: Path) -> None:
     try:
         async with running_stack(config(port, options.concurrency), data) as endpoints:
             hearing = asyncio.create_task(hear_holds(endpoints["redis_url"], ends_of_holds, asyncio.Event()))
-            results, breakers = await load(endpoints, options.rate, options.seconds)
+            results, transitions = await load(endpoints, options.rate, options.seconds)
             hearing.cancel()
     finally:
         await runner.cleanup()
@@ -149,6 +152,7 @@ async def run(options: argparse.Namespace, data: Path) -> None:
     waits = sorted(one["duration_ms"] / 1000 for one in results)
     in_spite = under_holds(admissions(results), ends_of_holds)
     print(f"jobs by end: {dict(ends)}; by attempts: {dict(sorted(tries.items()))}")
+    breakers = Counter(transition["to_state"] for transition in transitions)
     print(f"breakers, by state: {dict(breakers)}")
     print(f"{provider.called} calls, {provider.refused} refused; {len(ends_of_holds)} holds written")
     print(f"calls admitted during holds: {in_spite}")

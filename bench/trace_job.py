@@ -29,7 +29,7 @@ import json
 import sys
 import threading
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from types import CodeType, FrameType
@@ -171,15 +171,16 @@ class Trace:
 class ProviderInAThread:
     """The simulated provider on a loop of its own, so that nothing of it is traced."""
 
-    def __init__(self) -> None:
+    def __init__(self, models: Mapping[str, Any] | None = None) -> None:
         self.url = ""
+        self._models = {"sim/m": model()} if models is None else models
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
         self._over = asyncio.Event()
         self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._serve(),), daemon=True)
 
     async def _serve(self) -> None:
-        async with SimulatedProvider({"models": {"sim/m": model()}}) as sim:
+        async with SimulatedProvider({"models": dict(self._models)}) as sim:
             self.url = sim.url
             self._ready.set()
             await self._over.wait()
@@ -195,10 +196,12 @@ class ProviderInAThread:
 
 
 @asynccontextmanager
-async def running_worker(directory: Path, nats_url: str, redis_url: str, provider_url: str) -> AsyncGenerator[None]:
+async def running_worker(
+    directory: Path, nats_url: str, redis_url: str, provider_url: str, template: str = CONFIG
+) -> AsyncGenerator[None]:
     """A worker that takes up jobs in this thread."""
     path = directory / "breakwater.yaml"
-    path.write_text(CONFIG.format(url=provider_url))
+    path.write_text(template.format(url=provider_url))
     config = load_config(path)
     await provision(nats_url, bus_plan(config))
     app = build(Settings(config=path, nats_url=SecretStr(nats_url), redis_url=SecretStr(redis_url)), config)

@@ -25,8 +25,8 @@ from breakwater.kernel.nats.subjects import Header
 from tests.server_sources import embedded_servers
 
 
-async def round_of(client: Any, number: int, jobs: int, in_flight: int) -> float:
-    """Milliseconds of CPU a job."""
+async def round_of(client: Any, name: str, jobs: int, in_flight: int, agent: str = "writer") -> float:
+    """Milliseconds of CPU a job. The name is the round's alone."""
     jetstream, slots, done = client.jetstream(), asyncio.Semaphore(in_flight), asyncio.Event()
     left = jobs
 
@@ -41,9 +41,9 @@ async def round_of(client: Any, number: int, jobs: int, in_flight: int) -> float
     began = time.thread_time()
     for index in range(jobs):
         await slots.acquire()
-        job = {"agent": "writer", "job_id": f"job-{number}-{index}", "prompt": "How do I return a parcel?"}
+        job = {"agent": agent, "job_id": f"job-{name}-{index}", "prompt": "How do I return a parcel?"}
         headers = {Header.UNIQUE_ID.value: "1"}
-        await jetstream.publish(subjects.job("writer"), json.dumps(job).encode(), timeout=30, headers=headers)
+        await jetstream.publish(subjects.job(agent), json.dumps(job).encode(), timeout=30, headers=headers)
     await done.wait()
     elapsed = time.thread_time() - began
     await subscription.unsubscribe()
@@ -55,7 +55,7 @@ async def rounds(options: argparse.Namespace, directory: Path, nats_url: str, *u
     client = await nats.connect(nats_url)
     async with running_worker(directory, nats_url, *urls):
         figures = [
-            await round_of(client, number, options.jobs, options.in_flight) for number in range(options.rounds + 1)
+            await round_of(client, str(number), options.jobs, options.in_flight) for number in range(options.rounds + 1)
         ]
     await client.close()
     return figures[1:]
