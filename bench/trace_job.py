@@ -2,9 +2,9 @@
 
     python -m bench.trace_job [--list]
 
-Starts NATS, Redis and the simulated provider, runs the worker in this process, and traces three jobs after a first one
+Starts NATS, Redis and the simulated provider, runs the worker in this process, and traces eight jobs after a first one
 that has everything imported and cached: an agent with a breaker, budgets, a rate limit and a retry budget, one model,
-one call. Of the three the smallest figures are printed; the worker's background tasks are not part of them.
+one call. Of the eight the smallest figures are printed; the worker's background tasks are not part of them.
 
     files, functions   of `libs/` and `services/` that run for the job; comprehensions belong to their function
     returns            control moves into a file that it had left before, by a call or by coming back from one
@@ -33,7 +33,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 import nats
@@ -57,10 +57,13 @@ _PARTS = {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>", "<module>"}
 
 _MADE_BY = {"create_task": "tasks", "create_future": "futures", "call_at": "timers"}
 """By methods of the loop; `call_later` sets its timer by `call_at`."""
+_OF_MESSAGES = ("Client.", "Subscription.", "PullSubscriber.")
+"""Begins the names of the tasks that wait for messages."""
 
 ROOMS = (f"{ROOT}/libs/breakwater/", f"{ROOT}/services/")
 
 JOBS = subjects.job("writer")
+TRACED = 8
 
 CONFIG = """
 providers: {{sim: {{base_url: "{url}"}}}}
@@ -134,8 +137,12 @@ class Trace:
 
     def _counting(self, step: str, make: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*arguments: Any, **options: Any) -> Any:
-            self.steps[step] += not self._in_background()
-            return make(*arguments, **options)
+            made = make(*arguments, **options)
+            if not self._in_background():
+                self.steps[step] += 1
+            elif isinstance(made, asyncio.Task):
+                self.background.add(cast(asyncio.Task[Any], made))
+            return made
 
         return counted
 
@@ -213,14 +220,18 @@ async def running_worker(
 
 
 async def traces(directory: Path, nats_url: str, redis_url: str, provider_url: str) -> list[Trace]:
-    """Runs four jobs through one worker, and traces all but the first."""
+    """Runs jobs through one worker, and traces all but the first."""
     before = asyncio.all_tasks()
     done: list[Trace] = []
     async with running_worker(directory, nats_url, redis_url, provider_url):
-        for number in range(4):
+        for number in range(TRACED + 1):
             trace = Trace()
             # Those that wait for messages work for the job; the others look after the whole worker.
-            trace.background = {task for task in asyncio.all_tasks() - before if ".run" in str(task.get_coro())}
+            trace.background = {
+                task
+                for task in asyncio.all_tasks() - before
+                if not getattr(task.get_coro(), "__qualname__", "").startswith(_OF_MESSAGES)
+            }
             # The client has a thread and a loop of its own, so that nothing of it is traced.
             with trace:
                 await asyncio.to_thread(asyncio.run, _run_job(nats_url, f"job-{number}"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from pydantic import JsonValue
@@ -14,6 +14,7 @@ from breakwater.calls.rules.repairs import JsonMessage
 from breakwater.calls.targets import Target
 from breakwater.jobs.contract.execution import CostBasis
 from breakwater.jobs.rules.chat_messages import fields
+from breakwater.kernel.immutable import immutable
 from breakwater.kernel.types import MAX_COUNTED
 from breakwater.prices.price_list import Pricing
 from breakwater.prices.rules.price import estimate_input_tokens, size_of_messages
@@ -21,7 +22,7 @@ from breakwater.prices.rules.usage import Usage, credible
 from breakwater.services.worker.context import WorkerContext
 
 
-@dataclass(frozen=True, slots=True)
+@immutable()
 class CallCost:
     """The usage and cost of a call as far as they are credible. The fields are those of its attempt."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from typing import cast
 
@@ -28,6 +28,7 @@ from breakwater.dialects.rules.embeddings import MAX_VECTOR_BYTES, dimensions_of
 from breakwater.jobs.contract.execution import Attempt, Cancellation
 from breakwater.jobs.rules.record import error_of
 from breakwater.kernel.errors import BreakwaterError
+from breakwater.kernel.immutable import immutable
 from breakwater.kernel.json_values import is_too_deep
 from breakwater.prices.rules.usage import Usage, credible, with_estimated_usage
 from breakwater.services.worker.attempt_record import attempt_of
@@ -52,7 +53,7 @@ MAX_EMBEDDINGS_BYTES = MAX_VECTOR_BYTES + 500_000
 MAX_PROBLEMS_TEXT = 2_000
 
 
-@dataclass(frozen=True, slots=True)
+@immutable()
 class CallEnd:
     """The end of a call: its attempt, and what the next step depends on.
 

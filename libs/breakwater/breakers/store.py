@@ -13,6 +13,7 @@ from breakwater.breakers.contract import BreakerState, CountedUnit
 from breakwater.breakers.rules.breaker import Breaker, BreakerKey, CountedFailure, Slice, consecutive_failures
 from breakwater.breakers.rules.failure_statistics import breaker_statistics
 from breakwater.jobs.contract.execution import FailureStatistics
+from breakwater.kernel.immutable import immutable
 from breakwater.kernel.nats.subjects import decode_token
 from breakwater.kernel.redis.connection import Redis, ScriptCommand, StateUnavailableError, scripts_of
 
@@ -41,7 +42,7 @@ UNSAVED = "0"
 _LUA = scripts_of(__file__)
 
 
-@dataclass(frozen=True, slots=True)
+@immutable()
 class BreakerAdmitted:
     """The call may be made."""
 

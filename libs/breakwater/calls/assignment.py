@@ -33,6 +33,7 @@ from breakwater.jobs.held_claims import ClaimLease
 from breakwater.jobs.rules.ids import JobIds
 from breakwater.jobs.rules.turns import CallerTurn
 from breakwater.jobs.store.executions import Claim
+from breakwater.kernel.immutable import immutable
 from breakwater.kernel.nats.delivery import Delivery
 from breakwater.kernel.nats.subjects import Header, decode_token
 from breakwater.kernel.types import Count, Event, Timestamp
@@ -175,7 +176,7 @@ class Checkpoint(Event):
         return self.model_copy(update={"deadline": self.deadline + waited})
 
 
-@dataclass(frozen=True, slots=True)
+@immutable()
 class Parameters:
     """The parameters of a call, without its model and messages."""
 
@@ -202,7 +203,7 @@ class Parameters:
         return cls(values, max_output_of(values, agent.max_tokens), size_of_params(values, schema=schema))
 
 
-@dataclass(frozen=True, kw_only=True)
+@immutable(slots=False, kw_only=True)
 class Assignment:
     """A job that was delivered to this worker, as all steps of its handling see it."""
 
@@ -465,7 +466,7 @@ class Assignment:
         return guard.schema if guard is not None and guard.rules.native else None
 
 
-@dataclass(frozen=True, slots=True)
+@immutable()
 class JobEnd:
     """The end of a job, as its attempts decide it. `reason` is None if it succeeded."""
 

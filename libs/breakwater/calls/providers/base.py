@@ -15,6 +15,7 @@ from breakwater.dialects.rules.chat_chunks import Assembly, Chunk
 from breakwater.jobs.contract.execution import Choice
 from breakwater.jobs.contract.job import CallApi
 from breakwater.kernel.errors import BreakwaterError
+from breakwater.kernel.immutable import immutable
 from breakwater.prices.rules.usage import Usage
 
 STALL_S = 1.0
@@ -88,7 +89,7 @@ class Streaming:
         await self.take([self.answer.add(chunk) for chunk in chunks])
 
 
-@dataclass(frozen=True, slots=True)
+@immutable()
 class Call:
     """One attempt to make.
 
@@ -152,7 +153,7 @@ def silence(call: Call) -> str:
 UNKNOWN_USAGE = Usage(None, None)
 
 
-@dataclass(frozen=True, slots=True)
+@immutable()
 class Answer:
     """The model's answer, or the part of it that was published.
 

@@ -49,13 +49,14 @@ from breakwater.dialects.rules.tool_names import long_names, shorten_names, with
 from breakwater.jobs.contract.execution import Choice
 from breakwater.jobs.rules.chat_messages import INTERRUPTED, encode_json, fields
 from breakwater.kernel.errors import ConfigError
+from breakwater.kernel.immutable import immutable
 from breakwater.kernel.json_values import TOO_DEEP
 from breakwater.prices.rules.usage import Usage, model_of
 from breakwater.redaction.rules.redact import KnownSecrets
 from breakwater.redaction.settings import RedactionRules
 
 
-@dataclass(frozen=True, slots=True)
+@immutable()
 class _HttpReply:
     status: int
     headers: Mapping[str, str]

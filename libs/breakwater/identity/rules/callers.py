@@ -21,6 +21,7 @@ from pydantic import AfterValidator, Field, model_validator
 from breakwater.identity.contract import KEY_SCOPES, CallerKind, KeyScope, KeyTags, PersonRole, Priority, Weight
 from breakwater.identity.settings import TokenSettings
 from breakwater.kernel.errors import BreakwaterError
+from breakwater.kernel.immutable import immutable
 from breakwater.kernel.types import Identifier, Message, ModelId, Region, Timestamp, is_identifier, is_region
 
 PREFIX = "bw"
@@ -238,7 +239,7 @@ SCOPES: Mapping[PersonRole, tuple[KeyScope, ...]] = MappingProxyType(
 ROLES: tuple[PersonRole, ...] = get_args(PersonRole)
 
 
-@dataclass(frozen=True, slots=True)
+@immutable()
 class Attribution:
     """The user and the team whose call something is; None if unknown."""
 

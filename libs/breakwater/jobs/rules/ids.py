@@ -8,11 +8,11 @@ caller's own id stands beside it. Operators have no scope, and their ids are use
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from hashlib import blake2b
 
 from breakwater.identity.rules.callers import Caller
 from breakwater.jobs.contract.job import Job
+from breakwater.kernel.immutable import immutable
 from breakwater.kernel.nats.subjects import PROGRAM, encode_token
 
 _GENERATED = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}(\.[0-9]+)?")
@@ -20,7 +20,7 @@ _HASHED = re.compile(r"x-[0-9a-f]{32}")
 _DIGEST_BYTES = 16
 
 
-@dataclass(frozen=True, slots=True)
+@immutable()
 class JobIds:
     """The ids of one job.
 

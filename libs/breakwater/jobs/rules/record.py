@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise, zip_longest
-from typing import Literal
+from typing import Any, Literal
 
 from breakwater.jobs.contract.execution import (
     Attempt,
@@ -19,9 +18,10 @@ from breakwater.jobs.contract.execution import (
     Status,
     Waste,
 )
+from breakwater.kernel.immutable import immutable
 
 
-@dataclass(frozen=True, slots=True)
+@immutable()
 class ExecutionTotals:
     """Sums over the attempts of an execution. Costs are in nano-dollars, and None if nothing is known of them.
 
@@ -194,41 +194,44 @@ ATTEMPT_IDS = ("job_id", "tenant", "task_id", "task_key")
 
 
 def steps_of(attempt: Attempt, belongs_to: Mapping[str, str | None] | None = None) -> tuple[Progress, ...]:
-    """Returns the progress steps of an attempt: its end, after its refusal if a breaker or a budget refused it.
-
-    Limits and what is spent of them are left out: operators find them in the attempt's `error.figures`.
+    """Returns the progress steps of an attempt.
 
     Args:
         attempt: the recorded attempt.
         belongs_to: the `PROGRESS_IDS` of its execution; None to use the attempt's own.
     """
+    ids = belongs_to or {name: getattr(attempt, name) for name in ATTEMPT_IDS}
+    names = {"execution_id": attempt.execution_id, "agent": attempt.agent, **ids}
+    return tuple(Progress.model_validate({**names, **step}) for step in step_fields(attempt))
+
+
+def step_fields(attempt: Attempt) -> tuple[dict[str, Any], ...]:
+    """Returns the steps of an attempt without the names of its job: its end, after its refusal by a breaker or budget.
+
+    Limits and what is spent of them are left out: operators find them in the attempt's `error.figures`.
+    """
     success = attempt.outcome == "success"
-    ended = Progress.model_validate(
-        {
-            "execution_id": attempt.execution_id,
-            "agent": attempt.agent,
-            **(belongs_to or {name: getattr(attempt, name) for name in ATTEMPT_IDS}),
-            "state": "in_progress",
-            "event": "agent.attempt.finish" if success else "agent.attempt.error",
-            "at": attempt.completed_at,
-            "attempt": attempt.number,
-            "model": attempt.model,
-            "duration_ms": attempt.duration_ms,
-            "input_tokens": attempt.input_tokens,
-            "output_tokens": attempt.output_tokens,
-            "success": success,
-            **error_details(attempt.error),
-        }
-    )
+    ended = {
+        "state": "in_progress",
+        "event": "agent.attempt.finish" if success else "agent.attempt.error",
+        "at": attempt.completed_at,
+        "attempt": attempt.number,
+        "model": attempt.model,
+        "duration_ms": attempt.duration_ms,
+        "input_tokens": attempt.input_tokens,
+        "output_tokens": attempt.output_tokens,
+        "success": success,
+        **error_details(attempt.error),
+    }
     refusal = _REFUSALS.get(attempt.refused_reason)
     if refusal is None:
         return (ended,)
     of_budget = refusal == "agent.budget.exceeded"
     more = {"event": refusal, "scope": attempt.refused_by, "enforcement": "hard" if of_budget else None}
-    return ended.model_copy(update=more), ended
+    return {**ended, **more}, ended
 
 
-def error_details(error: ErrorInfo | None) -> dict[str, object]:
+def error_details(error: ErrorInfo | None) -> dict[str, Any]:
     """Returns the fields of a step that describe an error."""
     if error is None:
         return {}

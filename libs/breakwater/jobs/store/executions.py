@@ -11,6 +11,7 @@ from breakwater.jobs.contract.current_jobs import JobWait
 from breakwater.jobs.contract.execution import PendingCancel
 from breakwater.jobs.rules.workers import LIVENESS, Liveness
 from breakwater.kernel.errors import BreakwaterError
+from breakwater.kernel.immutable import immutable
 from breakwater.kernel.redis.connection import Redis, ScriptCommand, scripts_of
 from breakwater.kernel.security.encryption import OFF, Cipher
 
@@ -48,7 +49,7 @@ def accepted_key(epoch_s: float) -> str:
     return f"bw:accepted-jobs:{int(epoch_s) // SPAN_S * SPAN_S}"
 
 
-@dataclass(frozen=True, slots=True)
+@immutable()
 class Claim:
     """The right to run a job, held by one handling of one delivery."""
 
@@ -74,7 +75,7 @@ class Claim:
         return self.keys[0]
 
 
-@dataclass(frozen=True, slots=True)
+@immutable()
 class Claimed:
     """This worker holds the job now. `checkpoint` was saved under an earlier claim."""
 
@@ -87,7 +88,7 @@ class Claimed:
     """True if Redis may have lost a checkpoint: an earlier handling may have made an unrecorded call."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable()
 class ClaimKept:
     """This worker still holds the claim."""
 
@@ -131,7 +132,7 @@ class Conflict:
     """The id is that of another job."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable()
 class ClaimEnded:
     """The claim is released, as the job has ended."""
 

@@ -22,6 +22,7 @@ from redis.exceptions import InvalidResponse, NoScriptError, RedisError, Respons
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from breakwater.kernel.errors import UnavailableError
+from breakwater.kernel.immutable import immutable
 from breakwater.kernel.security.tls import tls_settings
 
 Argument = str | int
@@ -70,7 +71,7 @@ def scripts_of(module: str) -> dict[str, Script]:
     }
 
 
-@dataclass(frozen=True, slots=True)
+@immutable()
 class ScriptCommand:
     """The command that runs a script with its keys and arguments."""
 
@@ -123,7 +124,7 @@ class _TlsConnection(_PacksInC, aioredis.SSLConnection):
     """The same, encrypted."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable()
 class _Request:
     """Commands of one caller, and where their answers go."""
 

@@ -7,18 +7,18 @@ the whole plane, and those of a model, a provider or a tag that others call, too
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Literal
 
 from breakwater.jobs.contract.execution import Allowance, CallerLimits
+from breakwater.kernel.immutable import immutable
 from breakwater.limits.rules.scopes import parts_of
 
 _OF_CALLERS = frozenset({"key", "user", "team", "tenant", "agent", "task"})
 
 
-@dataclass(frozen=True, slots=True)
+@immutable()
 class WindowState:
     """A sliding window of a rate limit, after a call was admitted or refused.
 

@@ -5,19 +5,20 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, fields
 from datetime import datetime
 from zoneinfo import ZoneInfo
 
 from pydantic import JsonValue
 
 from breakwater.jobs.contract.execution import Attempt
+from breakwater.kernel.immutable import immutable
 from breakwater.limits.contract import LimitUnit
 from breakwater.limits.rules.budget import periods_at
 from breakwater.limits.rules.scopes import ONLY_BASE, CallNames, Dimensions
 
 
-@dataclass(frozen=True, slots=True)
+@immutable()
 class AttemptSums:
     """Sums over attempts; money is in nano-dollars.
 

@@ -9,6 +9,7 @@ from functools import cached_property
 from itertools import product
 from typing import TYPE_CHECKING, NamedTuple, get_args
 
+from breakwater.kernel.immutable import immutable
 from breakwater.limits.contract import Window
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ def dimension_of(key: str, window: Window) -> Dimension:
     return Dimension(tuple(part.kind for part in parts_of(key)), window)
 
 
-@dataclass(frozen=True, slots=True)
+@immutable()
 class CallNames:
     """The names that a call counts under."""
 

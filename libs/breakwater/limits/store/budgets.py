@@ -24,6 +24,7 @@ from zoneinfo import ZoneInfo
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.jobs.rules.turns import NOBODYS, CallerTurn
 from breakwater.kernel.errors import BreakwaterError
+from breakwater.kernel.immutable import immutable
 from breakwater.kernel.redis.connection import Argument, Redis, ScriptCommand, scripts_of
 from breakwater.kernel.types import ms_from_time, time_from_ms
 from breakwater.limits.contract import LimitUnit, Window
@@ -114,7 +115,7 @@ def block_key(log: str, block: int) -> str:
     return f"bw:limits:settled:{log}:{block}"
 
 
-@dataclass(frozen=True, slots=True)
+@immutable()
 class Reserved:
     """The reservation was granted, or had been, at this moment of Redis' clock."""
 
@@ -190,7 +191,7 @@ class Reservation:
         return AttemptSums(tokens=self.tokens) if unit == "tokens" else AttemptSums(calls=1)
 
 
-@dataclass(frozen=True, slots=True)
+@immutable()
 class LiveReservation:
     """The reservation of a call under way, as its worker knows it: `amount` in nano-dollars, made `at`."""
 
@@ -226,7 +227,7 @@ class Settlement:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@immutable()
 class UsedTokens:
     """The tokens that a call used; None if they are unknown."""
 

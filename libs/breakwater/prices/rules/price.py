@@ -36,6 +36,7 @@ from breakwater.jobs.rules.chat_messages import (
     payload_of,
 )
 from breakwater.kernel.formats import words
+from breakwater.kernel.immutable import immutable
 from breakwater.prices.rules.usage import STANDARD_TERMS, Usage
 from breakwater.prices.settings import MAX_OUTPUT_TOKENS, Price, TokenPrices
 
@@ -85,7 +86,7 @@ _OTHER_TERMS = 250
 KNOWN_TERMS = STANDARD_TERMS | _TERMS.keys() | {"priority", "performance", "premium", "eu", "ultrafast"}
 
 
-@dataclass(frozen=True, slots=True)
+@immutable()
 class Cost:
     """The cost of a call.
 
@@ -348,7 +349,7 @@ LONG_CACHE_S = 3600
 _IN_PLAIN_TEXT = ("text/", "application/json", "application/xml")
 
 
-@dataclass(frozen=True, slots=True)
+@immutable()
 class InputSize:
     """The size of a request or of a part of one. Sizes of parts add up with `+`.
 

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from decimal import Decimal, InvalidOperation
 from functools import reduce
 from typing import Any, cast
 
 from breakwater.jobs.rules.chat_messages import fields
+from breakwater.kernel.immutable import immutable
 
 MAX_USAGE = 100_000_000
 """The most tokens that one call can have. The largest models read and write a few million."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable()
 class Usage:
     """The tokens of a call. A count is None when it was not reported, or cannot be true.
 
