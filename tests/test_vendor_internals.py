@@ -89,6 +89,11 @@ def test_nats_says_of_a_server_what_presence_reads() -> None:
     assert Client().stats["reconnects"] == 0
 
 
+def test_nats_sends_by_what_publishing_calls() -> None:
+    assert {"_send_command", "_flush_pending"} <= vars(Client).keys()
+    assert {"_flush_queue", "stats"} <= vars(Client()).keys()
+
+
 def test_faststream_calls_what_is_overridden() -> None:
     assert overridden(ServiceApp, FastStream) == {"start", "run", "exit"}
     assert overridden(Broker, NatsBroker) == {"subscriber", "start", "stop"}

@@ -55,6 +55,8 @@ async def test_who_asks_later_for_less_time_is_not_kept_waiting(own_nats_server:
 class _DeafServer:
     """A client of NATS whose server replies to nothing."""
 
+    is_connected = False
+
     def new_inbox(self) -> str:
         return "inbox"
 

@@ -6,10 +6,9 @@ import asyncio
 import math
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
 from itertools import count
-from typing import Any, cast
+from typing import Any
 
 import nats.errors
 import orjson
@@ -19,7 +18,8 @@ from nats.aio.msg import Msg
 from nats.js.errors import NotFoundError
 from pydantic import BaseModel
 
-from breakwater.kernel.nats.core import RESTART, UnhealthyServer, unhealthy_servers
+from breakwater.kernel.immutable import immutable
+from breakwater.kernel.nats.core import RESTART, UnhealthyServer, publish, unhealthy_servers
 from breakwater.kernel.nats.errors import (
     AlreadyDecidedError,
     BusUnavailableError,
@@ -50,7 +50,7 @@ HEADERS_BYTES = 64 * 1024
 the limit, and everything in transit is lost."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable()
 class PublishAck:
     """The place of a stored message. `duplicate` is true if the stream already had a message with its id."""
 
@@ -251,7 +251,7 @@ class Publisher:
         client = self._connection()
         if client.is_connected:
             try:
-                await client.publish(subject, payload)
+                await publish(client, subject, payload)
             except nats.errors.MaxPayloadError:
                 # A retry would be as large.
                 structlog.get_logger().warning("message_too_large", subject=subject, bytes=len(payload))
@@ -298,7 +298,7 @@ class Replies:
         until = loop.time() + timeout_s
         self._waiting[reply] = answer, until
         try:
-            await client.publish(subject, payload, reply, cast(dict[str, str] | None, headers))
+            await publish(client, subject, payload, reply, headers)
             if until < self._looks_at:
                 self._look_at(until)
             return await answer

@@ -13,6 +13,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
+from breakwater.kernel.nats.core import publish
 from breakwater.kernel.nats.delivery import Delivery
 from breakwater.kernel.nats.errors import BusUnavailableError, unavailable
 from breakwater.kernel.nats.lookup import ClientGetter
@@ -212,7 +213,7 @@ class Pull:
         self._requests += 1
         assert self._client is not None
         request = json.dumps({"batch": batch, **expiry}).encode()
-        await self._client.publish(self._request_subject, request, f"{self._inbox}.{self._requests}")
+        await publish(self._client, self._request_subject, request, f"{self._inbox}.{self._requests}")
 
     async def _receive(self, message: Msg) -> None:
         now = asyncio.get_running_loop().time()
