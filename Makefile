@@ -36,7 +36,7 @@ chaos: .venv/dev.stamp ## Kill, stop and cut off each part of a whole plane unde
 sdks: .venv/dev.stamp ## Run unmodified SDKs, coding agents and conformance testers against a plane; installs them (Node.js, 2 GB)
 	@$(BIN)/python -m tests.sdks
 
-bench-peers: .venv/dev.stamp ## Compare the cost of a request with that in other gateways; installs them (Node.js, 1 GB)
+bench-peers: .venv/dev.stamp ## Compare the cost of a request with that in other systems; installs them (Node.js, 2 GB)
 	@$(BIN)/python -m bench.peers $(ARGS)
 
 lint: .venv/dev.stamp ## Check format, style and the import rules
@@ -72,8 +72,10 @@ lock: .venv/dev.stamp ## Renew the pins in requirements/ from the ranges in pypr
 	@$(COMPILE) --constraint requirements/dev.txt --output-file requirements/build.txt requirements/build.in
 	@$(COMPILE) --upgrade --output-file tests/sdks/requirements.txt tests/sdks/requirements.in
 	@$(COMPILE) --upgrade --output-file tests/sdks/litellm.txt tests/sdks/litellm.in
-	@$(COMPILE) --upgrade --output-file bench/peers/litellm.txt bench/peers/litellm.in
-	@$(COMPILE) --upgrade --output-file bench/peers/tensorzero.txt bench/peers/tensorzero.in
+	@for peer in celery dbos ferrogw litellm restate-sdk; do \
+		$(COMPILE) --upgrade --output-file bench/peers/$$peer.txt bench/peers/$$peer.in || exit; \
+	done
+	@npm install --prefix bench/peers/node --package-lock-only --omit-lockfile-registry-resolved --ignore-scripts --silent
 
 # Strict: a package that the database can't be asked about is a failure, and not one without vulnerabilities.
 audit: .venv/dev.stamp ## Compare the pinned packages with the published vulnerabilities (osv.dev)

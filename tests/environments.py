@@ -22,7 +22,14 @@ def install_python(pins: Path, directory: Path) -> None:
 
 
 def install_node(directory: Path) -> None:
-    """Installs what the `package.json` of a directory names, beside it."""
+    """Installs what the `package.json` of a directory names, beside it; if it has a lock file, once what that names."""
+    lock = directory / "package-lock.json"
+    done = directory / "node_modules" / "installed-lock.json"
+    if done.is_file() and done.read_text() == lock.read_text():
+        return
     print(f"Installing {(directory / 'package.json').relative_to(ROOT)} ...", flush=True)
-    options = ("--no-audit", "--no-fund", "--no-package-lock", "--ignore-scripts", "--loglevel=error", "--silent")
-    subprocess.run(["npm", "install", *options, "--prefix", directory], check=True)
+    command = ("ci",) if lock.is_file() else ("install", "--no-package-lock")
+    options = ("--no-audit", "--no-fund", "--ignore-scripts", "--loglevel=error", "--silent")
+    subprocess.run(["npm", *command, *options, "--prefix", directory], check=True)
+    if lock.is_file():
+        done.write_text(lock.read_text())

@@ -1,290 +1,149 @@
-"""What a request costs here and in other gateways, on one machine, with one provider, in one run: `make bench-peers`.
+"""The cost of a request here, in durable engines and in other gateways, in one run: `make bench-peers`.
 
-    python -m bench.peers [--requests 2000] [--in-flight 32] [--latency-ms 100] [--only NAME ...]
+    python -m bench.peers [--rounds 3] [--requests 1000] [--seconds 3] [--latency-ms 20] [--only NAME ...]
 
-Each gateway is installed from its registry in the version pinned beside this file, started alone with one worker, and
-asked by the same client for chat completions of the same model. CPU is user and system time of all its processes for
-the requests and five seconds after them, for what lags behind the answers. "directly" is the client and the provider
-with nothing in between. TensorZero is a library here, so its figure includes the program that calls it.
+Each is installed from its registry in the version pinned beside this file. One that can't be installed or started is
+left out, and a line says so. In each round each is started alone, on an empty directory, and asked for the same short
+answer of the same provider: first to warm up, then with 1, 16 and 64 requests in flight. The figures are medians of the
+rounds.
+
+CPU is user's and kernel's time of all its processes, for the requests and, if it stores anything, two seconds after
+them, for what lags behind the answers. Neither the provider nor a client that asks over HTTP is counted. The floor,
+celery and DBOS are asked by a program that speaks their own protocol, which is counted: it stands for a service.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import json
+import itertools
 import os
-import secrets
-import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections import defaultdict
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from http import HTTPStatus
 from pathlib import Path
 
-import aiohttp
-import psutil
-
+from bench.peers.programs import BrokenSystemError, Programs, takes_connections
+from bench.peers.systems import HERE, LOOPBACK, MOST_IN_FLIGHT, SYSTEMS, System
 from breakwater.local.ports import free_port
-from tests.environments import ROOT, install_node, install_python
 
-HERE = Path(__file__).parent
-INSTALLED = HERE / ".installed"
-PROGRAMS = Path(sys.executable).parent
-START_S = 180
-SETTLE_S = 5
+IN_FLIGHT = (1, 16, MOST_IN_FLIGHT)
 WARM_UP = 200
-KEY = "sk-not-a-real-key"
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Where a gateway takes requests."""
-
-    url: str
-    """With `/v1`."""
-    model: str
-    headers: Mapping[str, str]
-    process: int | None
-    """The parent of all its processes."""
+SETTLE_S = 2
+HEADER = ("", *(f"{n}: CPU ms" for n in IN_FLIGHT), "64: requests/s", "1: p50 ms", "stored data")
+DURABILITY = (
+    "NATS and celery's Redis sync their files each second; synced NATS, Restate and Postgres before they acknowledge."
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What was measured."""
+    """The measurements of one system at one number of requests in flight."""
 
-    took_s: list[float]
-    cpu_ms: float | None
-    wall_s: float
-
-    def row(self, name: str, keeps: str, direct_s: float) -> str:
-        """A line of the table. Times are in ms."""
-        p50, p99 = statistics.median(self.took_s), sorted(self.took_s)[len(self.took_s) * 99 // 100]
-        cpu = "" if self.cpu_ms is None else f"{self.cpu_ms / len(self.took_s):.2f}"
-        cells = (f"{len(self.took_s) / self.wall_s:.0f}", f"{p50 * 1000:.0f}", f"{p99 * 1000:.0f}")
-        return f"| {name} | {cpu} | {' | '.join(cells)} | {(p50 - direct_s) * 1000:+.0f} | {keeps} |"
+    cpu_ms: float
+    per_s: float
+    p50_ms: float
 
 
-@contextmanager
-def _running(
-    command: Sequence[object], directory: Path, ready: str, env: Mapping[str, str] | None = None
-) -> Generator[int]:
-    """A process, from the moment at which a URL answers; the number of the process."""
-    with (directory / "output.log").open("wb") as log:
-        process = subprocess.Popen(
-            [str(part) for part in command], cwd=directory, env={**os.environ, **(env or {})}, stdout=log, stderr=log
-        )
-    try:
-        asyncio.run(_answering(ready, process, directory / "output.log"))
-        yield process.pid
-    finally:
-        process.send_signal(signal.SIGINT)
+def measure(programs: Programs, requests: int, in_flight: int, seconds: float, *, stores: bool) -> Figures:
+    """Has it asked, and reads the clocks before and after."""
+    before = programs.cpu_ms()
+    load = programs.ask(requests, in_flight, seconds)
+    if stores:
+        time.sleep(SETTLE_S)
+    answers = len(load.took_s)
+    return Figures((programs.cpu_ms() - before) / answers, answers / load.wall_s, statistics.median(load.took_s) * 1000)
+
+
+def run_once(system: System, upstream: str, requests: int, seconds: float) -> list[Figures]:
+    """Starts a system, and measures it with each number of requests in flight. Raises BrokenSystemError."""
+    with tempfile.TemporaryDirectory() as directory, Programs(Path(directory)) as programs:
+        system.start(programs, upstream)
+        programs.ask(WARM_UP, MOST_IN_FLIGHT, seconds)
+        stores = bool(system.stores)
+        return [measure(programs, requests, in_flight, seconds, stores=stores) for in_flight in IN_FLIGHT]
+
+
+def install(systems: Sequence[str]) -> dict[str, str]:
+    """Installs the packages of systems. Returns why it could not, by system."""
+    problems: dict[str, str] = {}
+    for name in systems:
         try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            process.kill()
+            SYSTEMS[name].install()
+        except (subprocess.CalledProcessError, OSError) as error:
+            problems[name] = f"its packages can't be installed: {error}"
+    return problems
 
 
-async def _answering(url: str, process: subprocess.Popen[bytes], log: Path | None) -> None:
-    deadline = time.monotonic() + START_S
-    async with aiohttp.ClientSession() as http:
-        while True:
-            with suppress(aiohttp.ClientError):
-                async with http.get(url):
-                    return
-            if process.poll() is not None or time.monotonic() > deadline:
-                said = "" if log is None else log.read_text(errors="replace")[-4000:]  # noqa: ASYNC240  the end is near
-                sys.exit(f"{process.args} does not answer at {url}:\n{said}")
-            await asyncio.sleep(0.2)
+def cpu_ms(rounds: Sequence[Sequence[Figures]]) -> list[float]:
+    """The median of the rounds for each number of requests in flight."""
+    return [statistics.median(figures.cpu_ms for figures in level) for level in zip(*rounds, strict=True)]
 
 
-@contextmanager
-def breakwater(upstream: str, directory: Path) -> Generator[Target]:
-    """The whole local plane, with a breaker, a guard and two hard caps."""
-    data, port = directory / "data", free_port()
-    config = {
-        "providers": {"upstream": {"base_url": upstream, "api_key": {"env": "OPENAI_API_KEY"}}},
-        "models": {"upstream/gpt-4o-mini": {"price": {"input_usd_per_mtok": "0.15", "output_usd_per_mtok": "0.60"}}},
-        "budgets": {"global": {"daily_usd": 1000, "enforcement": "hard"}},
-        "agents": {
-            "peer": {
-                "model": "upstream/gpt-4o-mini",
-                "max_tokens": 100,
-                "concurrency": 256,
-                "budget": {"daily_usd": 1000, "enforcement": "hard"},
-            }
-        },
-    }
-    (directory / "breakwater.yaml").write_text(json.dumps(config))
-    up = [PROGRAMS / "breakwater", "up", "--config", "breakwater.yaml", "--data", data, "--http-port", port]
-    with _running(up, directory, f"http://127.0.0.1:{port}/health/ready", {"OPENAI_API_KEY": KEY}) as process:
-        while not (data / "endpoints.json").exists():
-            time.sleep(0.1)
-        key = (data / "secrets" / "api-key").read_text().strip()
-        yield Target(f"http://127.0.0.1:{port}/v1", "peer", {"Authorization": f"Bearer {key}"}, process)
+def cells(name: str, rounds: Sequence[Sequence[Figures]]) -> tuple[str, ...]:
+    """The medians of the rounds, and what the system stores."""
+    by_level = list(zip(*rounds, strict=True))
+    per_s = statistics.median(figures.per_s for figures in by_level[-1])
+    alone_ms = statistics.median(figures.p50_ms for figures in by_level[0])
+    cpu = (f"{median_ms:.2f}" if median_ms else "" for median_ms in cpu_ms(rounds))
+    return (*cpu, f"{per_s:,.0f}", f"{alone_ms:.0f}", SYSTEMS[name].stores)
 
 
-@contextmanager
-def litellm(upstream: str, directory: Path) -> Generator[Target]:
-    """The proxy without a database: no record of spend."""
-    port = free_port()
-    model = {"model": "openai/gpt-4o-mini", "api_base": upstream, "api_key": KEY}
-    config = {"model_list": [{"model_name": "gpt-4o-mini", "litellm_params": model}]}
-    (directory / "config.yaml").write_text(json.dumps(config))
-    proxy = INSTALLED / "litellm" / "bin" / "litellm"
-    command = [proxy, "--config", "config.yaml", "--host", "127.0.0.1", "--port", port, "--telemetry", "False"]
-    key = f"sk-{secrets.token_hex(32)}"
-    env = {
-        "LITELLM_MASTER_KEY": key,
-        "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-        "LITELLM_LOG": "ERROR",
-        "LITELLM_MODE": "PRODUCTION",
-    }
-    with _running(command, directory, f"http://127.0.0.1:{port}/health/liveliness", env) as process:
-        yield Target(f"http://127.0.0.1:{port}/v1", "gpt-4o-mini", {"Authorization": f"Bearer {key}"}, process)
-
-
-@contextmanager
-def portkey(upstream: str, directory: Path) -> Generator[Target]:
-    """The gateway, told by headers where to go."""
-    port = free_port()
-    server = HERE / "node" / "node_modules" / "@portkey-ai" / "gateway" / "build" / "start-server.js"
-    headers = {
-        "Authorization": f"Bearer {KEY}",
-        "x-portkey-provider": "openai",
-        "x-portkey-custom-host": upstream,
-    }
-    command = ["node", server, f"--port={port}", "--headless"]
-    env = {"TRUSTED_CUSTOM_HOSTS": "127.0.0.1,localhost"}
-    with _running(command, directory, f"http://127.0.0.1:{port}/", env) as process:
-        yield Target(f"http://127.0.0.1:{port}/v1", "gpt-4o-mini", headers, process)
-
-
-@contextmanager
-def direct(upstream: str, directory: Path) -> Generator[Target]:
-    """Nothing in between."""
-    yield Target(upstream, "gpt-4o-mini", {}, None)
-
-
-async def load(target: Target, requests: int, in_flight: int) -> list[float]:
-    """Asks so often. Seconds of each."""
-    slots = asyncio.Semaphore(in_flight)
-    ask = {"model": target.model, "messages": [{"role": "user", "content": "How do I return a parcel?"}]}
-    client = aiohttp.ClientSession(headers=dict(target.headers), connector=aiohttp.TCPConnector(limit=0))
-
-    async def one() -> float:
-        async with slots:
-            began = time.perf_counter()
-            async with client.post(f"{target.url}/chat/completions", json=ask) as response:
-                answer = await response.json()
-                if response.status != HTTPStatus.OK or not answer["choices"][0]["message"]["content"]:
-                    sys.exit(f"{target.url} answers {response.status}: {answer}")
-            return time.perf_counter() - began
-
-    async with client:
-        return await asyncio.gather(*(one() for _ in range(requests)))
-
-
-def cpu_ms(process: int | None) -> float | None:
-    """Of a process and all that it has started, so far."""
-    if process is None:
-        return None
-    parent = psutil.Process(process)
-    times = [one.cpu_times() for one in (parent, *parent.children(recursive=True))]
-    return sum(of.user + of.system for of in times) * 1000
-
-
-def measured(target: Target, requests: int, in_flight: int) -> Figures:
-    """Runs the load, and reads the clocks around it."""
-    asyncio.run(load(target, WARM_UP, in_flight))
-    time.sleep(SETTLE_S)
-    before, began = cpu_ms(target.process), time.perf_counter()
-    took_s = asyncio.run(load(target, requests, in_flight))
-    wall_s = time.perf_counter() - began
-    time.sleep(SETTLE_S)
-    after = cpu_ms(target.process)
-    return Figures(took_s, None if before is None or after is None else after - before, wall_s)
-
-
-def embedded_tensorzero(upstream: str, requests: int, in_flight: int) -> Figures:
-    """Runs its program, which measures itself."""
-    program = (INSTALLED / "tensorzero" / "bin" / "python", HERE / "with_tensorzero.py")
-    command = [*map(str, program), upstream, str(WARM_UP), str(requests), str(in_flight)]
-    env = {**os.environ, "OPENAI_API_KEY": KEY}
-    ran = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-    if ran.returncode != 0:
-        sys.exit(f"TensorZero's program failed:\n{ran.stderr[-4000:]}")
-    return Figures(**json.loads(ran.stdout.splitlines()[-1]))
-
-
-NOTHING, EVERYTHING = "nothing", "the job, each attempt, the answer, spend"
-GATEWAYS: Mapping[str, tuple[Callable[[str, Path], AbstractContextManager[Target]], str]] = {
-    "directly": (direct, NOTHING),
-    "Breakwater": (breakwater, EVERYTHING),
-    "LiteLLM's proxy": (litellm, NOTHING),
-    "Portkey's gateway": (portkey, NOTHING),
-}
-TENSORZERO = "TensorZero, embedded"
-
-
-def version(name: str) -> str:
-    """With the version that is pinned."""
-    if name == "Portkey's gateway":
-        return json.loads((HERE / "node" / "package.json").read_text())["dependencies"]["@portkey-ai/gateway"]
-    for package in ("litellm", "tensorzero"):
-        if package in name.lower():
-            pins = (HERE / f"{package}.txt").read_text()
-            return next(line.split("==")[1].split()[0] for line in pins.splitlines() if line.startswith(f"{package}=="))
-    return ""
-
-
-@contextmanager
-def provider(latency_ms: float) -> Generator[str]:
-    """The upstream's URL, with `/v1`."""
-    port = free_port()
-    command = [sys.executable, "-m", "bench.peers.upstream", str(port), str(latency_ms)]
-    process = subprocess.Popen(command, cwd=ROOT)
-    try:
-        asyncio.run(_answering(f"http://127.0.0.1:{port}/", process, None))
-        yield f"http://127.0.0.1:{port}/v1"
-    finally:
-        process.kill()
-        process.wait()
+def table(measured: Mapping[str, Sequence[Sequence[Figures]]]) -> Generator[str]:
+    """The lines of the table. The figures of a system's variants are in one row."""
+    yield "".join(f"| {title} " for title in HEADER) + "|"
+    yield "|---" * len(HEADER) + "|"
+    for system, names in itertools.groupby(measured, lambda name: name.partition(";")[0]):
+        variants = list(names)
+        titles = (variant.removeprefix(system) for variant in variants)
+        label = f"{system} {SYSTEMS[variants[0]].version}".strip() + "".join(titles)
+        columns = zip(*(cells(variant, measured[variant]) for variant in variants), strict=True)
+        # Once where all are the same, as what they store.
+        yield "| " + " | ".join([label, *("; ".join(dict.fromkeys(column)) for column in columns)]) + " |"
 
 
 def main() -> None:
-    """Installs, measures, and prints a row for each as soon as it is known."""
+    """Installs and measures, and prints the table at the end."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=2000, help="to each gateway (default 2000)")
-    parser.add_argument("--in-flight", type=int, default=32, help="at once (default 32)")
-    parser.add_argument("--latency-ms", type=float, default=100.0, help="of the provider (default 100)")
-    parser.add_argument("--only", nargs="*", choices=[*GATEWAYS, TENSORZERO], metavar="NAME", help="leave out the rest")
+    parser.add_argument("--rounds", type=int, default=3, help="default 3")
+    parser.add_argument("--requests", type=int, default=1000, help="at most so many in a measurement (default 1000)")
+    parser.add_argument("--seconds", type=float, default=3.0, help="at most so long (default 3)")
+    parser.add_argument("--latency-ms", type=float, default=20.0, help="of the provider (default 20)")
+    parser.add_argument("--only", nargs="*", choices=SYSTEMS, metavar="NAME", help=f"of {', '.join(SYSTEMS)}")
     options = parser.parse_args()
-    wanted = {"directly", *(options.only or (*GATEWAYS, TENSORZERO))}
-    for package in ("litellm", "tensorzero"):
-        if any(package in name.lower() for name in wanted):
-            install_python(HERE / f"{package}.txt", INSTALLED / package)
-    if "Portkey's gateway" in wanted:
-        install_node(HERE / "node")
-    print("| | CPU ms a request | requests a second | p50 ms | p99 ms | p50 added ms | what it keeps |")
-    print("|---|---|---|---|---|---|---|")
-    direct_s = 0.0
-    with provider(options.latency_ms) as upstream:
-        for name, (start, keeps) in GATEWAYS.items():
-            if name not in wanted:
-                continue
-            with tempfile.TemporaryDirectory() as directory, start(upstream, Path(directory)) as target:
-                figures = measured(target, options.requests, options.in_flight)
-            direct_s = direct_s or statistics.median(figures.took_s)
-            print(figures.row(f"{name} {version(name)}".strip(), keeps, direct_s), flush=True)
-        if TENSORZERO in wanted:
-            figures = embedded_tensorzero(upstream, options.requests, options.in_flight)
-            print(figures.row(f"{TENSORZERO} {version(TENSORZERO)}", NOTHING, direct_s))
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # with it, LiteLLM compiles a failing import at each request
+    systems = options.only or list(SYSTEMS)
+    problems = install(systems)
+    measured: defaultdict[str, list[list[Figures]]] = defaultdict(list)
+    with tempfile.TemporaryDirectory() as directory, Programs(Path(directory)) as provider:
+        port = free_port()
+        command = (sys.executable, HERE / "upstream.py", port, options.latency_ms)
+        provider.start(*command, ready=takes_connections(port))
+        for number in range(options.rounds):
+            for name in systems:
+                if name in problems:
+                    continue
+                try:
+                    figures = run_once(SYSTEMS[name], f"http://{LOOPBACK}:{port}/v1", options.requests, options.seconds)
+                except (BrokenSystemError, OSError) as error:
+                    problems[name] = str(error)
+                    measured.pop(name, None)
+                    continue
+                measured[name].append(figures)
+                said = "; ".join(f"{level.cpu_ms:.2f} ms, {level.per_s:.0f}/s" for level in figures)
+                print(f"round {number + 1}: {name}: {said}", file=sys.stderr, flush=True)
+    print(*table(measured), DURABILITY, sep="\n")
+    if {"floor", "Breakwater"} <= measured.keys():
+        times = (
+            ours / least for ours, least in zip(cpu_ms(measured["Breakwater"]), cpu_ms(measured["floor"]), strict=True)
+        )
+        print(f"Breakwater takes {', '.join(f'{number:.1f}' for number in times)} times the CPU of the floor.")
+    for name, problem in problems.items():
+        print(f"{name} is left out: {problem}")
 
 
 if __name__ == "__main__":

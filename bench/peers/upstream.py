@@ -1,6 +1,6 @@
 """The provider that all of them call: the same short answer after the same time, for every request.
 
-python -m bench.peers.upstream PORT LATENCY_MS
+python upstream.py PORT LATENCY_MS
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
+import uvloop
 from aiohttp import web
 
 ANSWER = {
@@ -28,9 +29,13 @@ def main() -> None:
         await asyncio.sleep(latency_s)
         return web.json_response(ANSWER)
 
+    async def ready(_request: web.Request) -> web.Response:
+        return web.Response()
+
     app = web.Application()
+    app.router.add_get("/", ready)
     app.router.add_post("/v1/chat/completions", answer)
-    web.run_app(app, host="127.0.0.1", port=port, print=None, access_log=None)
+    web.run_app(app, host="127.0.0.1", port=port, print=None, access_log=None, loop=uvloop.new_event_loop())
 
 
 if __name__ == "__main__":
