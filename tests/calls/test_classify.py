@@ -336,6 +336,16 @@ def test_an_errors_class_and_text_are_its_identity() -> None:
         (403, None, "You are not allowed to generate embeddings from this model", "UnsupportedRequestError"),
         (500, None, "the input length exceeds the context length", "ContextOverflowError"),
         (500, "context_length_exceeded", "too much", "ContextOverflowError"),
+        (500, "server_error", "input (9000 tokens) is too large to process. increase the physical batch size (current"
+         " batch size: 512)", "ContextOverflowError"),
+        (500, "server_error", "input is too large to process. increase the physical batch size",
+         "ContextOverflowError"),
+        (500, "server_error", "image input is not supported - hint: if this is unexpected, you may need to provide the"
+         " mmproj", "UnsupportedRequestError"),
+        (500, "server_error", "Failed to parse tools: Unsupported tool type: {\"type\":\"custom\"}", "BadRequestError"),
+        (500, "server_error", "Failed to parse messages: Missing 'role' in message: {}", "BadRequestError"),
+        (500, "server_error", "Failed to parse tool call arguments as JSON: [json.exception.parse_error.101] parse"
+         " error at line 1, column 6: unexpected end of input", "BadRequestError"),
     ],
 )  # fmt: skip
 def test_a_request_that_the_model_cannot_serve_counts_for_nobody_under_whatever_status(

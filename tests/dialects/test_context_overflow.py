@@ -39,6 +39,10 @@ TOO_LONG = {
     "Prompt length 9000 exceeds the limit of 8192": (9000, 8192),
     "prompt token count of 74490 exceeds the limit of 72000": (74490, 72000),
     "request (66202 tokens) exceeds the available context size (65536 tokens), try increasing it": (66202, 65536),
+    "input (9000 tokens) is too large to process. increase the physical batch size (current batch size: 512)": (
+        9000,
+        512,
+    ),
     "Your request exceeded model token limit: 262144 (requested: 300000)": (300000, 262144),
     "the number of tokens to keep from the initial prompt is greater than the context length (n_keep: 9011>= n_ctx: "
     "8192)": (9011, 8192),

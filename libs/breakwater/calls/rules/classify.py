@@ -180,6 +180,7 @@ _OVERFLOW = re.compile(
             r"total token count[^.]{0,40} exceeds the limit",
             r"exceed max message tokens",  # ByteDance
             r"exceeds? the (available )?context|but the configured context size",  # llama.cpp
+            r"input (\([^)]{0,40}\) )?is too large to process",  # llama.cpp's embeddings
             r"`inputs`( tokens \+ `max_new_tokens`)? must (be|have)",  # Text Generation Inference
         )
     ),
@@ -581,10 +582,13 @@ _MAY_BE_OF_THE_API = frozenset({400, 403, 404, 405, 422, 500})
 _OTHER_API = re.compile(
     r"(?:does|do)(?:n'?t| not) support (?:the )?(?:chat|embeddings?|(?:text )?(?:completions?|generat\w+)|pooling)\b|"
     r"not allowed to generate embeddings|is not an? (?:chat|embeddings?|generative) model|"
-    r"is an? (?:chat|embeddings?) model and not supported|start it with `?--embeddings?",
+    r"is an? (?:chat|embeddings?) model and not supported|start it with `?--embeddings?|"
+    r"(?:image|audio|video) input is not supported",
     re.I,
 )
-"""Words of OpenAI, vLLM, Ollama and llama.cpp for a model that does not have the request's API."""
+"""Words of OpenAI, vLLM, Ollama and llama.cpp for a model that does not have the request's API, or its kind of input."""
+_UNREADABLE_REQUEST = re.compile(r"^failed to parse (?:messages|tools|tool call arguments)\b", re.I)
+"""llama.cpp's words, under status 500, for a request that it would never read."""
 
 _KEY_OR_MODEL_OF_CODE = {
     "invalid_api_key": 401,
@@ -757,6 +761,8 @@ def _by_status(failure: HttpFailure, now: datetime) -> Classification:
         return fails("client", NOT_SENT)
     if status == 500 and (failure.code in _OVERFLOW_CODES or _OVERFLOW.search(message)):
         return fails("context_overflow", "ContextOverflowError")  # Ollama's runners, gateways
+    if status == 500 and _UNREADABLE_REQUEST.search(message):
+        return fails("client", UNFAMILIAR)
     if 500 <= status <= 599:
         return fails("server", _SERVER_CLASSES.get(status, "ServerError"), after_s=wait_s)
     if status in _TRANSIENT_CLASSES:

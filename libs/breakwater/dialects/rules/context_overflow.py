@@ -55,6 +55,7 @@ _OVERFLOWS = tuple(
         rf"contains {_USED} tokens.{{1,80}}?model with {_LIMIT} maximum",
         # llama.cpp
         rf"\({_USED} tokens\) exceeds .{{1,40}}?\({_LIMIT} tokens\)",
+        rf"\({_USED} tokens\) is too large to process.{{1,60}}?batch size: {_LIMIT}\)",
         # Text Generation Inference, Together
         rf"must be <= {_LIMIT}\. Given: {_INPUT} `inputs` tokens and {_OUTPUT} `max_new_tokens`",
     )
