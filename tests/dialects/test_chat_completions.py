@@ -91,6 +91,8 @@ ENDS = [
     ("error", "client", 401, 502, "provider_error"),
     ("error", "client", 403, 502, "provider_error"),
     ("error", "client", 302, 502, "provider_error"),
+    ("error", "client", 500, 400, "invalid_request"),
+    ("error", "client", 501, 400, "invalid_request"),
     ("error", "kind_of_later", None, 502, "provider_error"),
 ]
 

@@ -586,7 +586,7 @@ _OTHER_API = re.compile(
     r"(?:image|audio|video) input is not supported",
     re.I,
 )
-"""Words of OpenAI, vLLM, Ollama and llama.cpp for a model that does not have the request's API, or its kind of input."""
+"""Words of OpenAI, vLLM, Ollama and llama.cpp for a model that does not have the request's API, or takes no images."""
 _UNREADABLE_REQUEST = re.compile(r"^failed to parse (?:messages|tools|tool call arguments)\b", re.I)
 """llama.cpp's words, under status 500, for a request that it would never read."""
 

@@ -142,6 +142,8 @@ def error_of(result: Mapping[str, Any]) -> ChatError:
         return ChatError(status, code, message, place if of_conversation else None, wait_s, may_retry)
     if (answer_error := _OF_ANSWERS.get(str(error.get("class")))) is not None:
         return ChatError(*answer_error, message)
+    if isinstance(status_code, int) and 500 <= status_code <= 599:
+        status_code = 400  # llama.cpp refuses requests under the status of its own failures
     if not isinstance(status_code, int) or not 400 <= status_code < 500 or status_code in _OF_THE_PLANE:
         return ChatError(502, "provider_error", message)
     code = "model_not_found" if status_code == 404 else "invalid_request"
