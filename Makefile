@@ -71,6 +71,7 @@ lock: .venv/dev.stamp ## Renew the pins in requirements/ from the ranges in pypr
 	@$(COMPILE) --constraint requirements/dev.txt --extra aws --extra azure --extra gcp --output-file requirements/clouds.txt pyproject.toml
 	@$(COMPILE) --constraint requirements/dev.txt --output-file requirements/build.txt requirements/build.in
 	@$(COMPILE) --upgrade --output-file tests/sdks/requirements.txt tests/sdks/requirements.in
+	@$(COMPILE) --upgrade --output-file tests/sdks/llama_cpp.txt tests/sdks/llama_cpp.in
 	@$(COMPILE) --upgrade --output-file tests/sdks/litellm.txt tests/sdks/litellm.in
 	@for peer in celery dbos ferrogw litellm restate-sdk; do \
 		$(COMPILE) --upgrade --output-file bench/peers/$$peer.txt bench/peers/$$peer.in || exit; \

@@ -14,7 +14,8 @@ from breakwater.config.commands.starting_providers import BY_NAME
 from breakwater.config.load import named_secrets
 from breakwater.config.pricing import pricing_of
 from tests.commands import run_command
-from tests.docs.markdown import ROOT, blocks, headings
+from tests.docs.markdown import ROOT, blocks, headings, section
+from tests.sdks.__main__ import SERVERS, version
 from tests.tables import each_row
 
 PAGE = ROOT / "docs" / "providers.md"
@@ -62,6 +63,12 @@ def test_the_blocks_are_those_that_init_writes() -> None:
         if provider.base_url and provider.kind == "openai":
             assert entry["base_url"] == provider.base_url
         assert entry.get("api_key", {}).get("env") in (provider.key_env, None)
+
+
+def test_the_server_that_is_run_has_its_version_on_the_page() -> None:
+    tested = section(PAGE, "llama.cpp")
+    for package in SERVERS:
+        assert f"`{package}` {version(package)})" in tested
 
 
 def test_the_page_stays_short() -> None:

@@ -1,5 +1,7 @@
 """Runs unmodified SDKs, coding agents and conformance testers against a plane on the simulated provider: `make sdks`.
 
+A server of models that nobody here wrote stands behind the same plane.
+
 Installs what it needs beside this file, in the versions that are pinned here; starts a plane of its own in a temporary
 directory, with an API key that is bound to one agent; prints a table of what was run. Exit code 1: something failed.
 Names of clients as arguments (`python -m tests.sdks openai testers`) run those alone.
@@ -52,6 +54,8 @@ CLIENTS = {
     "ai": ("node", ("with_ai.mjs",)),
 }
 """By name: where it is pinned, and the programs that use it. Coding agents are in `programs`."""
+SERVERS = {"xllamacpp": ("llama_cpp", ("with_llama_cpp.py",))}
+"""The same for servers of models: by the package that has the server, the programs that call it over the plane."""
 TESTERS = "testers"
 TESTED = ("gpt-4o", "gpt-5", "claude-opus-4-5")
 """Models that conformance testers call: one of each API."""
@@ -110,10 +114,13 @@ MODELS: dict[str, dict[str, dict[str, Any]]] = {
         "claude-busy": BUSY,
         "claude-overloaded": OVERLOADED,
     },
+    "llamacpp": {"tiny": {}},
+    "llamacpp-responses": {"tiny-responses": {}},
+    "llamacpp-messages": {"tiny-messages": {}},
     "bedrock": {"eu.amazon.nova-pro-v1:0": {}, "eu.anthropic.claude-sonnet-4-5-20250929-v1:0": {}},
     **{provider: {model: {}} for provider, model in STRICT_MODELS.items()},
 }
-"""By provider, named after its API unless it is strict: the models, with their behaviour in the simulated provider."""
+"""By provider, named after its API unless it is strict or real: the models, with their behaviour where simulated."""
 PRICE = {"input_usd_per_mtok": 2, "output_usd_per_mtok": 8}
 COMMON: dict[str, Any] = {"price": PRICE, "stream": {"tokens_per_s": 100}}
 """The behaviour of each: streams that take a moment, as what comes at once is sent in one piece."""
@@ -138,6 +145,9 @@ class Plane:
     simulated: str
     """The URL of the simulated provider."""
     strict: StrictProxy
+    records: str
+    """The URL of ClickHouse, for a reader."""
+    llama_cpp_port: int
 
     @property
     def environment(self) -> dict[str, str]:
@@ -155,7 +165,7 @@ class Plane:
 
 def install() -> None:
     """Installs what is not there yet, or not in the pinned versions."""
-    for name in ("requirements", "litellm"):
+    for name in ("requirements", "litellm", "llama_cpp"):
         install_python(HERE / f"{name}.txt", INSTALLED / name)
     install_node(NODE)
     programs.install()
@@ -166,6 +176,7 @@ def plane() -> Generator[Plane]:
     """A plane with one agent, whose models are of providers that speak each API."""
     with tempfile.TemporaryDirectory(prefix="breakwater-sdks-") as name:
         directory, port = Path(name), free_port()
+        llama_cpp_port = free_port()
         data, script, config = directory / "data", directory / "script.json", directory / "config.json"
         url = f"http://127.0.0.1:{port}"
         models = {model: rules for each in MODELS.values() for model, rules in each.items()}
@@ -179,7 +190,7 @@ def plane() -> Generator[Plane]:
             bedrock: dict[str, Any] = {"kind": "bedrock", "region": REGION}
             bedrock |= {"base_url": stack.enter_context(bedrock_in_thread())}
             bedrock |= {"api_key": {"file": str(directory / "bedrock.key")}}
-            config.write_text(json.dumps(settings(url, strict.url, bedrock)))
+            config.write_text(json.dumps(settings(url, strict.url, bedrock, llama_cpp_port)))
             provider, whole = (stack.enter_context(running(command, directory)) for command in (simulated, up))
             processes = (provider, whole)
             started = time.monotonic()
@@ -189,7 +200,7 @@ def plane() -> Generator[Plane]:
                     logs = (log.read_text() for log in sorted(directory.glob("*.log")))
                     sys.exit("the plane has not started:\n" + "\n".join(logs))
                 time.sleep(0.1)
-            yield _prepared(data, f"{url}/v1", strict)
+            yield _prepared(data, f"{url}/v1", strict, llama_cpp_port)
 
 
 @contextmanager
@@ -204,15 +215,19 @@ def running(command: Sequence[str | Path], directory: Path) -> Generator[subproc
             process.wait(60)
 
 
-def settings(simulated: str, strict: str, bedrock: dict[str, Any]) -> dict[str, Any]:
-    """The config of the plane, whose providers are simulated at these addresses, or a double of Bedrock."""
+def settings(simulated: str, strict: str, bedrock: dict[str, Any], llama_cpp_port: int) -> dict[str, Any]:
+    """The config of the plane, whose providers are simulated at these addresses, or a double of Bedrock, or real."""
     of = {model: provider for provider, models in MODELS.items() for model in models}
+    llama_cpp = f"http://127.0.0.1:{llama_cpp_port}/v1"
     return {
         "providers": {
             "chat": {"base_url": f"{simulated}/v1"},
             "responses": {"base_url": f"{simulated}/v1", "api": "responses"},
             "messages": {"kind": "anthropic", "base_url": f"{simulated}/v1"},
             "bedrock": bedrock,
+            "llamacpp": {"base_url": llama_cpp},
+            "llamacpp-responses": {"base_url": llama_cpp, "api": "responses"},
+            "llamacpp-messages": {"base_url": llama_cpp, "kind": "anthropic"},
             **{provider: {"base_url": f"{strict}/{provider}/v1"} for provider in STRICT_MODELS},
         },
         "models": {model: {"provider": provider, "price": PRICE} for model, provider in of.items()},
@@ -223,16 +238,18 @@ def settings(simulated: str, strict: str, bedrock: dict[str, Any]) -> dict[str, 
                 "allowed_models": sorted(of.keys() - {"gpt-4o"}),
                 "allowed_params": ["tools"],  # of the provider's own, which cost more than tokens
                 "max_tokens": 4000,
+                "retry": {"per_kind": {"network": {"max": 8}}},  # until a server has started again
             }
         },
     }
 
 
-def _prepared(data: Path, simulated: str, strict: StrictProxy) -> Plane:
-    url = json.loads((data / "endpoints.json").read_text())["request_url"]
+def _prepared(data: Path, simulated: str, strict: StrictProxy, llama_cpp_port: int) -> Plane:
+    endpoints = json.loads((data / "endpoints.json").read_text())
+    url = endpoints["request_url"]
     make = [PROGRAMS / "breakwater", "keys", "create", "sdks", "--scope", "submit", "--agent", AGENT, "--data", data]
     key = subprocess.run(make, check=True, capture_output=True, text=True).stdout.strip()
-    return Plane(url, key, simulated, strict)
+    return Plane(url, key, simulated, strict, endpoints["clickhouse_url"], llama_cpp_port)
 
 
 def run(client: str, found: Plane) -> Iterator[Check]:
@@ -243,11 +260,14 @@ def run(client: str, found: Plane) -> Iterator[Check]:
                 error = programs.run(one, found.url, found.key, found.simulated) or found.strict.problem(one.model)
                 yield Check(client, one.what, error, one.door)
         return
-    room, files = CLIENTS[client]
+    room, files = (CLIENTS | SERVERS)[client]
+    environment = found.environment
+    if client in SERVERS:
+        environment |= {"LLAMA_CPP_PORT": str(found.llama_cpp_port), "RECORDS_URL": found.records}
     for program in files:
         command = ["node", NODE / program] if room == "node" else [INSTALLED / room / "bin" / "python", HERE / program]
         ran = subprocess.run(
-            command, env=found.environment, cwd=HERE, capture_output=True, text=True, timeout=300, check=False
+            command, env=environment, cwd=HERE, capture_output=True, text=True, timeout=300, check=False
         )
         for line in ran.stdout.splitlines():
             if line.startswith('{"what"'):
@@ -261,9 +281,10 @@ def version(client: str) -> str:
     name = client.partition(" ")[0]
     if client in programs.VERSIONS:
         return programs.VERSIONS[client]
-    if CLIENTS[client][0] == "node":
+    room, _ = (CLIENTS | SERVERS)[client]
+    if room == "node":
         return json.loads((NODE / "package.json").read_text())["dependencies"][name]
-    pinned = re.search(rf"^{name}==(\S+)", (HERE / f"{CLIENTS[client][0]}.txt").read_text(), re.MULTILINE)
+    pinned = re.search(rf"^{name}==(\S+)", (HERE / f"{room}.txt").read_text(), re.MULTILINE)
     assert pinned is not None
     return pinned[1]
 
@@ -275,7 +296,7 @@ def main(clients: Sequence[str]) -> int:
     verdicts: list[conformance.Verdict] = []
     with plane() as found:
         # The coding agents come last: they replace the script of the simulated provider.
-        for client in clients or (*CLIENTS, TESTERS, *programs.VERSIONS):
+        for client in clients or (*CLIENTS, *SERVERS, TESTERS, *programs.VERSIONS):
             if client == TESTERS:
                 verdicts += conformance.verdicts(f"{found.url}/v1", found.key, TESTED)
             else:
