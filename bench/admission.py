@@ -155,7 +155,7 @@ class Bench:
         if len(targets) > 1:
             policy = worker.targets.policy_of(agent_name, assignment.chain[0])
             target = worker.balancer.order_for(assignment, checkpoint, targets, policy, 5_000)[0]
-            worker.balancer.note_call(assignment, target, 5_000)
+            worker.balancer.note_call(assignment, target, 5_000, policy)
         chosen = time.perf_counter() - choosing
         admission = admission_for(worker, assignment, checkpoint, target, 30.0)
         began = time.perf_counter() - chosen

@@ -271,13 +271,13 @@ class Attempts:
         may_call = self._worker.balancer.may_call
         first: tuple[Admission, Refused | WaitForCapacity] | None = None
         for number, target in enumerate(targets, 1):
-            others = targets[number:]
-            has_alternatives = any(may_call(self._job.agent_name, other) for other in others) if others else False
+            later_targets = targets[number:]
+            has_alternatives = any(may_call(self._job.agent_name, later) for later in later_targets)
             admission = prepare(target, has_alternatives=has_alternatives)
             verdict = await self._ask_on(admission)
             if not isinstance(verdict, Refused | WaitForCapacity):
                 return admission, verdict
-            if target.listed is None or not _refusal_in(verdict).of_deployment:
+            if not (target.has_others and _refusal_in(verdict).of_deployment):
                 return admission, verdict
             if first is None or _wait_s(verdict) < _wait_s(first[1]):
                 first = admission, verdict
@@ -298,9 +298,10 @@ class Attempts:
             return Refused("error", outside_region(target.model, self._job.residency))
         verdict = await self._extending_deadline(partial(admit, worker, admission, self._gates))
         self._limits = admission.limits or self._limits
-        if target.listed is not None and not isinstance(verdict, AskAgain):
+        if target.has_others and not isinstance(verdict, AskAgain):
             if verdict is None:
-                worker.balancer.note_call(self._job, target, admission.flight.reserved_tokens)
+                policy = worker.targets.policy_of(self._job.agent_name, target.model)
+                worker.balancer.note_call(self._job, target, admission.flight.reserved_tokens, policy)
             elif _refusal_in(verdict).of_deployment:
                 worker.balancer.note_refusal(self._job.agent_name, target, verdict)
         return verdict
@@ -385,7 +386,7 @@ class Attempts:
         target = worker.targets.of(job.agent_name, attempt.model, attempt.deployment)
         has_failed = any(earlier.tried_again and earlier.unit == attempt.unit for earlier in self._checkpoint.attempts)
         await worker.outcomes.record(settling, job, target, attempt, sequence, has_failed=has_failed)
-        if target.listed is not None and not attempt.short_circuited:
+        if target.has_others and not attempt.short_circuited:
             worker.balancer.note_end(target, attempt)
         self._worker.metrics.count_attempt(attempt, tracing.recorded_trace_id(self._job.traceparent))
         self._checkpoint = self._checkpoint.after(attempt)

@@ -38,12 +38,15 @@ _LATENCY_S = 60.0
 class _Standing:
     """The facts that are known of one deployment, with times of the monotonic clock, in seconds."""
 
-    quotas: tuple[Quota, ...] = ()
-    """The rest of its provider's limits by the latest answer, less the calls since."""
+    quotas: Sequence[Quota] = ()
+    """The rest of its provider's limits, by the latest answer."""
     heard_at: float = 0.0
+    calls: int = 0
+    """The calls since, and the most tokens that they can use."""
+    tokens: int = 0
     refilled_at: float = 0.0
     """The time at which limits of its provider that were all but used up have some room again."""
-    own_quotas: tuple[Quota, ...] = ()
+    own_quotas: Sequence[Quota] = ()
     """The rest of our own limits, as of the latest admission or refusal."""
     admitted_at: float = 0.0
     latency_ms: float | None = None
@@ -87,12 +90,13 @@ class Balancer:
         now = self._clock()
         failures = [attempt.deployment for attempt in checkpoint.attempts if attempt.model == targets[0].model]
         by_id = {target.deployment: target for target in targets}
-        last, warm_until = self._sessions.get(job.session, (None, 0.0)) if policy.sticky else (None, 0.0)
+        name = job.session if policy.sticky else job.execution_id
+        last, warm_until = self._sessions.get(name, (None, 0.0)) if policy.sticky else (None, 0.0)
         candidates = [
             self._candidate(job.agent_name, target, now, tokens, failures.count(target.listed)) for target in targets
         ]
         last = last if warm_until > now else None
-        ranked = order(candidates, policy, session=job.session, call=job.execution_id, last=last)
+        ranked = order(candidates, policy, name=name, last=last)
         chosen = [by_id[candidate.id] for candidate in ranked]
         if checkpoint.cause not in {None, "batch"} and failures:
             chosen.sort(key=lambda target: target.listed != failures[-1])
@@ -108,11 +112,14 @@ class Balancer:
         wait_s = verdict.delay_s if waits else verdict.error.retry_after_s
         self._block(agent, target.deployment, RECHECK_S if wait_s is None else wait_s)
 
-    def note_call(self, job: Assignment, target: Target, tokens: int) -> None:
+    def note_call(self, job: Assignment, target: Target, tokens: int, policy: ChoicePolicy) -> None:
         """Notes a call that is about to be made, with the most tokens that it has."""
         self._blocked.pop((job.agent_name, target.deployment), None)
-        standing = self._standings.setdefault(target.deployment, _Standing())
-        standing.quotas = tuple(quota.less(tokens) for quota in standing.quotas)
+        standing = self._standing_of(target.deployment)
+        standing.calls += 1
+        standing.tokens += tokens
+        if not policy.sticky:
+            return
         self._sessions[job.session] = target.deployment, self._clock() + WARM_S
         self._sessions.move_to_end(job.session)
         if len(self._sessions) > MAX_SESSIONS:
@@ -121,20 +128,21 @@ class Balancer:
     def hear(self, deployment: str, headers: Mapping[str, str]) -> None:
         """Reads what is left of a provider's limits, which corrects what was counted since the last answer."""
         if stated := quotas(headers, self._now()):
-            standing = self._standings.setdefault(deployment, _Standing())
+            standing = self._standing_of(deployment)
             now = self._clock()
             standing.quotas = stated
+            standing.calls = standing.tokens = 0
             standing.heard_at = now
             standing.refilled_at = now + min(used_up_s(stated), RECHECK_S)
 
     def hear_own(self, deployment: str, windows: Iterable[WindowState]) -> None:
         """Reads what is left of our own limits of a deployment, as of its latest admission or refusal for the fleet."""
-        standing = self._standings.setdefault(deployment, _Standing())
-        standing.own_quotas = tuple(
+        standing = self._standing_of(deployment)
+        standing.own_quotas = [
             Quota(window.unit == "tokens", max(0, window.remaining), window.limit, window.empty_in_ms / 1000)
             for window in windows
             if _is_of_deployment(window.scope)
-        )
+        ]
         standing.admitted_at = self._clock()
 
     def refills_in_s(self, deployment: str) -> float:
@@ -149,12 +157,18 @@ class Balancer:
         if attempt.outcome != "success":
             return
         self._blocked.pop(("", target.deployment), None)
-        standing = self._standings.setdefault(target.deployment, _Standing())
+        standing = self._standing_of(target.deployment)
         now = self._clock()
         before = standing.latency_ms if now - standing.answered_at < _LATENCY_S else None
         newest = float(attempt.first_token_ms or attempt.duration_ms)
         standing.latency_ms = newest if before is None else before + (newest - before) * _LATENCY_SHARE
         standing.answered_at = now
+
+    def _standing_of(self, deployment: str) -> _Standing:
+        standing = self._standings.get(deployment)
+        if standing is None:
+            standing = self._standings[deployment] = _Standing()
+        return standing
 
     def _candidate(self, agent: str, target: Target, now: float, tokens: int, failures: int) -> Candidate:
         standing = self._standings.get(target.deployment)
@@ -163,7 +177,7 @@ class Balancer:
         fits = True
         latency_ms = None
         if standing is not None:
-            headroom, fits = room_in(standing.quotas, tokens, now - standing.heard_at)
+            headroom, fits = room_in(standing.quotas, tokens, now - standing.heard_at, standing.calls, standing.tokens)
             if standing.own_quotas:
                 own_headroom, fits_own = room_in(standing.own_quotas, tokens, now - standing.admitted_at)
                 headroom = min(headroom, own_headroom)

@@ -57,7 +57,6 @@ def call_request(
         sent_messages, sent_params = job.chat_request(messages, params)
     if author is not None or state_repairs or (is_repaired and body is not None):
         sent_messages = for_author(sent_messages, author or "", state_repairs)
-    has_others = len(worker.targets.all_of(job.agent_name, flight.model)) > 1
     native_schema = guard is not None and guard.rules.native and "response_format" not in left_out
     return Call(
         job.attempt_id(flight.number),
@@ -80,7 +79,7 @@ def call_request(
         native=body,
         headers=dict(job.job.api_request.headers) if job.job.api_request else {},
         repaired=is_repaired,
-        on_headers=partial(worker.balancer.hear, target.deployment) if has_others else None,
+        on_headers=partial(worker.balancer.hear, target.deployment) if target.has_others else None,
     )
 
 

@@ -19,7 +19,7 @@ LOOSE = ChoicePolicy("headroom", sticky=False)
 
 
 def ids(*candidates: Candidate, policy: ChoicePolicy = ORDERED, last: str | None = None) -> list[str]:
-    return [one.id for one in order(candidates, policy, session="s", call="c", last=last)]
+    return [one.id for one in order(candidates, policy, name="n", last=last)]
 
 
 @each_row(
@@ -71,16 +71,16 @@ def test_the_fastest_is_called_and_one_that_was_not_called_lately_is_tried() -> 
 
 def test_calls_are_spread_by_weight_and_by_headroom() -> None:
     heavy = replace(WEST, weight=3.0)
-    first = Counter(order([heavy, EAST], LOOSE, session="s", call=str(n))[0].id for n in range(4000))
+    first = Counter(order([heavy, EAST], LOOSE, name=str(n))[0].id for n in range(4000))
     assert 0.70 < first["west"] / 4000 < 0.80
     used = replace(WEST, headroom=0.25)
-    first = Counter(order([used, EAST], LOOSE, session="s", call=str(n))[0].id for n in range(4000))
+    first = Counter(order([used, EAST], LOOSE, name=str(n))[0].id for n in range(4000))
     assert 0.15 < first["west"] / 4000 < 0.25
 
 
 def test_another_deployment_moves_only_its_own_share_of_sessions() -> None:
     def placed(*candidates: Candidate) -> list[str]:
-        return [order(candidates, HEADROOM, session=str(n), call="c")[0].id for n in range(1000)]
+        return [order(candidates, HEADROOM, name=str(n))[0].id for n in range(1000)]
 
     before, after = placed(WEST, EAST), placed(WEST, EAST, Candidate("north"))
     moved = {new for old, new in zip(before, after, strict=True) if old != new}
@@ -106,15 +106,14 @@ candidates = st.builds(
     st.lists(candidates, min_size=1, max_size=8, unique_by=lambda one: one.id),
     st.builds(ChoicePolicy, st.sampled_from(["headroom", "weighted", "latency", "ordered"]), sticky=st.booleans()),
     st.text(),
-    st.text(),
     st.none() | st.sampled_from("abcdefgh"),
 )
 def test_each_is_asked_once_and_none_before_one_that_is_plainly_better(
-    listed: list[Candidate], policy: ChoicePolicy, session: str, call: str, last: str | None
+    listed: list[Candidate], policy: ChoicePolicy, name: str, last: str | None
 ) -> None:
-    ranked = order(listed, policy, session=session, call=call, last=last)
+    ranked = order(listed, policy, name=name, last=last)
     assert sorted(one.id for one in ranked) == sorted(one.id for one in listed)
-    assert ranked == order(listed, policy, session=session, call=call, last=last)
+    assert ranked == order(listed, policy, name=name, last=last)
     for before, after in itertools.pairwise(ranked):
         # By the rules of the config and the gates; sessions and lots decide between equals alone.
         plain = [(one.blocked_s, one.failures, not one.fits, one.overflow) for one in (before, after)]

@@ -39,19 +39,20 @@ def test_the_headers_of_openai_and_of_anthropic_are_read() -> None:
 
 def test_what_is_left_is_corrected_by_what_is_sent() -> None:
     requests, tokens = Quota(False, 2, 10, 60), Quota(True, 500, 1000, 60)
-    assert (requests.less(400).remaining, tokens.less(400).remaining) == (1, 100)
     assert room_in([tokens], 500, 0) == (0.5, True)
     assert room_in([requests, tokens], 501, 0) == (0.2, False)
     assert room_in([requests], 10**6, 0) == (0.2, True)
-    assert room_in([requests.less(1).less(1)], 1, 0) == (0.0, False)
-    assert room_in([tokens.less(900), Quota(True, 0, None, 1)], 0, 0) == (0.0, True)
+    assert room_in([requests, tokens], 100, 0, calls=1, used_tokens=400) == (0.1, True)
+    assert room_in([requests, tokens], 101, 0, calls=1, used_tokens=400) == (0.1, False)
+    assert room_in([requests], 1, 0, calls=3, used_tokens=9) == (0.0, False)
+    assert room_in([tokens, Quota(True, 0, None, 1)], 0, 0) == (0.0, True)
     assert room_in([], 10**6, 0) == (1.0, True)
 
 
 def test_a_limit_fills_up_evenly_and_is_known_no_more_once_it_is_full() -> None:
     tokens = Quota(True, 100, 1000, 60)
-    assert [tokens.after(age_s) for age_s in (0, 30, 60, 600)] == [100, 550, 1000, 1000]
-    assert room_in([tokens], 500, 30) == (0.55, True)
+    assert [room_in([tokens], 0, age_s)[0] for age_s in (0, 30, 60, 600)] == [0.1, 0.55, 1.0, 1.0]
+    assert [room_in([tokens], needed, 30)[1] for needed in (550, 551)] == [True, False]
     unknown = Quota(False, 0, None, 10)
     assert [room_in([unknown], 1, age_s) for age_s in (9, 10)] == [(0.0, False), (1.0, True)]
 
@@ -81,7 +82,7 @@ def test_any_headers_give_shares_between_0_and_1(headers: dict[str, str]) -> Non
     stated = quotas(headers, NOW)
     assert used_up_s(stated) >= 0
     for quota in stated:
-        shares = [quota.share_of(quota.after(age_s)) for age_s in (0.0, quota.reset_s / 2, quota.reset_s)]
+        shares = [room_in([quota], 0, age_s)[0] for age_s in (0.0, quota.reset_s / 2, quota.reset_s)]
         assert 0 <= shares[0] <= shares[1] <= shares[2] <= 1
         assert quota.reset_s > 0
         assert quota.remaining >= 0

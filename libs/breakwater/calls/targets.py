@@ -25,6 +25,8 @@ class Target:
     """The name of its key; None for the provider's own."""
     connection: str
     """The name of the open provider that calls it."""
+    has_others: bool = False
+    """True if the model has other deployments, among which its calls choose."""
     weight: float = 1.0
     overflow: bool = False
     """True if it is called only while no other deployment may be."""

@@ -53,9 +53,10 @@ class Targets:
 
     def _targets(self, agent_name: str, model: str) -> tuple[Target, ...]:
         agent = self._config.agents[agent_name]
-        return tuple(self._target(deployment) for deployment in self._config.deployments(agent, model))
+        deployments = self._config.deployments(agent, model)
+        return tuple(self._target(deployment, has_others=len(deployments) > 1) for deployment in deployments)
 
-    def _target(self, deployment: Deployment) -> Target:
+    def _target(self, deployment: Deployment, *, has_others: bool) -> Target:
         settings = deployment.settings
         return Target(
             model=deployment.model,
@@ -65,6 +66,7 @@ class Targets:
             listed=None if settings is None else deployment.id,
             key=deployment.key_name,
             connection=deployment.connection,
+            has_others=has_others,
             weight=1.0 if settings is None else settings.weight,
             overflow=settings is not None and settings.role == "overflow",
             region=None if settings is None else settings.region,

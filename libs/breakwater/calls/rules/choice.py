@@ -53,7 +53,7 @@ class Candidate:
 
 
 def order(
-    candidates: Iterable[Candidate], policy: ChoicePolicy, *, session: str, call: str, last: str | None = None
+    candidates: Iterable[Candidate], policy: ChoicePolicy, *, name: str, last: str | None = None
 ) -> list[Candidate]:
     """Returns the candidates in the order in which a call asks them.
 
@@ -63,8 +63,8 @@ def order(
     Args:
         candidates: the deployments, in the order of the config.
         policy: how they are chosen.
-        session: the name of the call's session. All workers place it on the same deployment.
-        call: the name of the call, which places it where sessions don't matter.
+        name: the name of the call's session, which all workers place on the same deployment; where sessions don't
+            matter, that of the call.
         last: the deployment of the session's last call, while its prompt cache is warm.
     """
     listed = list(candidates)
@@ -84,7 +84,7 @@ def order(
                 if by_headroom and not policy.sticky
                 else candidate.weight
             )
-            rank = _lot(session if policy.sticky else call, candidate.id) / weight
+            rank = _lot(name, candidate.id) / weight
         is_slow = candidate.latency_ms is not None and candidate.latency_ms > fast_ms
         return (
             candidate.blocked_s,

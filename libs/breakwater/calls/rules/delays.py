@@ -119,6 +119,8 @@ def _since_epoch(number: float) -> datetime | None:
 
 def number_in(text: str) -> float | None:
     """Reads a decimal number; None for anything else."""
+    if text.isdecimal() and text.isascii() and len(text) <= _MAX_TEXT:
+        return float(text)  # most are, and each answer has some
     text = text.strip()
     return float(text) if len(text) <= _MAX_TEXT and _NUMBER.fullmatch(text) else None
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from math import inf
+from typing import NamedTuple
 
 from breakwater.calls.rules.delays import duration_s, number_in, until_rfc3339
 
@@ -19,8 +19,7 @@ USED_UP = 0.01
 """With less left of one of them, it is spared by all workers."""
 
 
-@dataclass(frozen=True, slots=True)
-class Quota:
+class Quota(NamedTuple):
     """The rest of one limit.
 
     Attributes:
@@ -35,52 +34,61 @@ class Quota:
     limit: float | None
     reset_s: float
 
-    def less(self, tokens: int) -> Quota:
-        """Returns what is left after one more call with at most so many tokens, until an answer says it exactly."""
-        used = tokens if self.counts_tokens else 1
-        return Quota(self.counts_tokens, max(0.0, self.remaining - used), self.limit, self.reset_s)
 
-    def after(self, age_s: float) -> float:
-        """Returns what is left some seconds later: limits fill up evenly. An unknown one is there again in the end."""
-        if age_s >= self.reset_s:
-            return inf if self.limit is None else self.limit
-        if self.limit is None:
-            return self.remaining
-        return self.remaining + max(0.0, self.limit - self.remaining) * age_s / self.reset_s
+def room_in(
+    quotas: Iterable[Quota], tokens: int, age_s: float, calls: int = 0, used_tokens: int = 0
+) -> tuple[float, bool]:
+    """Returns the least share that is left of some limits, from 0 to 1, and whether one more call fits them.
 
-    def share_of(self, left: float) -> float:
-        """Returns the share that is left, from 0 to 1."""
-        if not self.limit:
-            return 1.0 if left else 0.0
-        return min(1.0, left / self.limit)
-
-
-def room_in(quotas: Iterable[Quota], tokens: int, age_s: float) -> tuple[float, bool]:
-    """Returns the least share that is left of some limits, and whether one more call with so many tokens fits them.
+    Limits fill up evenly until they are full. One of unknown size is known no more when it is.
 
     Args:
         quotas: the limits.
         tokens: the most tokens that the call can use.
         age_s: the seconds since they were read.
+        calls: those that have begun since.
+        used_tokens: the most tokens that these can use.
     """
     least = 1.0
     fits = True
-    for quota in quotas:
-        left = quota.after(age_s)
-        least = min(least, quota.share_of(left))
-        fits = fits and left >= (tokens if quota.counts_tokens else 1)
+    # Each call does this for each deployment, so it calls nothing.
+    for counts_tokens, remaining, limit, reset_s in quotas:
+        rest = remaining
+        if age_s >= reset_s:
+            rest = inf if limit is None else limit
+        elif limit is not None and limit > remaining:
+            rest += (limit - remaining) * age_s / reset_s
+        rest -= used_tokens if counts_tokens else calls
+        if rest < (tokens if counts_tokens else 1):
+            fits = False
+        share = rest / limit if limit else float(rest > 0)
+        if share < least:
+            least = max(0.0, share)
     return least, fits
 
 
 def used_up_s(quotas: Iterable[Quota]) -> float:
     """Returns the seconds until there is some room again in limits that are all but used up; 0 if none is."""
-    return max((_refilled_s(quota) for quota in quotas if quota.share_of(quota.remaining) < USED_UP), default=0.0)
+    longest = 0.0
+    for _, remaining, limit, reset_s in quotas:
+        if not limit:
+            longest = max(longest, 0.0 if remaining else reset_s)
+        elif remaining < USED_UP * limit:
+            longest = max(longest, reset_s * (LOW_HEADROOM * limit - remaining) / (limit - remaining))
+    return longest
 
 
-def _refilled_s(quota: Quota) -> float:
-    if not quota.limit:
-        return quota.reset_s
-    return quota.reset_s * (LOW_HEADROOM * quota.limit - quota.remaining) / (quota.limit - quota.remaining)
+_OPENAI = tuple(
+    (unit, f"x-ratelimit-remaining-{unit}", f"x-ratelimit-limit-{unit}", f"x-ratelimit-reset-{unit}", False)
+    for unit in ("requests", "tokens")
+)
+_ANTHROPIC = tuple(
+    (unit, f"{name}-remaining", f"{name}-limit", f"{name}-reset", True)
+    for unit in ("requests", "tokens", "input-tokens", "output-tokens")
+    for name in (f"anthropic-ratelimit-{unit}",)
+)
+_HEADERS = (*_OPENAI, *_ANTHROPIC)
+"""Of each limit: what it counts, the headers of its rest, all of it and its reset, and True if that is a moment."""
 
 
 def quotas(headers: Mapping[str, str], now: datetime) -> tuple[Quota, ...]:
@@ -90,23 +98,15 @@ def quotas(headers: Mapping[str, str], now: datetime) -> tuple[Quota, ...]:
         headers: the answer's headers, by lower-case names.
         now: the current time, for resets that are a moment.
     """
-    return tuple(_quotas(headers, now))
-
-
-def _quotas(headers: Mapping[str, str], now: datetime) -> Iterator[Quota]:
-    for unit in ("requests", "tokens"):
-        remaining = number_in(headers.get(f"x-ratelimit-remaining-{unit}", ""))
-        if remaining is not None:
-            reset_s = duration_s(headers.get(f"x-ratelimit-reset-{unit}", ""))
-            yield _quota(unit, remaining, headers.get(f"x-ratelimit-limit-{unit}", ""), reset_s)
-    for unit in ("requests", "tokens", "input-tokens", "output-tokens"):
-        remaining = number_in(headers.get(f"anthropic-ratelimit-{unit}-remaining", ""))
-        if remaining is not None:
-            reset_s = until_rfc3339(headers.get(f"anthropic-ratelimit-{unit}-reset", ""), now)
-            yield _quota(unit, remaining, headers.get(f"anthropic-ratelimit-{unit}-limit", ""), reset_s)
-
-
-def _quota(unit: str, remaining: float, limit: str, reset_s: float | None) -> Quota:
-    return Quota(
-        unit != "requests", remaining, number_in(limit), DEFAULT_RESET_S if reset_s is None else max(reset_s, 0.001)
-    )
+    stated: list[Quota] = []
+    for unit, remaining_name, limit_name, reset_name, is_moment in _HEADERS:
+        text = headers.get(remaining_name)
+        remaining = None if text is None else number_in(text)
+        if remaining is None:
+            continue
+        limit = number_in(headers.get(limit_name, ""))
+        reset = headers.get(reset_name, "")
+        reset_s = until_rfc3339(reset, now) if is_moment else duration_s(reset)
+        reset_s = DEFAULT_RESET_S if reset_s is None else max(reset_s, 0.001)
+        stated.append(Quota(unit != "requests", remaining, limit, reset_s))
+    return tuple(stated)

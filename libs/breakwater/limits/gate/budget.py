@@ -273,8 +273,8 @@ class BudgetGate(Gate):
         target = self.admission.target
         if windows:
             self.admission.limits = caller_limits(windows, self.now())
-            if target.listed is not None:
-                self.hear(target.listed, windows)
+            if target.has_others:
+                self.hear(target.deployment, windows)
 
     def _over_rate(self, over: OverRate) -> Refused | WaitForCapacity:
         self._note(over.windows)

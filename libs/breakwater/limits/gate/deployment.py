@@ -89,7 +89,8 @@ class DeploymentGate(Gate):
             policy = self.policies[self.admission.job.agent_name]
             if (wait_s := hold_s(error.retry_after_s, policy, failures)) > 0:
                 return deployments.hold_command(name, wait_s, self._caller(), attempt_id)
-        spare_s = 0.0 if attempt.deployment is None else max(spared_s(error), self.refills_in_s(name))
+        has_others = self.admission.target.has_others
+        spare_s = max(spared_s(error), self.refills_in_s(name)) if has_others else 0.0
         if not self._probes and spare_s <= 0:
             return None
         return deployments.settle_command(name, attempt_id, succeeded=attempt.outcome == "success", spare_s=spare_s)
