@@ -53,15 +53,15 @@ def room_in(
     fits = True
     # Each call does this for each deployment, so it calls nothing.
     for counts_tokens, remaining, limit, reset_s in quotas:
-        rest = remaining
+        room = remaining
         if age_s >= reset_s:
-            rest = inf if limit is None else limit
+            room = inf if limit is None else limit
         elif limit is not None and limit > remaining:
-            rest += (limit - remaining) * age_s / reset_s
-        rest -= used_tokens if counts_tokens else calls
-        if rest < (tokens if counts_tokens else 1):
+            room += (limit - remaining) * age_s / reset_s
+        room -= used_tokens if counts_tokens else calls
+        if room < (tokens if counts_tokens else 1):
             fits = False
-        share = rest / limit if limit else float(rest > 0)
+        share = room / limit if limit else float(room > 0)
         if share < least:
             least = max(0.0, share)
     return least, fits
