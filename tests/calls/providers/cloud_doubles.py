@@ -81,6 +81,50 @@ async def serving(
         await runner.cleanup()
 
 
+async def _relay(
+    client: aiohttp.ClientSession, request: web.Request, url: str, body: dict[str, Any], headers: Mapping[str, str]
+) -> web.StreamResponse:
+    """The answer of another server to a body, as it comes."""
+    async with client.post(url, json=body, headers=headers) as answer:
+        relayed = web.StreamResponse(status=answer.status, headers={"Content-Type": answer.headers["Content-Type"]})
+        await relayed.prepare(request)
+        async for piece in answer.content.iter_any():
+            await relayed.write(piece)
+        return relayed
+
+
+@asynccontextmanager
+async def app_service(issuer: TokenIssuer, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[None]:
+    """The managed identity of an app service, which demands its header."""
+
+    async def token(request: web.Request) -> web.StreamResponse:
+        if request.headers.get("X-IDENTITY-HEADER") != "of-the-app" or request.query["api-version"] != "2019-08-01":
+            return web.json_response({"statusCode": 400, "message": "no"}, status=400)
+        expires_on = {"expires_on": str(int(time.time() + issuer.lifetime_s)), "resource": "r"}
+        return issuer.issue(request.query, **expires_on)
+
+    async with serving({"GET /msi/token": token}) as origin:
+        monkeypatch.setenv("IDENTITY_ENDPOINT", f"{origin}/msi/token")
+        monkeypatch.setenv("IDENTITY_HEADER", "of-the-app")
+        yield
+
+
+@asynccontextmanager
+async def azure(issuer: TokenIssuer, sim_url: str) -> AsyncGenerator[str]:
+    """An Azure OpenAI resource without keys in front of the simulated provider, which has its deployments."""
+
+    async def chat(request: web.Request) -> web.StreamResponse:
+        if (refusal := issuer.refusal(request)) is not None:
+            return refusal
+        return await _relay(client, request, f"{sim_url}/chat/completions", await request.json(), {})
+
+    async with (
+        aiohttp.ClientSession() as client,
+        serving({"POST /openai/v1/chat/completions": chat}) as origin,
+    ):
+        yield origin
+
+
 @asynccontextmanager
 async def vertex(issuer: TokenIssuer, sim_url: str, refused: list[str]) -> AsyncGenerator[str]:
     """Vertex AI in front of the simulated provider, which has its models: checks what Google checks before.
@@ -99,12 +143,7 @@ async def vertex(issuer: TokenIssuer, sim_url: str, refused: list[str]) -> Async
     async def relay(request: web.Request, path: str, body: dict[str, Any]) -> web.StreamResponse:
         headers = {name: value for name, value in request.headers.items() if name.lower() == "anthropic-beta"}
         headers["anthropic-version"] = "2023-06-01"
-        async with client.post(f"{sim_url}{path}", json=body, headers=headers) as answer:
-            relayed = web.StreamResponse(status=answer.status, headers={"Content-Type": answer.headers["Content-Type"]})
-            await relayed.prepare(request)
-            async for piece in answer.content.iter_any():
-                await relayed.write(piece)
-            return relayed
+        return await _relay(client, request, f"{sim_url}{path}", body, headers)
 
     async def predict(request: web.Request) -> web.StreamResponse:
         if (refusal := issuer.refusal(request)) is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,7 +21,7 @@ from breakwater.calls.rules.classify import TransportFailure
 from breakwater.config import parse_config
 from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.security.secret_refs import SecretRef
-from tests.calls.providers.cloud_doubles import TokenIssuer, serving
+from tests.calls.providers.cloud_doubles import TokenIssuer, app_service, serving
 from tests.calls.providers.kit import call, failure, perform, settings
 
 pytest.importorskip("azure.identity", reason="`make install` brings it")
@@ -49,22 +48,6 @@ async def resource(issuer: TokenIssuer, seen: list[str]) -> AsyncGenerator[str]:
 
     async with serving({"POST /openai/{rest:.*}": answer}) as origin:
         yield origin
-
-
-@asynccontextmanager
-async def app_service(issuer: TokenIssuer, monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[None]:
-    """The managed identity of an app service, which demands its header."""
-
-    async def token(request: web.Request) -> web.StreamResponse:
-        if request.headers.get("X-IDENTITY-HEADER") != "of-the-app" or request.query["api-version"] != "2019-08-01":
-            return web.json_response({"statusCode": 400, "message": "no"}, status=400)
-        expires_on = {"expires_on": str(int(time.time() + issuer.lifetime_s)), "resource": "r"}
-        return issuer.issue(request.query, **expires_on)
-
-    async with serving({"GET /msi/token": token}) as origin:
-        monkeypatch.setenv("IDENTITY_ENDPOINT", f"{origin}/msi/token")
-        monkeypatch.setenv("IDENTITY_HEADER", "of-the-app")
-        yield
 
 
 async def test_a_managed_identity_calls_a_resource_and_gets_a_new_token_after_a_refusal(

@@ -22,7 +22,15 @@ ValueT = TypeVar("ValueT")
 
 
 class CredentialError(BreakwaterError):
-    """There is no usable credential. The message says where it was looked for, and contains no secret."""
+    """There is no usable credential. The message says where it was looked for, and contains no secret.
+
+    Attributes:
+        retry_after_s: the seconds until it is looked for again; None if it may be at once.
+    """
+
+    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +136,8 @@ class Credential(Generic[ValueT]):
             await asyncio.shield(self._fetch())
             issued = self._issued
         if issued is None or (issued.ends_at is not None and self._clock() >= issued.ends_at):
-            raise CredentialError(self._problem or f"{self._source} has ended")
+            pause_s = self._retry_at - self._clock()
+            raise CredentialError(self._problem or f"{self._source} has ended", pause_s if pause_s > 0 else None)
         return issued.value
 
     async def refresh(self, used: int | None) -> bool:

@@ -43,7 +43,14 @@ from breakwater.calls.providers.failures import (
 )
 from breakwater.calls.providers.http_stream import StreamBrokenError, assemble, is_of_events, is_stream, receive
 from breakwater.calls.providers.settings import HttpSettings
-from breakwater.calls.rules.classify import BrokenAnswer, CallFailure, EmptyAnswer, Flaw, TransportFailure
+from breakwater.calls.rules.classify import (
+    NO_CREDENTIAL,
+    BrokenAnswer,
+    CallFailure,
+    EmptyAnswer,
+    Flaw,
+    TransportFailure,
+)
 from breakwater.dialects.rules.chat_chunks import Assembly, Chunk
 from breakwater.dialects.rules.tool_names import long_names, shorten_names, with_long_names
 from breakwater.jobs.contract.execution import Choice
@@ -146,7 +153,8 @@ class HttpProvider:
                 return await self._credential.current()
         except (CredentialError, TimeoutError) as error:
             text = str(error) or f"no credential of {self._credential} within {timeout_s:g} s"
-            raise CallError(TransportFailure("network", "CredentialError", text), maybe_billed=False) from error
+            wait_s = error.retry_after_s if isinstance(error, CredentialError) else None
+            raise CallError(TransportFailure("network", NO_CREDENTIAL, text, wait_s), maybe_billed=False) from error
 
     async def close(self) -> None:
         """Closes idle connections."""

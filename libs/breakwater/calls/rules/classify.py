@@ -407,11 +407,19 @@ class HttpFailure:
 
 @dataclass(frozen=True, slots=True)
 class TransportFailure:
-    """A call without an HTTP answer."""
+    """A call without an HTTP answer.
+
+    Attributes:
+        kind: what the network did.
+        class_name: the class of the error.
+        message: the problem, in our words.
+        wait_s: the seconds until another call can have another end; None if that is not known.
+    """
 
     kind: Literal["timeout", "network"]
     class_name: str
     message: str
+    wait_s: float | None = None
 
 
 Flaw = Literal["broken", "other_kind", "embeddings"]
@@ -631,9 +639,10 @@ def classify(failure: CallFailure, now: datetime) -> Classification:
         now: the current time, to read delays that are stated as a moment.
     """
     match failure:
-        case TransportFailure(kind, name, message):
-            status = None
-            again = True
+        case TransportFailure(kind, name, message, wait_s):
+            return Classification(
+                kind, name, message, None, retryable=True, counts_for_breaker=True, retry_after_s=wait_s
+            )
         case BrokenAnswer(message, status, storable=False):
             kind = "client"
             name = "AnswerTooLargeError"
@@ -674,6 +683,9 @@ def classify(failure: CallFailure, now: datetime) -> Classification:
             return _classify_status(failure, now)
     return Classification(kind, name, message, status, retryable=again, counts_for_breaker=again)
 
+
+NO_CREDENTIAL = "CredentialError"
+"""The class of a call that was not made, as there is no credential for it."""
 
 _OF_DEPLOYMENT_CLASSES = frozenset({_CLIENT_CLASSES[status] for status in (401, 403, 404)})
 _OF_DEPLOYMENT_STATUSES = frozenset({401, 403, 404, 405, 407, 410})

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import get_args
 
-from breakwater.calls.rules.classify import RETRYABLE_CLASSES, Classification, is_of_deployment
+from breakwater.calls.rules.classify import NO_CREDENTIAL, RETRYABLE_CLASSES, Classification, is_of_deployment
 from breakwater.calls.rules.holds import MAX_HELD_S, after_hold_s, waits_for_hold
 from breakwater.calls.settings import BY_NATURE, PAYMENT_REQUIRED, RECOVERED_FROM, RetryableKind, RetryPolicy
 from breakwater.jobs.contract.error_kinds import ErrorKind
@@ -130,7 +130,7 @@ def did_no_work(failure: ErrorInfo | Classification | None) -> bool:
         return False
     name = failure.class_ if isinstance(failure, ErrorInfo) else failure.class_name
     of_account = failure.kind == "client" and is_of_deployment(name, failure.status_code)
-    return of_account or failure.kind in {"rate_limit", "quota"}
+    return of_account or failure.kind in {"rate_limit", "quota"} or name == NO_CREDENTIAL
 
 
 def spared_s(failure: ErrorInfo | None) -> float:
