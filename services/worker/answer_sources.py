@@ -68,5 +68,5 @@ async def find_answer(
 def _batch_size(worker: WorkerContext, job: Assignment) -> int | None:
     """Returns how many inputs one call of a job for embeddings may have; None if one call takes all of them."""
     assert job.job.api_request is not None
-    size = worker.config.max_inputs(job.chain)
+    size = worker.config.max_inputs(job.agent, job.chain)
     return None if size is None or len(inputs_of(job.job.api_request.body)) <= size else size

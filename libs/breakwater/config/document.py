@@ -395,10 +395,17 @@ class Config(Message):
         settings = self.models.get(model)
         return None if settings is None else settings.dimensions
 
-    def max_inputs(self, models: Iterable[str]) -> int | None:
-        """Returns the most inputs that all of these models embed in one call; None if none has a limit."""
-        declared = (self.models[model].max_inputs for model in models if model in self.models)
-        return min((limit for limit in declared if limit is not None), default=None)
+    def max_inputs(self, agent: AgentDefaults, models: Iterable[str]) -> int | None:
+        """Returns the most inputs that all of an agent's models embed in one call; None if none has a limit."""
+        limits = (self._max_inputs_of(place) for model in models for place in self.deployments(agent, model))
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    def _max_inputs_of(self, place: Deployment) -> int | None:
+        settings = self.models.get(place.model)
+        if settings is not None and settings.max_inputs is not None:
+            return settings.max_inputs
+        provider = self.providers.get(place.provider)
+        return None if provider is None else provider.max_inputs(place.name)
 
     def embeds_like(self, agent: Agent, model: str) -> list[str]:
         """Returns the fallback models of an agent with the same declared dimensions as a model."""

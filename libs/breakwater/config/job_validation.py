@@ -126,7 +126,7 @@ def _request_objection(
         declared = config.dimensions(agent.chain_for(job)[0])
         if (problem := too_many(body, declared)) is not None:
             return problem
-        if (problem := too_many_batches(body, config.max_inputs(agent.chain_for(job)))) is not None:
+        if (problem := too_many_batches(body, config.max_inputs(agent, agent.chain_for(job)))) is not None:
             return problem
         unpriced_params = {name: value for name, value in form.params.items() if name not in PARAMS}
         return _params_objection(config, agent, job, unpriced_params, strictness)

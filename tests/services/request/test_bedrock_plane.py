@@ -16,8 +16,10 @@ from breakwater.kernel.nats import subjects
 from tests.anthropic_client import accumulated, blocks_of
 from tests.bedrock import (
     ACCESS_KEY,
+    COHERE_V4,
     REGION,
     SECRET_KEY,
+    TITAN_V2,
     TOKEN,
     Bedrock,
     bedrock,
@@ -42,6 +44,8 @@ AGENTS = {
     "nova": {"model": f"frankfurt/{NOVA}", **ONCE},
     "claude": {"model": f"frankfurt/{CLAUDE}", **ONCE},
     "closed": {"model": "frankfurt/eu.amazon.nova-premier-v1:0", **ONCE},
+    "titan": {"model": f"frankfurt/{TITAN_V2}", **ONCE},
+    "cohere": {"model": f"frankfurt/{COHERE_V4}", **ONCE},
     "open": {"model": "frankfurt/eu.amazon.nova-premier-v1:0", "fallback_models": [f"frankfurt/{NOVA}"], **ONCE},
 }
 
@@ -91,7 +95,13 @@ async def plane(
                 redis_url=redis_server.url,
                 script={"models": {"sim/m": model()}},
                 agents=AGENTS,
-                more_models={f"frankfurt/{name}": {} for name in (NOVA, CLAUDE)},
+                more_models={
+                    **{f"frankfurt/{name}": {} for name in (NOVA, CLAUDE)},
+                    **{
+                        f"frankfurt/{name}": {"price": {"input_usd_per_mtok": "10", "output_usd_per_mtok": 0}}
+                        for name in (TITAN_V2, COHERE_V4)
+                    },
+                },
                 more_providers={"frankfurt": {"kind": "bedrock", "region": REGION, "base_url": double.origin}},
             ) as worker,
         ):
@@ -219,3 +229,31 @@ async def test_no_secret_leaves_the_worker(plane: BedrockPlane) -> None:
     record = await plane.record("open", raw.headers["x-breakwater-execution-id"])
     said_of_it = f"{record} {plane.worker.log('worker')} {raw.headers} {raw.text}"
     assert not any(secret in said_of_it for secret in (SECRET_KEY, TOKEN))
+
+
+@each_row(("agent", "calls", "basis"), [("titan", 3, "billed"), ("cohere", 1, "estimated")])
+async def test_embeddings(plane: BedrockPlane, agent: str, calls: int, basis: str) -> None:
+    texts = ["a", "four", "seven77"]
+    before = len(plane.double.requests)
+    answer = await plane.openai().embeddings.create(model=agent, input=texts)
+    assert [item.embedding for item in answer.data] == [[float(len(text)), 0.5, 0.5] for text in texts]
+    assert len(plane.double.requests) == before + calls
+    [record] = [
+        record
+        for record in await plane.worker.messages("EVENTS", f"bw.executions.{agent}.*", at_least=1)
+        if record["agent"] == agent
+    ]
+    assert {attempt["cost_basis"] for attempt in record["attempts"]} == {basis}
+    if basis == "billed":
+        assert (record["input_tokens"], record["total_cost"]) == (12, "0.000120000")
+    else:
+        assert float(record["total_cost"]) >= 0.00012, "Cohere reports no tokens: they are estimated high"
+
+
+async def test_inputs_of_embeddings_that_bedrock_has_not_are_refused_in_words(plane: BedrockPlane) -> None:
+    for agent, asked, words in (
+        ("titan", [[1, 2]], "Bedrock embeds texts, and no token ids"),
+        ("nova", ["x"], "has no embeddings"),
+    ):
+        with pytest.raises(Exception, match=words):
+            await plane.openai().embeddings.create(model=agent, input=asked)

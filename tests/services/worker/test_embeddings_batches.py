@@ -345,8 +345,9 @@ def _config() -> Config:
 
 def test_a_job_needs_at_most_a_hundred_calls() -> None:
     config = _config()
-    assert config.max_inputs(["sim/f"]) is None
-    assert config.max_inputs(["sim/f", "sim/e"]) == 2
+    agent = config.agents["index"]
+    assert config.max_inputs(agent, ["sim/f"]) is None
+    assert config.max_inputs(agent, ["sim/f", "sim/e"]) == 2
     for count, words in ((200, None), (201, "has 201 inputs; at most 200 can be embedded, 2 in each call")):
         request = NativeRequest(api="embeddings", body={"input": ["x"] * count})
         problem = validate_job(config, config.limit_table, Job(agent="index", api_request=request))

@@ -14,11 +14,12 @@ from urllib.parse import quote, urlsplit
 
 from breakwater.calls.providers.anthropic import Messages, NativeMessages, request_body
 from breakwater.calls.providers.base import Call, StreamReader, Wire
+from breakwater.calls.providers.bedrock_embeddings import InvokedEmbeddings
 from breakwater.calls.providers.converse import ConverseEvents, converse_request, message_of
 from breakwater.calls.providers.credentials import Issued, renewal_time
 from breakwater.calls.providers.extras import load_optional
 from breakwater.calls.providers.openai import openai_wires
-from breakwater.calls.providers.settings import is_claude
+from breakwater.calls.providers.settings import embedding_maker, is_claude
 from breakwater.dialects.rules.chat_chunks import Assembly
 from breakwater.jobs.contract.execution import Choice
 from breakwater.jobs.contract.job import CallApi
@@ -124,6 +125,21 @@ class InvokedMessages(NativeMessages):
         }
 
 
+@dataclass(frozen=True, slots=True)
+class _Invoked:
+    """The URLs of models that are called by `invoke`."""
+
+    base_url: str
+
+    def address(self, operation: str, model: str) -> str:  # noqa: ARG002  `invoke` is the only one
+        """Returns the URL of a model."""
+        return _model_url(self.base_url, model, "invoke")
+
+    def headers(self, key: str | None) -> Mapping[str, str]:
+        """Returns Bedrock's own key, if there is one."""
+        return _bearer(key)
+
+
 def bedrock_wires(base_url: str, headers: Mapping[str, str], model: str) -> Mapping[CallApi, Wire]:
     """Returns the APIs of a model.
 
@@ -134,6 +150,8 @@ def bedrock_wires(base_url: str, headers: Mapping[str, str], model: str) -> Mapp
     """
     betas = betas_in(headers)
     chat = Converse(base_url, ANTHROPIC_VERSION, betas)
+    if (maker := embedding_maker(model)) is not None:
+        return {"chat": chat, "embeddings": InvokedEmbeddings(_Invoked(base_url), maker == "amazon")}
     if not is_claude(model):
         return {"chat": chat}
     return {"chat": chat, "messages": InvokedMessages(base_url, ANTHROPIC_VERSION, betas)}

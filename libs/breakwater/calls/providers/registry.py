@@ -24,6 +24,7 @@ from breakwater.calls.providers.settings import (
     HttpSettings,
     LocalSettings,
     ProviderSettings,
+    embedding_maker,
     is_claude,
 )
 from breakwater.kernel.errors import ConfigError
@@ -423,10 +424,16 @@ class BedrockSettings(HttpSettings):
         return self
 
     def apis_of(self, model: str) -> Collection[CallApi]:
-        """Returns chats, and for Claude also Messages, unless the API is OpenAI's."""
+        """Returns chats, and for Claude also Messages, unless the API is OpenAI's; embeddings for models of these."""
         if self.api != "converse":
             return ("chat",) if self.api == "chat" else ("chat", "responses")
+        if embedding_maker(model) is not None:
+            return ("chat", "embeddings")
         return ("chat", "messages") if is_claude(model) else ("chat",)
+
+    def max_inputs(self, model: str) -> int | None:
+        """Returns 1 for Titan, and 96 for Cohere's models."""
+        return {"amazon": 1, "cohere": 96, None: None}[embedding_maker(model)]
 
     def translates_chats(self, model: str) -> bool:  # noqa: ARG002  the same for all
         """Returns True unless the API is OpenAI's."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, cast
 
 from pydantic import AfterValidator, Field, JsonValue, model_validator
 
@@ -32,6 +32,10 @@ class ProviderSettings(Message):
     def apis_of(self, model: str) -> Collection[CallApi]:  # noqa: ARG002  most have the same for all models
         """Returns the APIs whose requests the provider takes for a model, by its name there."""
         return ("chat",)
+
+    def max_inputs(self, model: str) -> int | None:  # noqa: ARG002  most have no such limit
+        """Returns the most inputs that a model, by its name at the provider, embeds in one call; None if unknown."""
+        return None
 
     def translates_chats(self, model: str) -> bool:  # noqa: ARG002  most have the same for all models
         """Returns True if chats with a model, by its name at the provider, are translated to another API."""
@@ -67,6 +71,12 @@ class ProviderSettings(Message):
 def is_claude(model: str) -> bool:
     """Returns True for the name of a model of Anthropic's, alone or after its publisher, in Bedrock's ids and ARNs."""
     return re.search(r"(?:^|[/.])claude", model) is not None
+
+
+def embedding_maker(model: str) -> Literal["amazon", "cohere"] | None:
+    """Returns the maker of an embedding model of Bedrock's, by its id or ARN there; None for another model."""
+    named = re.search(r"(?:^|[/.])(amazon)\.titan-embed-(?:g1-)?text|(?:^|[/.])(cohere)\.embed", model)
+    return None if named is None else cast(Literal["amazon", "cohere"], named[1] or named[2])
 
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
