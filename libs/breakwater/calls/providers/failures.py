@@ -410,7 +410,7 @@ _WORDS = {
     "ConnectionRefusedError": "the provider's server refused the connection: it is not running, or not at this address",
     "ConnectionResetError": "the connection to the provider was lost; the request may be sent again",
     "HostUnreachableError": "there is no route to the provider's server: check the network",
-    "DnsError": "the host name of the provider can't be resolved: check base_url and DNS",
+    "DnsError": "the host name of the provider can't be resolved: check base_url, or the region in it, and DNS",
     "TlsError": ("no TLS connection to the provider could be made: check whether base_url should begin with https"),
     "ServerDisconnectedError": "the provider closed the connection without a response; the request may be sent again",
     "ClientResponseError": "the provider's response is not HTTP: check base_url",
