@@ -153,7 +153,7 @@ def deployment_problems(
 ) -> Iterable[str]:
     """Yields what is wrong with the deployments that a model lists; `place` is their path in the config."""
     first_places: dict[str, int] = {}
-    opened: list[tuple[str, tuple[AnyProvider, str]]] = []
+    connections: list[tuple[str, tuple[AnyProvider, str]]] = []
     count = 0
     for number, deployment in enumerate(deployments):
         count += 1
@@ -174,13 +174,14 @@ def deployment_problems(
                 f"{number + 1} (each key counts); give one another provider, name or key"
             )
         elif isinstance(settings, HttpSettings):
-            place_of = connection_settings(settings, deployment.key), deployment.name
-            if (same := next((place for place, other in opened if other == place_of), None)) is not None:
+            connection = connection_settings(settings, deployment.key), deployment.name
+            first_id = next((earlier_id for earlier_id, earlier in connections if earlier == connection), None)
+            if first_id is not None:
                 yield (
-                    f"{place}: {deployment.id!r} and {same!r} are the same place under the same key, whose limits and "
-                    "breaker would count twice; leave one out"
+                    f"{place}: {deployment.id!r} and {first_id!r} are the same place under the same key, whose limits "
+                    "and breaker would count twice; leave one out"
                 )
-            opened.append((deployment.id, place_of))
+            connections.append((deployment.id, connection))
         first_places.setdefault(deployment.id, number)
     if count > MAX_DEPLOYMENTS:
         yield f"{place}: has {count} deployments, each key counted; the most is {MAX_DEPLOYMENTS}"
@@ -210,10 +211,11 @@ def shared_breaker_problems(listed: Iterable[Deployment], unlisted: Iterable[Dep
     """
     by_id = {deployment.id: deployment for deployment in listed}
     for deployment in unlisted:
-        if (other := by_id.get(deployment.model)) is not None and other.id != deployment.id:
+        namesake = by_id.get(deployment.model)
+        if namesake is not None and namesake.id != deployment.id:
             yield (
                 f"models.{deployment.model}: is at {deployment.id!r}, and has the id of a deployment of "
-                f"models.{other.model}, so that both would have one breaker; rename it"
+                f"models.{namesake.model}, so that both would have one breaker; rename it"
             )
 
 

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from pydantic import ValidationError
 
 from breakwater.calls.providers.base import CallError
 from breakwater.calls.providers.connection import LOOK_EVERY_S
-from breakwater.calls.providers.credentials import Credential, CredentialError, Issued, renewal_time
+from breakwater.calls.providers.credentials import RETRY_S, Credential, CredentialError, Issued, renewal_time
 from breakwater.calls.providers.registry import OpenAISettings
 from breakwater.calls.providers.settings import CommandAuth, TlsFiles
 from breakwater.calls.rules.classify import TransportFailure
@@ -183,11 +184,10 @@ async def test_a_command_runs_again_when_its_time_is_over_and_after_a_refusal(tm
 async def test_a_command_that_fails_is_a_failure_of_the_call_before_anything_is_sent() -> None:
     async with noting() as (origin, seen):
         error = await failure(settings("openai", origin, api_key=None, auth=CommandAuth(command=("no-such-program",))))
-    assert error.failure == TransportFailure(
-        "network",
-        "CredentialError",
-        "the secret command no-such-program can't be used: No such file or directory",
-    )
+    words = "the secret command no-such-program can't be used: No such file or directory"
+    assert isinstance(error.failure, TransportFailure)
+    assert replace(error.failure, wait_s=None) == TransportFailure("network", "CredentialError", words)
+    assert RETRY_S - 1 < (error.failure.wait_s or 0) <= RETRY_S, "nobody looks for it before"
     assert not error.maybe_billed
     assert not seen
 

@@ -19,7 +19,7 @@ from breakwater.prices.rules.usage import Usage
 _OURS = frozenset({"model", "input", "encoding_format", "dimensions", "user"})
 """OpenAI's fields, which have other names there, or none."""
 _DOCUMENTS = "search_document"
-"""What Cohere's models embed if the request does not say it: they demand it."""
+"""The `input_type` of requests without one, which Cohere's models demand."""
 
 
 @dataclass(frozen=True, slots=True)
