@@ -88,8 +88,8 @@ def forbidden_model(sender: Caller, job: Job, chain: Sequence[str]) -> str | Non
         job: the job.
         chain: the models to try for the job.
     """
-    asked = (*chain[:1], *(job.fallback_models or ()))
-    return next((model for model in asked if sender.models and model not in sender.models), None)
+    requested_models = (*chain[:1], *(job.fallback_models or ()))
+    return next((model for model in requested_models if sender.models and model not in sender.models), None)
 
 
 @dataclass(frozen=True, slots=True)

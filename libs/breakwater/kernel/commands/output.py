@@ -198,7 +198,7 @@ def table(
         _draw_below([(columns[index].title, group[0][index]) for index in below], width_in_pipe)
     omitted = [column.title for index, column in enumerate(columns) if index not in (*in_row, *below)]
     losses = [
-        f"{', '.join(titles)}: {what}" for titles, what in ((shortened, "shortened"), (omitted, "omitted")) if titles
+        f"{', '.join(titles)}: {loss}" for titles, loss in ((shortened, "shortened"), (omitted, "omitted")) if titles
     ]
     if losses:
         note(f"({'; '.join(losses)}, as the terminal is too narrow; --json shows all)")
