@@ -7,6 +7,7 @@ the same text. Runs in an environment of its own, with nothing of Breakwater in 
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -20,7 +21,8 @@ BATCH = 512
 """Tokens that a text to embed may have."""
 CHARACTERS = ["Ċ", "Ġ", *map(chr, range(33, 127))]
 """As byte-level vocabularies write them: `Ċ` is the end of a line, `Ġ` a blank."""
-OTHERS = ["é", "船", "🚢", "<tool_call>", "</tool_call>"]
+END_OF_THOUGHT = "</think>"
+OTHERS = ["é", "船", "🚢", "<tool_call>", "</tool_call>", "<think>", END_OF_THOUGHT]
 MARKS = ["<|im_start|>", "<|im_end|>"]
 TOKENS = [*CHARACTERS, *OTHERS, *MARKS]
 BEGIN, END = map(TOKENS.index, MARKS)
@@ -34,13 +36,19 @@ You may call these functions:
 To call one, write <tool_call>{"name": NAME, "arguments": {...}}</tool_call><|im_end|>
 {% endif %}
 {%- for message in messages %}<|im_start|>{{ message.role }}
+{%- if message.reasoning_content %}
+<think>
+{{ message.reasoning_content }}
+</think>
+{%- endif %}
 {{ message.content or '' }}
 {%- for call in message.tool_calls or [] -%}
 <tool_call>{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}</tool_call>
 {%- endfor %}<|im_end|>
 {% endfor %}
 {%- if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
+{% if reasoning_effort %}<think>
+{% endif %}{% endif %}"""
 LAYERS, HEADS, WIDTH, INNER = 2, 4, 64, 128
 
 
@@ -73,7 +81,7 @@ def write_model(path: Path) -> None:
     writer.add_add_bos_token(False)
     writer.add_chat_template(TEMPLATE)
 
-    def add(name: str, *shape: int, scale: float = 1.0) -> None:
+    def add(name: str, *shape: int, scale: Any = 1.0) -> None:
         weights = random.standard_normal(shape) * scale / np.sqrt(shape[-1])
         writer.add_tensor(f"{name}.weight", weights.astype(np.float32))
 
@@ -89,7 +97,9 @@ def write_model(path: Path) -> None:
         for name, rows, columns in (("gate", INNER, WIDTH), ("up", INNER, WIDTH), ("down", WIDTH, INNER)):
             add(f"blk.{layer}.ffn_{name}", rows, columns)
     add_norm("output_norm")
-    add("output", len(TOKENS), WIDTH, scale=4)  # far apart, so that no rounding decides between two tokens
+    scales = np.full((len(TOKENS), 1), 4.0)  # far apart, so that no rounding decides between two tokens
+    scales[TOKENS.index(END_OF_THOUGHT)] *= 2  # or no thought would come to an end
+    add("output", len(TOKENS), WIDTH, scale=scales)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -106,6 +116,7 @@ def serve(model: Path, port: int) -> None:
     params.n_parallel = SLOTS
     params.cpuparams.n_threads = 1
     params.use_jinja = True
+    params.reasoning_format = xllamacpp.common_reasoning_format.COMMON_REASONING_FORMAT_DEEPSEEK
     params.embedding = True
     params.pooling_type = xllamacpp.llama_pooling_type.LLAMA_POOLING_TYPE_MEAN
     params.cache_prompt = False  # the same text after the same prompt, whatever came before

@@ -49,6 +49,8 @@ CALLS_ONCE: dict[str, Any] = {
 """The server's grammar permits no end before a call, and this model would end, or else call."""
 ENDLESS: dict[str, Any] = {"max_tokens": 3900, "logit_bias": {END: -100}}
 """An answer that takes seconds, as the model may not end it."""
+LONG_TASK = "Count the ships."
+"""The model has over 2,000 tokens to say on it."""
 LIMIT_S = 60
 
 BY_RESPONSES, BY_MESSAGES = f"{ALIAS}-responses", f"{ALIAS}-messages"
@@ -244,6 +246,27 @@ def parsed() -> None:
     assert isinstance(answer.choices[0].message.parsed, Ship)
 
 
+def thoughts_in(message: Any) -> str:
+    """The thinking in a message or a delta, which the SDK's types do not know."""
+    return getattr(message, "reasoning_content", None) or ""
+
+
+@check("thinking, and the conversation after it")
+def thinking() -> None:
+    thinks = {"reasoning_effort": "low"}
+    expected = ask(direct, **thinks).choices[0].message
+    assert expected.content
+    assert thoughts_in(expected)
+    _, answer = ask_plane(**thinks)
+    message = answer.choices[0].message
+    assert (thoughts_in(message), message.content) == (thoughts_in(expected), expected.content)
+    _, chunks = streamed(plane, **thinks)
+    assert text_of(chunks) == expected.content
+    deltas = [choice.delta for chunk in chunks for choice in chunk.choices]
+    assert "".join(map(thoughts_in, deltas)) == thoughts_in(expected)
+    says_the_same(messages=[*ASKED, message, {"role": "user", "content": "And now?"}])
+
+
 @check("embeddings: the same numbers, whole and in base64", door="embeddings")
 def embeddings() -> None:
     texts = [QUESTION, "At sea."]
@@ -348,7 +371,7 @@ def killed_in_stream() -> None:
 @check("a server that is killed within a background response: its text goes on", door="Responses")
 def killed_in_background() -> None:
     more = {"max_output_tokens": 1000, "temperature": 0}
-    events = plane.responses.create(model=ALIAS, input=QUESTION, background=True, stream=True, **more)
+    events = plane.responses.create(model=ALIAS, input=LONG_TASK, background=True, stream=True, **more)
     deltas: list[str] = []
     for event in events:
         if event.type == "response.output_text.delta":
@@ -366,16 +389,18 @@ def killed_in_background() -> None:
 
 @check("whole and streamed, translated and in the server's own Responses", door="Responses")
 def responses() -> None:
-    expected = ask(direct).choices[0].message.content
+    expected = ask(direct, reasoning_effort="low").choices[0].message
+    asked: dict[str, Any] = {"input": QUESTION, "temperature": 0, "max_output_tokens": 60}
+    asked |= {"reasoning": {"effort": "low"}}
     for model in (ALIAS, BY_RESPONSES):
-        asked: dict[str, Any] = {"model": model, "input": QUESTION, "temperature": 0, "max_output_tokens": 60}
-        answer = plane.responses.create(**asked)
-        assert answer.output_text == expected, model
-        execution, [attempt] = record(answer.id.removeprefix("resp_"))
-        assert execution["output"] == expected, model
-        assert attempt["output_tokens"] == answer.usage.output_tokens == 60, model
-        *_, last = plane.responses.create(**asked, stream=True)
-        assert last.response.output_text == expected, model
+        whole = plane.responses.create(model=model, **asked)
+        *_, last = plane.responses.create(model=model, **asked, stream=True)
+        for answer in (whole, last.response):
+            assert answer.output_text == expected.content, model
+            assert answer.output[0].content[0].text == thoughts_in(expected), model
+        execution, [attempt] = record(whole.id.removeprefix("resp_"))
+        assert execution["output"] == expected.content, model
+        assert attempt["output_tokens"] == whole.usage.output_tokens == 60, model
 
 
 @check("whole and streamed, translated and in the server's own Messages", door="Messages")
