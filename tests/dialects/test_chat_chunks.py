@@ -37,3 +37,10 @@ def test_a_call_with_null_as_its_custom_tool_is_that_of_a_function() -> None:
     call = {"index": 0, "id": "c1", "type": "function", "function": function, "custom": None}
     answer.add({"choices": [{"index": 0, "delta": {"tool_calls": [call]}}]})
     assert answer.messages()[0]["tool_calls"] == [{"id": "c1", "type": "function", "function": function}]
+
+
+def test_clients_get_the_role_once_as_openai_s_sdk_joins_roles() -> None:
+    answer = Assembly()
+    deltas = [{"role": "assistant", "content": text} for text in ("At ", "sea.")]
+    sent = [answer.add({"choices": [{"index": index, "delta": delta}]}) for delta in deltas for index in (0, 1)]
+    assert [chunk["choices"][0]["delta"] for chunk in sent] == [deltas[0], deltas[0], *[{"content": "sea."}] * 2]

@@ -60,8 +60,9 @@ class Assembly:
     def add(self, chunk: Chunk) -> Chunk:
         """Takes the next chunk. Returns it as clients get it; the same object if nothing needs to change.
 
-        Clients get choices with an index and a delta each, and texts as texts. Of each tool call they get an index of
-        its own, its id and name once, and its arguments as text. A finish reason for an unusable answer is left out.
+        Clients get choices with an index and a delta each, the role once, as OpenAI's SDKs join roles like texts, and
+        texts as texts. Of each tool call they get an index of its own, its id and name once, and its arguments as text.
+        A finish reason for an unusable answer is left out.
         """
         head = self._head
         choices = self._choices
@@ -136,6 +137,7 @@ class _ChoiceSoFar:
         self.length = 0
         self._seed = seed
         self._index = index
+        self._has_role = False
         self._texts: dict[str, list[str]] = {}
         self._fields: dict[str, Any] = {}
         self._calls: list[_ToolCall] = []
@@ -156,9 +158,13 @@ class _ChoiceSoFar:
             delta = objects([choice.get("message"), {}])[0]
             choice = {**choice, "delta": delta}
         for name, value in delta.items():
-            if value is None or name == "role":
+            if value is None:
                 continue
-            if isinstance(value, str) and name != "tool_calls":
+            if name == "role":
+                if self._has_role:
+                    choice = {**choice, "delta": _replace_field(choice["delta"], name, {})}
+                self._has_role = True
+            elif isinstance(value, str) and name != "tool_calls":
                 if name != self._last and value and not self._is_copy(name, delta):
                     self._turn_to(name)
                 self._say(name, value)
