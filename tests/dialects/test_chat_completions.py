@@ -210,6 +210,12 @@ def test_a_result_of_another_dialect_becomes_a_chat_completion() -> None:
     }
 
 
+def test_thinking_in_anthropic_s_blocks_is_that_of_the_message() -> None:
+    content = [{"type": "thinking", "thinking": "Hm.", "signature": "s"}, {"type": "text", "text": "Hello"}]
+    [choice] = completion_of({**RESULT, "response": {"type": "message", "content": content}})["choices"]
+    assert (choice["message"]["reasoning_content"], choice["message"]["content"]) == ("Hm.", "Hello")
+
+
 def test_a_message_that_calls_tools_stays_one() -> None:
     calls = [{"id": "c1", "type": "function", "function": {"name": "find", "arguments": "{}"}}]
     [choice] = completion_of(RESULT | {"output": {"role": "assistant", "tool_calls": calls}})["choices"]

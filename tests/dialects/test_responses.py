@@ -491,8 +491,10 @@ def test_a_native_response_is_as_it_came_with_our_id_and_readable() -> None:
 
 def test_blocks_of_anthropic_become_items_in_their_order() -> None:
     content = [
+        {"type": "thinking", "thinking": "Hm. ", "signature": "s"},
         {"type": "text", "text": "Let "},
         {"type": "tool_use", "id": "t1", "name": "look_up", "input": {}},
+        {"type": "thinking", "thinking": "Ah.", "signature": "s"},
         {"type": "text", "text": "me see"},
     ]
     called = [{"id": "t1", "type": "function", "function": {"name": "look_up", "arguments": "{}"}}]
@@ -500,8 +502,8 @@ def test_blocks_of_anthropic_become_items_in_their_order() -> None:
 
     output = response_of(ASKED, result({"content": content}, output=said, finish_reason="tool_calls"))["output"]
 
-    assert [item["type"] for item in output] == ["message", "function_call", "message"]
-    assert output[2]["content"][0]["text"] == "me see"
+    assert [item["type"] for item in output] == ["reasoning", "message", "function_call", "reasoning", "message"]
+    assert [item["content"][0]["text"] for item in output if "content" in item] == ["Hm. ", "Let ", "Ah.", "me see"]
 
 
 def test_unknown_usage_is_null() -> None:

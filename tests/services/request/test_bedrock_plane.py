@@ -36,6 +36,7 @@ from tests.tables import each_row
 
 NOVA = "eu.amazon.nova-pro-v1:0"
 CLAUDE = "eu.anthropic.claude-sonnet-4-5-20250929-v1:0"
+THOUGHT = "A ship; look it up."
 QUESTION = {"role": "user", "content": "Where is the ferry?"}
 PARAMETERS: dict[str, Any] = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "find_ship", "parameters": PARAMETERS}}
@@ -117,6 +118,7 @@ async def test_chats_with_tools_and_thinking(plane: BedrockPlane, agent: str) ->
     asked = await create(model=agent, messages=[QUESTION], tools=[TOOL])
     [choice] = asked.choices
     assert choice.finish_reason == "tool_calls"
+    assert choice.message.reasoning_content == THOUGHT
     [call] = choice.message.tool_calls
     assert (call.function.name, json.loads(call.function.arguments)) == ("find_ship", {"name": "ferry"})
     messages = [QUESTION, choice.message, {"role": "tool", "tool_call_id": call.id, "content": "at sea"}]
@@ -131,15 +133,17 @@ async def test_streamed_chats_with_tools_and_thinking(plane: BedrockPlane, agent
     create = plane.openai().chat.completions.create
     asked = {"model": agent, "stream": True, "stream_options": {"include_usage": True}, "tools": [TOOL]}
     arguments = ""
+    thought = ""
     message: dict[str, Any] = {"role": "assistant", "content": None}
     async for chunk in await create(messages=[QUESTION], **asked):
         for choice in chunk.choices:
+            thought += getattr(choice.delta, "reasoning_content", "")
             for call in choice.delta.tool_calls or ():
                 arguments += call.function.arguments or ""
                 message["thinking_blocks"] = getattr(choice.delta, "thinking_blocks", message.get("thinking_blocks"))
                 message["tool_calls"] = [{"id": call.id or message["tool_calls"][0]["id"], "type": "function"}]
     message["tool_calls"][0]["function"] = {"name": "find_ship", "arguments": arguments}
-    assert json.loads(arguments) == {"name": "ferry"}
+    assert (thought, json.loads(arguments)) == (THOUGHT, {"name": "ferry"})
     result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "at sea"}
     text = ""
     usage = None
@@ -166,6 +170,7 @@ async def test_responses_with_tools_and_thinking(plane: BedrockPlane, agent: str
             first = [event async for event in first][-1].response
         [call] = [item for item in first.output if item.type == "function_call"]
         assert json.loads(call.arguments) == {"name": "ferry"}
+        assert [item.content[0].text for item in first.output if item.type == "reasoning" and item.content] == [THOUGHT]
         result = {"type": "function_call_output", "call_id": call.call_id, "output": "at sea"}
         second = await create(input=[QUESTION, *first.output, result], **asked)
         assert second.output_text == "The ferry is at sea."
@@ -176,7 +181,7 @@ async def test_messages_with_tools_and_thinking(plane: BedrockPlane, agent: str,
     asked = await plane.messages(agent, messages=[QUESTION], stream=stream)
     assert asked["stop_reason"] == "tool_use"
     thought, *_, call = blocks_of(asked)
-    assert (thought["type"], thought["thinking"]) == ("thinking", "A ship; look it up.")
+    assert (thought["type"], thought["thinking"]) == ("thinking", THOUGHT)
     assert thought["signature"]
     assert (call["name"], call["input"]) == ("find_ship", {"name": "ferry"})
     result = {"type": "tool_result", "tool_use_id": call["id"], "content": "at sea"}

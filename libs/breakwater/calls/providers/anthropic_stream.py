@@ -160,9 +160,8 @@ class MessageEvents:
         event["delta"] = {**delta, grows: text}
         if grows == "partial_json" and block.call is not None:
             return self._chunks(_call(block, {"function": {"arguments": text}}), event)
-        if grows == "thinking" and self._native:
-            return self._chunks({THOUGHT: text}, event)
-        return (*opening_chunks, *self._chunks({"content": text} if grows == "text" else None, event))
+        name = {"text": "content", "thinking": THOUGHT}.get(grows)
+        return (*opening_chunks, *self._chunks(None if name is None else {name: text}, event))
 
     def _end(self, index: int) -> Iterable[Chunk]:
         block = self._latest.pop(index, None)

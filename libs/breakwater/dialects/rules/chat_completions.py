@@ -12,7 +12,7 @@ from typing import Any, cast
 from breakwater.dialects.contract.openai import CallOptions, ChatCompletionRequest
 from breakwater.dialects.rules.context_overflow import overflow_message
 from breakwater.jobs.contract.job import CallApi, Job
-from breakwater.jobs.rules.chat_messages import known_reason, normalize, objects
+from breakwater.jobs.rules.chat_messages import THOUGHT, known_reason, normalize, objects, thoughts_in
 from breakwater.kernel.formats import join_figures
 
 
@@ -176,12 +176,13 @@ def completion_of(result: Mapping[str, Any]) -> Mapping[str, Any]:
         }
     choices = cast(list[Mapping[str, Any]], result.get("choices") or [{"index": 0, **result}])
     usage = _usage(result)
+    thought = thoughts_in(response.get("content"))
     return {
         "id": f"chatcmpl-{result['job_id']}",
         "object": "chat.completion",
         "created": int(datetime.fromisoformat(result["completed_at"]).timestamp()),
         "model": result.get("chosen_model") or result.get("requested_model") or result["agent"],
-        "choices": [choice_of(choice["index"], _choice(choice)) for choice in choices],
+        "choices": [choice_of(choice["index"], _choice(choice, thought)) for choice in choices],
         **({} if usage is None else {"usage": usage}),
     }
 
@@ -222,8 +223,8 @@ def _complete(job_id: str, number: int, choice: Mapping[str, Any]) -> dict[str, 
     return {**choice, "index": index, "message": message, "finish_reason": reason}
 
 
-def _choice(choice: Mapping[str, Any]) -> dict[str, Any]:
-    message = _message(choice.get("output"))
+def _choice(choice: Mapping[str, Any], thought: str) -> dict[str, Any]:
+    message = {**({THOUGHT: thought} if thought else {}), **_message(choice.get("output"))}
     reason = finish_reason_of(choice.get("finish_reason"), called=bool(message.get("tool_calls")))
     return {"message": {"annotations": [], **message}, "finish_reason": reason, "logprobs": None}
 

@@ -41,6 +41,7 @@ from breakwater.jobs.rules.chat_messages import (
     generated_call_id,
     is_end,
     objects,
+    thoughts_in,
 )
 from breakwater.kernel.formats import words
 from breakwater.kernel.surrogates import whole_escapes
@@ -52,7 +53,7 @@ Block = dict[str, Any]
 
 DROPPED: Mapping[str, str] = {
     "cache_control": "it sets what is cached; providers of chat completions cache by themselves",
-    "thinking": "a model of another provider thinks as it does by default",
+    "thinking": "a model of another provider thinks as it does by default, except of Gemini's own API",
     "thinking blocks": "only the model that wrote them gets them back, in the words of its API",
     "context_management": "`clear_thinking_…` only: there are no thinking blocks to clear",
     "metadata": "it names the user for the provider's own abuse detection",
@@ -75,7 +76,7 @@ _KNOWN = words(
     """
 )
 _SAME = ("max_tokens", "temperature", "top_p", "top_k", "thinking")
-"""Fields that a chat has under the same name. `thinking` is only for estimates: `for_chat` drops it."""
+"""Fields that a chat has under the same name. `thinking` is for estimates and Gemini: `for_chat` drops it."""
 _NAMES: Mapping[str, str] = {
     "max_completion_tokens": "max_tokens",
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
@@ -748,11 +749,6 @@ def _blocks_of_choice(choice: Mapping[str, Any], seed: str, author: Any) -> list
                 signature = {"signature": signature_of(author, name)} if kind == "thinking" else {}
                 blocks.append({"type": kind, kind: text, **signature})
     return signed + blocks
-
-
-def thoughts_in(thinking_blocks: Any) -> str:
-    """Returns the text of Anthropic's blocks of thinking, whose signatures are part of their author's state."""
-    return "".join(str(block.get("thinking") or "") for block in objects(thinking_blocks or ()))
 
 
 def state_block(token: str) -> Block:

@@ -26,13 +26,12 @@ from breakwater.dialects.rules.messages import (
     signature_of,
     start_of,
     state_block,
-    thoughts_in,
     unparsed_message_of,
     usage_of,
     with_fields,
 )
 from breakwater.dialects.rules.provider_state import AUTHOR, CarriedState, is_token, plain_id
-from breakwater.jobs.rules.chat_messages import THOUGHT, arguments_text, fields, objects
+from breakwater.jobs.rules.chat_messages import THOUGHT, arguments_text, fields, objects, thoughts_in
 from breakwater.kernel.surrogates import whole_escapes
 
 MessageEvent = dict[str, Any]
@@ -132,6 +131,8 @@ class MessageStream:
         self._state = CarriedState()
         self._thought: str | None = None
         """The field that has the thinking of this answer. Some servers write it into two fields."""
+        self._thinks_aloud = False
+        """The thinking of this answer has come as text, and need not be taken from Anthropic's blocks."""
         self._begun = 0
         """The number of turns that are sent or being sent. The next turn begins when the one before is complete."""
 
@@ -179,12 +180,15 @@ class MessageStream:
                 if name == "tool_calls":
                     for piece in objects(value or ()):
                         self._take_call(piece)
-                elif name == "thinking_blocks" and self._author is not None and (thoughts := thoughts_in(value)):
-                    self._take_text(THOUGHT, thoughts)
+                elif name == "thinking_blocks" and self._author is not None and not self._thinks_aloud:
+                    self._take_text(THOUGHT, thoughts_in(value))
                 elif isinstance(value, str) and value and name in SPOKEN:
+                    self._thinks_aloud = self._thinks_aloud or SPOKEN[name] == "thinking"
                     self._take_text(name, value)
 
     def _take_text(self, name: str, text: str) -> None:
+        if not text:
+            return
         kind = SPOKEN[name]
         if kind == "thinking":
             self._thought = self._thought or name

@@ -180,20 +180,21 @@ def order_of_turns(choice: Mapping[str, Any], response: Mapping[str, Any]) -> li
         return cast(list[Turn], order)
     message = fields(choice.get("message"))
     blocks = objects(response.get("content") or [])
-    if not blocks or message.get(THOUGHT):
+    if not blocks:
         thought = THOUGHT if message.get(THOUGHT) else "reasoning"
         return [(name, 0) for name in (thought, "content", "refusal", "tool_calls")]
     order = list[Turn]()
-    characters = 0
-    call_count = 0
+    lengths = dict.fromkeys(_OF_BLOCKS.values(), 0)
     for block in blocks:
-        if block.get("type") == "tool_use":
-            order = [*order, ("tool_calls", call_count)]
-            call_count += 1
-        elif block.get("type") == "text":
-            order = [*order, ("content", characters)]
-            characters += len(str(block.get("text") or ""))
+        kind = str(block.get("type"))
+        if (name := _OF_BLOCKS.get(kind)) is not None:
+            order.append((name, lengths[name]))
+            lengths[name] += 1 if name == "tool_calls" else len(str(block.get(kind) or ""))
     return order
+
+
+_OF_BLOCKS = {"thinking": THOUGHT, "text": "content", "tool_use": "tool_calls"}
+"""The fields of a chat's message that Anthropic's blocks become, by their type."""
 
 
 def state_item(token: str, job_id: str, number: int) -> Item:

@@ -53,6 +53,11 @@ def parts_of(content: Any) -> tuple[str, str, list[Any]]:
     return "".join(texts), "".join(thinking), other_parts
 
 
+def thoughts_in(blocks: Any) -> str:
+    """Returns the text of Anthropic's blocks of thinking, whose signatures are part of their author's state."""
+    return "".join(str(block.get("thinking") or "") for block in objects(blocks or ()))
+
+
 def _text_in(part: Any) -> str:
     if isinstance(part, str):
         return part
