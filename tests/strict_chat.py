@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+THINKERS = ("deepseek", "kimi")
+"""Those that write their thoughts, and want them back with tool calls."""
 _GEMINI_FIELDS = frozenset(
     {"role", "content", "refusal", "tool_calls", "tool_call_id", "name", "annotations", "extra_content"}
 )
@@ -47,3 +50,19 @@ def refusal(provider: str, message: dict[str, Any], number: int, *, thinks: bool
 def signature_of(call: dict[str, Any]) -> str | None:
     """Returns the signature that a tool call has from Gemini."""
     return call.get("extra_content", {}).get("google", {}).get("thought_signature")
+
+
+def with_additions(provider: str, line: bytes, earlier: int) -> bytes:
+    """Returns a line of an answer as the provider writes it, after a number of earlier tool calls."""
+    prefix, document = (b"data: ", line[6:]) if line.startswith(b"data: ") else (b"", line)
+    if not document.startswith(b"{"):
+        return line
+    content = json.loads(document)
+    for choice in content.get("choices") or ():
+        part: dict[str, Any] = choice.get("delta") or choice.get("message") or {}
+        if provider not in THINKERS:
+            part.pop("reasoning_content", None)
+        for index, call in enumerate(part.get("tool_calls") or ()):
+            if "id" in call:
+                call |= addition(provider, call["function"]["name"], earlier + call.get("index", index))
+    return prefix + json.dumps(content).encode() + b"\n"

@@ -16,11 +16,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from tests.sdks.programs import THOUGHT
-from tests.strict_chat import addition, refusal
+from tests.strict_chat import THINKERS, addition, refusal, with_additions
 
 MODELS = {"deepseek": "deepseek-reasoner", "gemini": "gemini-3-pro", "kimi": "kimi-k2-thinking"}
-THINKERS = ("deepseek", "kimi")
-"""Those that write their thoughts, and want them back with tool calls."""
 
 
 @dataclass(slots=True)
@@ -111,19 +109,3 @@ def strict_proxy(simulated: str) -> Generator[StrictProxy]:
             yield proxy
         finally:
             server.shutdown()
-
-
-def with_additions(provider: str, line: bytes, earlier: int) -> bytes:
-    """Returns a line of an answer as the provider writes it, after a number of earlier tool calls."""
-    prefix, document = (b"data: ", line[6:]) if line.startswith(b"data: ") else (b"", line)
-    if not document.startswith(b"{"):
-        return line
-    content = json.loads(document)
-    for choice in content["choices"]:
-        part: dict[str, Any] = choice.get("delta") or choice.get("message") or {}
-        if provider not in THINKERS:
-            part.pop("reasoning_content", None)
-        for index, call in enumerate(part.get("tool_calls") or ()):
-            if "id" in call:
-                call |= addition(provider, call["function"]["name"], earlier + call.get("index", index))
-    return prefix + json.dumps(content).encode() + b"\n"

@@ -143,6 +143,15 @@ async def test_a_chat_calls_tools_of_either_publisher(monkeypatch: pytest.Monkey
         assert not here.refused
 
 
+async def test_an_effort_that_gemini_lacks_there_becomes_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with world(monkeypatch) as here:
+        provider = here.settings(auth=KEY).open()
+        for effort in ("none", "minimal", "high", "xhigh", "max"):
+            await provider.perform(call(model="gemini-x", params={"reasoning_effort": effort}))
+        await provider.close()
+        assert not here.refused
+
+
 async def test_a_token_that_was_revoked_is_fetched_again_and_one_that_ends_is_renewed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

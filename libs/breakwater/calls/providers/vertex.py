@@ -16,13 +16,21 @@ from breakwater.jobs.contract.job import CallApi
 ANTHROPIC_VERSION = "vertex-2023-10-16"
 
 
+_EFFORTS = {"none": "minimal", "xhigh": "high", "max": "high"}
+"""Efforts that Google's endpoint refuses, and the nearest that it has."""
+
+
 class VertexChats(ChatCompletions):
     """`<base_url>/endpoints/openapi/chat/completions`. Models without a publisher are Google's."""
 
     def body(self, call: Call) -> Mapping[str, Any]:
-        """Returns the chat, with the model's publisher."""
+        """Returns the chat, with the model's publisher, and for Google's models with an effort that they have."""
         body = ChatCompletions.body(self, call)
-        return body if "/" in call.model else {**body, "model": f"google/{call.model}"}
+        model = call.model if "/" in call.model else f"google/{call.model}"
+        effort = body.get("reasoning_effort")
+        if effort in _EFFORTS and model.startswith("google/"):
+            body = {**body, "reasoning_effort": _EFFORTS[effort]}
+        return {**body, "model": model}
 
 
 class _AsPrediction(Messages):
