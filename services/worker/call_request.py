@@ -55,6 +55,8 @@ def call_request(
     sent_params = params
     if not speaks:
         sent_messages, sent_params = job.chat_request(messages, params)
+        if "thinking" in params and worker.config.providers[target.provider].takes_thinking:
+            sent_params = {**sent_params, "thinking": params["thinking"]}
     if author is not None or state_repairs or (is_repaired and body is not None):
         sent_messages = for_author(sent_messages, author or "", state_repairs)
     native_schema = guard is not None and guard.rules.native and "response_format" not in left_out

@@ -166,6 +166,8 @@ async def test_anthropic_s_sdk_calls_gemini_and_sends_its_signatures_back(
         assert second["content"][-1]["text"] == "The ferry is at sea."
         assert second["usage"]["cache_read_input_tokens"] == 100
     assert here.seen[1]["contents"][1]["parts"][-1]["thoughtSignature"] == "c2lnbmVk"
+    for body in here.seen:
+        assert body["generationConfig"]["thinkingConfig"] == {"thinkingBudget": 1024, "includeThoughts": True}
 
 
 async def test_both_sdks_call_claude_on_vertex(start_plane: StartPlane, tmp_path: Path) -> None:

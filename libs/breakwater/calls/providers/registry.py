@@ -328,6 +328,8 @@ class VertexSettings(HttpSettings):
 class GeminiSettings(HttpSettings):
     """Gemini's own API, by key. Embeddings go to its endpoint that is compatible with OpenAI's."""
 
+    takes_thinking: ClassVar[bool] = True
+
     kind: Literal["gemini"]
     base_url: HttpUrl = Field(
         default="https://generativelanguage.googleapis.com/v1beta", description="Up to and including the version."

@@ -26,6 +26,8 @@ class ProviderSettings(Message):
     """True for a program or a callable, which needs no model and takes any JSON as input."""
     variables: ClassVar[Collection[str]] = ()
     """Environment variables that a library of its maker's reads, in addition to those of its secrets."""
+    takes_thinking: ClassVar[bool] = False
+    """True if chats may say in Anthropic's words, `thinking`, how much a model thinks."""
     seller: ClassVar[str | None] = None
     """The provider in the price list, where that follows from the kind, and not from the names of models."""
 

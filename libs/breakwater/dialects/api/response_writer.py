@@ -88,7 +88,9 @@ class ResponseWriter:
         if settings is None or (request is not None and self.config.speaks(provider, request.api, model)):
             return tuple(sorted(left_out))
         left_out = left_out.union(settings.params_left_out(params_of(sent.job)))
-        return tuple(sorted(left_out if request is None else left_out | dropped_fields(request)))
+        if request is not None:
+            left_out = left_out | dropped_fields(request) - ({"thinking"} if settings.takes_thinking else set())
+        return tuple(sorted(left_out))
 
     def begun_headers(self, pending: PendingRequest, first_message: Mapping[str, Any] | None) -> dict[str, str]:
         """Returns the headers of a stream that begins before its job is decided.
