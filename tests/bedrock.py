@@ -6,17 +6,14 @@ service's model, and streams are frames with checksums, which botocore's own cli
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 import json
 import struct
-import threading
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from queue import Queue
 from typing import Any
 from urllib.parse import unquote
 
@@ -332,8 +329,12 @@ def said(*content: dict[str, Any], stop: str = "end_turn", usage: Mapping[str, A
 THOUGHT = {"reasoningContent": {"reasoningText": {"text": "A ship; look it up.", "signature": "c2lnbmVk"}}}
 USE = {"toolUse": {"toolUseId": "tooluse_1", "name": "find_ship", "input": {"name": "ferry"}}}
 CACHED = {"cacheReadInputTokens": 1000, "cacheWriteInputTokens": 200}
-CALLS = said(THOUGHT, USE, stop="tool_use")
+CALLS = said(THOUGHT, USE, stop="tool_use", usage=CACHED)
 SAYS = said({"text": "The ferry is at sea."}, usage=CACHED)
+
+
+def _fields_of_model(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    return body.get("additionalModelRequestFields") or {}
 
 
 def ship_reply(request: Request) -> Reply:
@@ -348,7 +349,9 @@ def ship_reply(request: Request) -> Reply:
         has_result = any("toolResult" in block for block in body["messages"][-1]["content"])
         if has_result:
             thought, *_ = body["messages"][-2]["content"]
-            assert thought == THOUGHT, "a model wants its thinking back as it wrote it"
+            if thought != THOUGHT and ("reasoningContent" in thought or "thinking" in _fields_of_model(body)):
+                message = "messages.1.content.0: Expected `thinking`, as it was written"
+                return RefusedError(400, "ValidationException", message)
         answer = CALLS if body.get("toolConfig") and not has_result else SAYS
         return converse_frames(stream_of(answer)) if request.operation == "ConverseStream" else answer
     last = body["messages"][-1]["content"]
@@ -399,23 +402,3 @@ def message_events(message: dict[str, Any]) -> list[dict[str, Any]]:
     delta = {"stop_reason": message["stop_reason"], "stop_sequence": None}
     parts.append({"type": "message_delta", "delta": delta, "usage": {"output_tokens": 9}})
     return [*parts, {"type": "message_stop"}]
-
-
-@contextmanager
-def bedrock_in_thread() -> Generator[str]:
-    """Runs a double that answers as `ship_reply`, with an event loop of its own; gives its origin."""
-    origins: Queue[str] = Queue()
-    stop = threading.Event()
-
-    async def serve() -> None:
-        async with bedrock(ship_reply) as double:
-            origins.put(double.origin)
-            await asyncio.to_thread(stop.wait)
-
-    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
-    thread.start()
-    try:
-        yield origins.get(timeout=30)
-    finally:
-        stop.set()
-        thread.join(30)

@@ -17,16 +17,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from breakwater.local.ports import free_port
-from tests.bedrock import BEARER, REGION, bedrock_in_thread
+from tests.clouds import CLAUDE_SHIP, SHIP, Clouds, clouds_in_thread
 from tests.environments import install_node, install_python
-from tests.sdks import conformance, programs
+from tests.sdks import conformance, programs, records
 from tests.sdks.strict_proxy import MODELS as STRICT_MODELS
 from tests.sdks.strict_proxy import StrictProxy, strict_proxy
 
@@ -39,18 +40,18 @@ START_S = 120
 CLIENTS = {
     "openai": (
         "requirements",
-        ("with_openai.py", "with_responses.py", "with_embeddings.py", "with_bedrock_by_openai.py"),
+        ("with_openai.py", "with_responses.py", "with_embeddings.py", "with_kinds_by_openai.py"),
     ),
-    "anthropic": ("requirements", ("with_anthropic.py", "with_bedrock.py")),
-    "openai-agents": ("requirements", ("with_agents.py",)),
+    "anthropic": ("requirements", ("with_anthropic.py", "with_kinds_by_anthropic.py", "with_vertex_directly.py")),
+    "openai-agents": ("requirements", ("with_agents.py", "with_kinds_by_agents.py")),
     "langchain-openai": ("requirements", ("with_langchain.py",)),
     "langchain-anthropic": ("requirements", ("with_langchain_anthropic.py",)),
-    "pydantic-ai-slim": ("requirements", ("with_pydantic_ai.py",)),
+    "pydantic-ai-slim": ("requirements", ("with_pydantic_ai.py", "with_kinds_by_pydantic_ai.py")),
     "llama-index-embeddings-openai": ("requirements", ("with_llama_index.py",)),
     "litellm": ("litellm", ("with_litellm.py",)),
     "openai (Node.js)": ("node", ("with_openai.mjs", "with_responses.mjs")),
     "@anthropic-ai/sdk": ("node", ("with_anthropic.mjs",)),
-    "@openai/agents": ("node", ("with_agents.mjs",)),
+    "@openai/agents": ("node", ("with_agents.mjs", "with_kinds_by_agents.mjs")),
     "ai": ("node", ("with_ai.mjs",)),
 }
 """By name: where it is pinned, and the programs that use it. Coding agents are in `programs`."""
@@ -117,11 +118,26 @@ MODELS: dict[str, dict[str, dict[str, Any]]] = {
     "llamacpp": {"tiny": {}},
     "llamacpp-responses": {"tiny-responses": {}},
     "llamacpp-messages": {"tiny-messages": {}},
-    "bedrock": {"eu.amazon.nova-pro-v1:0": {}, "eu.anthropic.claude-sonnet-4-5-20250929-v1:0": {}},
     **{provider: {model: {}} for provider, model in STRICT_MODELS.items()},
 }
 """By provider, named after its API unless it is strict or real: the models, with their behaviour where simulated."""
+KINDS: Mapping[str, tuple[str, str]] = {
+    "openai": ("chat", "ship-by-chat"),
+    "openai-responses": ("responses", "ship-by-responses"),
+    "anthropic": ("messages", "claude-ship"),
+    "azure": ("azure", "ship"),
+    "azure-v1": ("azure-v1", "ship"),
+    "bedrock": ("bedrock", "eu.amazon.nova-pro-v1:0"),
+    "bedrock-claude": ("bedrock", "eu.anthropic.claude-sonnet-4-5-20250929-v1:0"),
+    "gemini": ("gemini-api", "gemini-3-x"),
+    "vertex": ("vertex", "gemini-3-pro"),
+    "vertex-claude": ("vertex-eu", "claude-opus-4-5@20251101"),
+}
+"""Models of each kind of provider, called `ship-<kind>`, all with the same answers: their provider and its name."""
+SHIPS = {"ship-by-chat": SHIP, "ship-by-responses": SHIP, "claude-ship": CLAUDE_SHIP}
+"""Those that the simulated provider has."""
 PRICE = {"input_usd_per_mtok": 2, "output_usd_per_mtok": 8}
+SHIP_PRICE = {**PRICE, "cached_input_usd_per_mtok": 0.2, "cache_write_usd_per_mtok": 2.5}
 COMMON: dict[str, Any] = {"price": PRICE, "stream": {"tokens_per_s": 100}}
 """The behaviour of each: streams that take a moment, as what comes at once is sent in one piece."""
 
@@ -142,11 +158,12 @@ class Plane:
 
     url: str
     key: str
+    clickhouse: str
+    """The URL of ClickHouse, for a reader."""
     simulated: str
     """The URL of the simulated provider."""
     strict: StrictProxy
-    records: str
-    """The URL of ClickHouse, for a reader."""
+    clouds: Clouds
     llama_cpp_port: int
 
     @property
@@ -160,6 +177,11 @@ class Plane:
             "OPENAI_AGENTS_DISABLE_TRACING": "true",
         }
         keys = {"OPENAI_API_KEY": self.key, "ANTHROPIC_API_KEY": self.key}
+        double = {
+            "url": self.clouds.providers["vertex"]["base_url"],
+            "token": self.clouds.issuers["google"].new_token(),
+        }
+        keys["VERTEX_DOUBLE"] = json.dumps(double)
         return {**found, **quiet, **keys, "OPENAI_BASE_URL": f"{self.url}/v1", "ANTHROPIC_BASE_URL": self.url}
 
 
@@ -179,19 +201,17 @@ def plane() -> Generator[Plane]:
         llama_cpp_port = free_port()
         data, script, config = directory / "data", directory / "script.json", directory / "config.json"
         url = f"http://127.0.0.1:{port}"
-        models = {model: rules for each in MODELS.values() for model, rules in each.items()}
+        models = SHIPS | {model: rules for each in MODELS.values() for model, rules in each.items()}
         script.write_text(json.dumps({"models": {model: {**COMMON, **rules} for model, rules in models.items()}}))
         module = "breakwater.local.provider"
         simulated = (sys.executable, "-m", module, "--port", str(port), "--script", str(script))
         up = (PROGRAMS / "breakwater", "up", "--data", data, "--config", config)
         with ExitStack() as stack:
             strict = stack.enter_context(strict_proxy(url))
-            (directory / "bedrock.key").write_text(BEARER)
-            bedrock: dict[str, Any] = {"kind": "bedrock", "region": REGION}
-            bedrock |= {"base_url": stack.enter_context(bedrock_in_thread())}
-            bedrock |= {"api_key": {"file": str(directory / "bedrock.key")}}
-            config.write_text(json.dumps(settings(url, strict.url, bedrock, llama_cpp_port)))
-            provider, whole = (stack.enter_context(running(command, directory)) for command in (simulated, up))
+            clouds = stack.enter_context(clouds_in_thread(directory))
+            config.write_text(json.dumps(settings(url, strict.url, clouds, llama_cpp_port)))
+            provider = stack.enter_context(running(simulated, directory))
+            whole = stack.enter_context(running(up, directory, clouds.environment))
             processes = (provider, whole)
             started = time.monotonic()
             while not (data / "endpoints.json").exists():
@@ -200,14 +220,16 @@ def plane() -> Generator[Plane]:
                     logs = (log.read_text() for log in sorted(directory.glob("*.log")))
                     sys.exit("the plane has not started:\n" + "\n".join(logs))
                 time.sleep(0.1)
-            yield _prepared(data, f"{url}/v1", strict, llama_cpp_port)
+            yield _prepared(data, f"{url}/v1", strict, clouds, llama_cpp_port)
 
 
 @contextmanager
-def running(command: Sequence[str | Path], directory: Path) -> Generator[subprocess.Popen[bytes]]:
-    """A process, whose log is in the directory."""
+def running(
+    command: Sequence[str | Path], directory: Path, more: Mapping[str, str] = MappingProxyType({})
+) -> Generator[subprocess.Popen[bytes]]:
+    """A process with some more variables, whose log is in the directory."""
     with (directory / f"{Path(command[0]).name}.log").open("wb") as log:
-        process = subprocess.Popen(command, cwd=directory, stdout=log, stderr=log)
+        process = subprocess.Popen(command, cwd=directory, stdout=log, stderr=log, env={**os.environ, **more})
         try:
             yield process
         finally:
@@ -215,27 +237,29 @@ def running(command: Sequence[str | Path], directory: Path) -> Generator[subproc
             process.wait(60)
 
 
-def settings(simulated: str, strict: str, bedrock: dict[str, Any], llama_cpp_port: int) -> dict[str, Any]:
-    """The config of the plane, whose providers are simulated at these addresses, or a double of Bedrock, or real."""
-    of = {model: provider for provider, models in MODELS.items() for model in models}
+def settings(simulated: str, strict: str, clouds: Clouds, llama_cpp_port: int) -> dict[str, Any]:
+    """The config of the plane, whose providers are simulated at these addresses, or doubles of clouds, or real."""
+    models: dict[str, Any] = {model: {"provider": provider} for provider, models in MODELS.items() for model in models}
+    for kind, (provider, name) in KINDS.items():
+        models[f"ship-{kind}"] = {"deployments": [{"provider": provider, "name": name}], "price": SHIP_PRICE}
     llama_cpp = f"http://127.0.0.1:{llama_cpp_port}/v1"
     return {
         "providers": {
             "chat": {"base_url": f"{simulated}/v1"},
             "responses": {"base_url": f"{simulated}/v1", "api": "responses"},
             "messages": {"kind": "anthropic", "base_url": f"{simulated}/v1"},
-            "bedrock": bedrock,
+            **clouds.providers,
             "llamacpp": {"base_url": llama_cpp},
             "llamacpp-responses": {"base_url": llama_cpp, "api": "responses"},
             "llamacpp-messages": {"base_url": llama_cpp, "kind": "anthropic"},
             **{provider: {"base_url": f"{strict}/{provider}/v1"} for provider in STRICT_MODELS},
         },
-        "models": {model: {"provider": provider, "price": PRICE} for model, provider in of.items()},
+        "models": {model: {"price": PRICE, **rules} for model, rules in models.items()},
         "agents": {
             AGENT: {
                 "model": "gpt-4o",
                 # Without fallbacks: no other model may hide that one fails.
-                "allowed_models": sorted(of.keys() - {"gpt-4o"}),
+                "allowed_models": sorted(models.keys() - {"gpt-4o"}),
                 "allowed_params": ["tools"],  # of the provider's own, which cost more than tokens
                 "max_tokens": 4000,
                 "retry": {"per_kind": {"network": {"max": 8}}},  # until a server has started again
@@ -244,12 +268,11 @@ def settings(simulated: str, strict: str, bedrock: dict[str, Any], llama_cpp_por
     }
 
 
-def _prepared(data: Path, simulated: str, strict: StrictProxy, llama_cpp_port: int) -> Plane:
+def _prepared(data: Path, simulated: str, strict: StrictProxy, clouds: Clouds, llama_cpp_port: int) -> Plane:
     endpoints = json.loads((data / "endpoints.json").read_text())
-    url = endpoints["request_url"]
     make = [PROGRAMS / "breakwater", "keys", "create", "sdks", "--scope", "submit", "--agent", AGENT, "--data", data]
     key = subprocess.run(make, check=True, capture_output=True, text=True).stdout.strip()
-    return Plane(url, key, simulated, strict, endpoints["clickhouse_url"], llama_cpp_port)
+    return Plane(endpoints["request_url"], key, endpoints["clickhouse_url"], simulated, strict, clouds, llama_cpp_port)
 
 
 def run(client: str, found: Plane) -> Iterator[Check]:
@@ -263,17 +286,25 @@ def run(client: str, found: Plane) -> Iterator[Check]:
     room, files = (CLIENTS | SERVERS)[client]
     environment = found.environment
     if client in SERVERS:
-        environment |= {"LLAMA_CPP_PORT": str(found.llama_cpp_port), "RECORDS_URL": found.records}
+        environment |= {"LLAMA_CPP_PORT": str(found.llama_cpp_port), "RECORDS_URL": found.clickhouse}
     for program in files:
         command = ["node", NODE / program] if room == "node" else [INSTALLED / room / "bin" / "python", HERE / program]
         ran = subprocess.run(
             command, env=environment, cwd=HERE, capture_output=True, text=True, timeout=300, check=False
         )
-        for line in ran.stdout.splitlines():
-            if line.startswith('{"what"'):
-                yield Check(client, **json.loads(line))
+        made = [Check(client, **json.loads(line)) for line in ran.stdout.splitlines() if line.startswith('{"what"')]
         if ran.returncode != 0:
-            yield Check(client, program, f"exit code {ran.returncode}: {ran.stderr[-2000:]}")
+            made.append(Check(client, program, f"exit code {ran.returncode}: {ran.stderr[-2000:]}"))
+        if program.startswith("with_kinds"):
+            made.append(_recorded(client, found, {check.door for check in made}))
+        yield from made
+
+
+def _recorded(client: str, found: Plane, doors: Collection[str]) -> Check:
+    """The records of a client's conversations with each kind of provider, and what the doubles have refused."""
+    deployments = {kind: f"{provider}/{name}" for kind, (provider, name) in KINDS.items()}
+    wrong = [*records.problems(found.clickhouse, client, doors, deployments, SHIP_PRICE), *found.clouds.refusals()]
+    return Check(client, "each kind of provider", "; ".join(wrong) or None, "records")
 
 
 def version(client: str) -> str:

@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import json
 import time
+import traceback
 import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
@@ -34,11 +35,23 @@ CHAT, RESPONSES, MESSAGES = (
     Models("claude-opus-4-5", "claude-haiku-4-5"),
 )
 """By the API that their provider speaks. A call through another door is translated."""
-BEDROCK = tuple(
-    Models(name, name) for name in ("eu.amazon.nova-pro-v1:0", "eu.anthropic.claude-sonnet-4-5-20250929-v1:0")
+KINDS = tuple(
+    Models(f"ship-{kind}", f"ship-{kind}")
+    for kind in (
+        "openai",
+        "openai-responses",
+        "anthropic",
+        "azure",
+        "azure-v1",
+        "bedrock",
+        "bedrock-claude",
+        "gemini",
+        "vertex",
+        "vertex-claude",
+    )
 )
-"""Models of a double of Bedrock's, which call `find_ship` wherever it is offered: by Converse, and Claude's Messages as
-they are."""
+"""A model of each kind of provider, all with the same answers: they think and call `find_ship`, and say where it is."""
+THOUGHT, ANSWER = "A ship; look it up.", "The ferry is at sea."
 
 _CHECKS: list[tuple[str, str, tuple[Models, ...], Callable[..., Any]]] = []
 
@@ -57,6 +70,17 @@ def check(what: str, door: str = "chat", models: tuple[Models, ...] = ()) -> Cal
         return function
 
     return add
+
+
+def task_of(models: Models, sdk: str, door: str, *, streamed: bool = False) -> dict[str, str]:
+    """Returns the header of a task, by whose name the records of a conversation are found."""
+    return {"x-breakwater-task-id": f"{sdk}/{door}/{models.writer}/{'streamed' if streamed else 'whole'}"}
+
+
+def thought_of(models: Models, door: str) -> str:
+    """Returns the thought that comes with the tool call: some APIs show none."""
+    hides = models.writer in ("ship-azure", "ship-vertex") or (models.writer == "ship-azure-v1" and door != "Responses")
+    return "" if hides else THOUGHT
 
 
 def raises(error: type[BaseException], function: Callable[..., Any], *args: Any, **more: Any) -> Any:
@@ -118,7 +142,9 @@ def _error(runner: asyncio.Runner, function: Callable[..., Any], *models: Models
         if inspect.isawaitable(made := function(*models)):
             runner.run(_awaited(made))
     except Exception as failed:  # noqa: BLE001  whatever is raised is the result
-        return "".join(f"{pair.writer}: " for pair in models) + f"{type(failed).__name__}: {failed}"
+        place = traceback.extract_tb(failed.__traceback__)[-1]
+        text = str(failed) or f"line {place.lineno}: {place.line}"
+        return "".join(f"{pair.writer}: " for pair in models) + f"{type(failed).__name__}: {text}"
     return None
 
 

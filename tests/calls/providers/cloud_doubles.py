@@ -56,10 +56,14 @@ class TokenIssuer:
         if self.problem is not None:
             status, body = self.problem
             return web.json_response(body, status=status)
+        whole_s = int(self.lifetime_s)
+        answer = {"access_token": self.new_token(), "token_type": "Bearer", "expires_in": whole_s, **more}
+        return web.json_response(answer)
+
+    def new_token(self) -> str:
         token = f"tok.{secrets.token_hex(12)}"
         self.ends[token] = time.time() + self.lifetime_s
-        whole_s = int(self.lifetime_s)
-        return web.json_response({"access_token": token, "token_type": "Bearer", "expires_in": whole_s, **more})
+        return token
 
     def refusal(self, request: web.BaseRequest) -> web.Response | None:
         """The answer to a caller whose token is unknown or has ended."""

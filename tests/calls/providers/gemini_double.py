@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -71,9 +71,12 @@ def response(
 
 @asynccontextmanager
 async def gemini(
-    *answers: Sequence[Any] | tuple[int, Any], seen: list[dict[str, Any]] | None = None
+    *answers: Sequence[Any] | tuple[int, Any] | Callable[[dict[str, Any]], Sequence[Any]],
+    seen: list[dict[str, Any]] | None = None,
 ) -> AsyncGenerator[str]:
     """Gemini with these answers in turn, each a list of responses, or a status and a body; gives its base URL.
+
+    An answer may be a function that is given the request.
 
     A stream gets the responses as they are, any other call gets one of all their parts. The last answer is repeated.
     """
@@ -95,6 +98,8 @@ async def gemini(
                 {"error": {"code": 400, "message": text, "status": "INVALID_ARGUMENT"}}, status=400
             )
         answer: Any = given.pop(0) if len(given) > 1 else given[0]
+        if callable(answer):
+            answer = answer(body)
         if isinstance(answer, tuple):
             return web.json_response(answer[1], status=answer[0])
         for one in answer:

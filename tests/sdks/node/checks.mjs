@@ -11,6 +11,19 @@ export const EMBEDDER = "text-embedding-3-small";
 export const CHAT = { writer: "gpt-4o", small: "gpt-4o-mini" };
 export const RESPONSES = { writer: "gpt-5", small: "gpt-5-mini" };
 export const MESSAGES = { writer: "claude-opus-4-5", small: "claude-haiku-4-5" };
+export const KINDS = [
+  "openai",
+  "openai-responses",
+  "anthropic",
+  "azure",
+  "azure-v1",
+  "bedrock",
+  "bedrock-claude",
+  "gemini",
+  "vertex",
+  "vertex-claude",
+].map((kind) => ({ writer: `ship-${kind}`, small: `ship-${kind}` }));
+export const ANSWER = "The ferry is at sea.";
 export const SLOW = "gpt-slow"; // takes 20 s
 
 // Headers of a call of a new task with a rate limit, beyond which calls are refused.
@@ -18,6 +31,17 @@ export const limitedTask = (rule) => ({
   "x-breakwater-task-id": randomUUID(),
   "x-breakwater-rate-limit": JSON.stringify({ ...rule, on_exceeded: "fail" }),
 });
+
+// The header of a task, by whose name the records of a conversation are found.
+export const taskOf = (model, sdk, door, streamed) => ({
+  "x-breakwater-task-id": `${sdk.replace("/", "-")}/${door}/${model}/${streamed ? "streamed" : "whole"}`,
+});
+
+// The thought that comes with the tool call: some APIs show none.
+export const thoughtOf = (model, door) =>
+  ["ship-azure", "ship-vertex"].includes(model) || (model === "ship-azure-v1" && door !== "Responses")
+    ? ""
+    : "A ship; look it up.";
 
 // Fails unless the SDK retries a refused call once, at the time that the refusal names, and is refused again. `create`
 // takes a model and an SDK's options for the call.
