@@ -42,7 +42,7 @@ CLIENTS = {
         "requirements",
         ("with_openai.py", "with_responses.py", "with_embeddings.py", "with_kinds_by_openai.py"),
     ),
-    "anthropic": ("requirements", ("with_anthropic.py", "with_kinds_by_anthropic.py", "with_vertex_directly.py")),
+    "anthropic": ("requirements", ("with_anthropic.py", "with_vertex_directly.py", "with_kinds_by_anthropic.py")),
     "openai-agents": ("requirements", ("with_agents.py", "with_kinds_by_agents.py")),
     "langchain-openai": ("requirements", ("with_langchain.py",)),
     "langchain-anthropic": ("requirements", ("with_langchain_anthropic.py",)),

@@ -1,4 +1,4 @@
-"""`anthropic`'s client of Vertex AI, without a plane, on the double that stands for it: it speaks what that understands."""
+"""`anthropic`'s client of Vertex AI, called without a plane: its double speaks what that understands."""
 
 import json
 import os

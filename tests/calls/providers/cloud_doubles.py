@@ -208,7 +208,9 @@ async def vertex(issuer: TokenIssuer, sim_url: str, refused: list[str]) -> Async
         model, _, operation = request.match_info["model"].partition(":")
         if "model" in body:
             raise _RefusedError(400, "model: Extra inputs are not permitted")
-        if body.pop("anthropic_version", None) != "vertex-2023-10-16" or "anthropic-version" in request.headers:
+        # Google documents the first; Anthropic's own client sends a date.
+        version = str(body.pop("anthropic_version", None))
+        if not re.fullmatch(r"vertex-2023-10-16|\d{4}-\d\d-\d\d", version):
             raise _RefusedError(400, "anthropic_version: Field required")
         if operation != ("streamRawPredict" if body.get("stream") else "rawPredict"):
             raise _RefusedError(400, f"{operation} does not fit stream: {body.get('stream')}")

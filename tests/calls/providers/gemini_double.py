@@ -42,7 +42,7 @@ def _objection(body: dict[str, Any]) -> str | None:
         if not content["parts"] or content["role"] not in ("user", "model"):
             return "contents.parts must not be empty, and the role user or model"
         for part in content["parts"]:
-            if len(part.keys() - {"thoughtSignature"}) != 1:
+            if len(part.keys() - {"thought", "thoughtSignature"}) != 1:
                 return f"a part must have one initialized field: {sorted(part)}"
     calls = [part["functionCall"] for turn in contents for part in turn["parts"] if "functionCall" in part]
     results = [part["functionResponse"] for turn in contents for part in turn["parts"] if "functionResponse" in part]
