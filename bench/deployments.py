@@ -2,7 +2,7 @@
 
     python -m bench.deployments [--rate 200] [--seconds 30] [--picture FILE]
     python -m bench.deployments sessions
-    python -m bench.deployments cost [--rounds 20] [--jobs 200]
+    python -m bench.deployments cost [--rounds 200] [--jobs 20]
 
 The provider is here. In the first third of the time all three deployments answer, after 50 ms; in the second the first
 one answers 500, and in the last third the second one, too. Jobs are published at an even rate. Asserts that no job
@@ -13,8 +13,8 @@ answered, second by second. `--picture docs/images/deployments.svg` draws it.
 its own: 40 conversations of 8 turns each, with affinity and without. Each deployment has a cache of its own, as each
 key and region of a provider has.
 
-`cost` measures the CPU of a worker for a job, as `bench.worker` does, in alternating rounds: of a model without
-`deployments`, with one, and with eight that state what is left of their limits.
+`cost` measures the CPU of a worker for a job, as `bench.worker` does, in short alternating rounds, so that other work
+disturbs all alike: of a model without `deployments`, with one, and with eight that state what is left of their limits.
 """
 
 from __future__ import annotations
@@ -166,14 +166,15 @@ async def cost(directory: Path, options: argparse.Namespace, nats_url: str, *url
     async with in_process_worker(directory, nats_url, *urls, COST_CONFIG):
         for number in range(options.rounds + 2):
             for agent, figures in took.items():
-                figures.append(await round_of(client, f"{agent}-{number}", options.jobs, 16, agent))
+                figures.append(await round_of(client, f"{agent}-{number}", options.jobs, 8, agent))
     await client.close()
     for agent, figures in took.items():
         del figures[:2]  # they warm up
-        added = sorted(there - before for there, before in zip(figures, took["single"], strict=True))
+        added = statistics.median(more - alone for more, alone in zip(figures, took["single"], strict=True))
+        quartile, median, _ = statistics.quantiles(figures, n=4)
         print(
-            f"{agent:6} {min(figures):.3f} ms of CPU a job at best, {statistics.median(figures):.3f} (median); "
-            f"{added[len(added) // 2]:+.3f} to `single` in the same round ({added[0]:+.3f} to {added[-1]:+.3f})"
+            f"{agent:6} {min(figures):.3f} ms of CPU a job at best, {quartile:.3f} (quartile), {median:.3f} (median); "
+            f"{added:+.3f} to `single` in the same round (median)"
         )
 
 
@@ -227,8 +228,8 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=200.0, help="jobs a second (default 200)")
     parser.add_argument("--seconds", type=float, default=30.0, help="for how long (default 30)")
     parser.add_argument("--concurrency", type=int, default=500, help="of the agent (default 500)")
-    parser.add_argument("--rounds", type=int, default=20, help="of `cost`, each alternative once (default 20)")
-    parser.add_argument("--jobs", type=int, default=200, help="of a round of `cost` (default 200)")
+    parser.add_argument("--rounds", type=int, default=200, help="of `cost`, each alternative once (default 200)")
+    parser.add_argument("--jobs", type=int, default=20, help="of a round of `cost` (default 20)")
     parser.add_argument("--picture", type=Path, help="an SVG to write, of the outage")
     options = parser.parse_args()
     if options.what == "cost":

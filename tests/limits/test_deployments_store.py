@@ -309,3 +309,24 @@ async def test_a_key_that_makes_up_tenants_leaves_some_retries_to_other_keys(red
     assert await granted("k2", 40) == 3
     # A first try cleans old fields away, and reads them all.
     await redis.run([deployments.admit_command("sim/shared", first_try=True)])
+
+
+async def test_a_deployment_is_spared_for_its_time_by_calls_that_can_go_elsewhere(redis: Redis) -> None:
+    deployments = Deployments(redis, RetryBudgetRules())
+
+    async def asked(*, spares: bool) -> int:
+        [answer] = await redis.run([deployments.admit_command(MODEL, first_try=True, caller="a", spares=spares)])
+        return int(answer)
+
+    await redis.run([deployments.settle_command(MODEL, "a:1", succeeded=False, spare_s=60)])
+    assert 59_000 < await asked(spares=True) <= 60_000
+    assert await asked(spares=False) == 0
+    assert await deployments.held_until([MODEL]) == {}, "it is no hold"
+    await redis.run([deployments.hold_command(MODEL, 90, "b", "b:1")])
+    assert await asked(spares=False) == PROBE
+    assert await asked(spares=True) > 50_000, "no call probes it that can go elsewhere"
+    assert await deployments.release(MODEL)
+    assert await asked(spares=True) == 0
+    await redis.run([deployments.settle_command(MODEL, "a:2", succeeded=False, spare_s=0.05)])
+    await asyncio.sleep(0.1)
+    assert await asked(spares=True) == 0
