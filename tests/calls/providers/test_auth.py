@@ -302,6 +302,20 @@ async def test_a_certificate_and_its_key_are_replaced_one_after_the_other_withou
     assert first == second != third
 
 
+async def test_another_authority_is_trusted_once_its_file_is_replaced(tmp_path: Path) -> None:
+    server = MutualTls(tmp_path)
+    ca = tmp_path / "trusted.pem"
+    trustme.CA().cert_pem.write_to_path(str(ca))
+    async with server.serve() as origin:
+        provider = settings("openai", origin, tls=TlsFiles(ca=ca, cert=server.issue())).open()
+        with pytest.raises(CallError, match="an authority that the system does not trust"):
+            await provider.perform(call())
+        ca.write_text(server.ca.read_text())
+        await asyncio.sleep(LOOK_EVERY_S)
+        await provider.perform(call())
+        await provider.close()
+
+
 async def test_the_files_of_certificates_are_looked_at_outside_the_event_loop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,7 +51,7 @@ class Certificates:
     """The certificates of a provider's connections, whose files are looked at once a second while there are calls.
 
     Args:
-        files: the files, of which those of our own certificate may change.
+        files: the files, which may change.
 
     Attributes:
         context: the context of new connections.
@@ -67,11 +67,11 @@ class Certificates:
         self._look_at = 0.0
 
     def _current_version(self) -> tuple[float, ...]:
-        files = (self._files.cert, self._files.key)
+        files = (self._files.ca, self._files.cert, self._files.key)
         return tuple(file.stat().st_mtime for file in files if file is not None and file.exists())
 
     async def reload_changed(self) -> None:
-        """Reads the certificates again if our own has changed: such that last an hour are replaced in time.
+        """Reads the certificates again if a file has changed: such that last an hour are replaced in time.
 
         A file that is just being written, or gone, or does not fit the other one yet, leaves them as they are.
         """

@@ -34,8 +34,9 @@ class EventReader:
         Raises:
             EventTooLargeError: the event that is not complete yet is too large.
         """
-        piece = self._held + piece
-        self._held = b""
+        if self._held:
+            piece = self._held + piece
+            self._held = b""
         if self._first and _MARK.startswith(piece):
             self._held = piece
             return
@@ -47,9 +48,10 @@ class EventReader:
             piece = piece.removesuffix(self._held).replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         lines: list[bytes] = []
         if b"\n" in piece:
-            *lines, piece = (bytes(self._rest) + piece).split(b"\n")
+            *lines, piece = (bytes(self._rest) + piece if self._rest else piece).split(b"\n")
             self._rest.clear()
-        self._rest += piece
+        if piece:
+            self._rest += piece
         for line in lines:
             if line.startswith(b"data:"):
                 self._data.append(line[5:].strip())

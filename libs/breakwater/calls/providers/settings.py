@@ -132,7 +132,7 @@ class CommandAuth(Auth):
 
 
 class TlsFiles(Message):
-    """Certificates of the connection; all files are PEM. A new client certificate is used by new connections."""
+    """Certificates of the connection; all files are PEM. New connections use changed ones."""
 
     ca: Path | None = Field(default=None, description="CA certificates to trust in addition to the system's.")
     cert: Path | None = Field(default=None, description="Client certificate (mTLS).")
