@@ -189,7 +189,9 @@ class Bedrock:
         if isinstance(reply, dict):
             if request.operation in OPERATIONS.values():
                 reply = reply if request.operation == "InvokeModel" else valid(reply, request.operation)
-            return web.json_response(reply)
+            texts = request.body.get("texts", ())  # of embeddings, whose tokens are characters here
+            counts = {"X-Amzn-Bedrock-Input-Token-Count": str(sum(map(len, texts)))} if texts else {}
+            return web.json_response(reply, headers=counts)
         kind = "text/event-stream" if request.operation == "compatible" else "application/vnd.amazon.eventstream"
         response = web.StreamResponse(headers={"Content-Type": kind, "x-amzn-bedrock-content-type": "application/json"})
         await response.prepare(raw)

@@ -108,6 +108,14 @@ def test_a_mistake_is_named(deployments: list[dict[str, Any]], settings: dict[st
     assert "1 mistake" in str(mistake.value)
 
 
+def test_a_program_that_may_call_no_model_of_an_agent_is_a_mistake() -> None:
+    models = {"m": {"price": PRICE, "deployments": [{**EAST, "region": "eu-west"}]}}
+    document: dict[str, Any] = {"providers": PROVIDERS, "models": models, "agents": {"a": {"model": "m"}}}
+    parse_config(yaml.safe_dump({**document, "programs": {"p": {"agents": ["a"], "residency": "eu"}}}))
+    with pytest.raises(ConfigError, match=r"programs\.p\.residency: no model of agent 'a' has a deployment in 'us'"):
+        parse_config(yaml.safe_dump({**document, "programs": {"p": {"agents": ["a"], "residency": "us"}}}))
+
+
 @each_row(
     ("settings", "problem"),
     [

@@ -200,6 +200,7 @@ class Config(Message):
             for agent in sender.agents:
                 if agent not in self.agents:
                     yield f"{place}.agents: {agent!r} is not configured{hint(agent, self.agents)}"
+        yield from self._residency_problems()
         yield from key_name_problems(self.listed_deployments)
         yield from shared_limit_problems(self.listed_deployments)
         unlisted = (model for model in self.models if model not in self._listed)
@@ -212,6 +213,20 @@ class Config(Message):
                     f"models.{model}.provider: {settings.provider!r} is not configured"
                     f"{hint(settings.provider, self.providers)}"
                 )
+
+    def _residency_problems(self) -> Iterable[str]:
+        """Yields a problem for each agent of a program that has no model where the program's calls must stay."""
+        for name, program in self.programs.items():
+            for agent_name in program.agents:
+                agent = self.agents.get(agent_name)
+                if agent is None or program.residency is None:
+                    continue
+                places = (place for model in agent.chain for place in self.deployments(agent, model))
+                if not any(is_within(place.region, program.residency) for place in places):
+                    yield (
+                        f"programs.{name}.residency: no model of agent {agent_name!r} has a deployment in "
+                        f"{program.residency!r}; set the `region` of one, or leave the agent out"
+                    )
 
     def _retry_problems(self) -> Iterable[str]:
         """Yields a problem for each unknown error class. Python callables may raise classes of their own."""

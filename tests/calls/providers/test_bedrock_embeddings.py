@@ -65,7 +65,7 @@ def vectors(answer: Answer) -> list[list[float]]:
             COHERE_V3,
             {"input": ["four", "sixsix"], "encoding_format": "float"},
             {"texts": ["four", "sixsix"], "input_type": "search_document", "embedding_types": ["float"]},
-            Usage(None, 0),
+            Usage(10, 0),
         ),
         (
             COHERE_V4,
@@ -77,7 +77,7 @@ def vectors(answer: Answer) -> list[list[float]]:
                 "output_dimension": 512,
                 "embedding_types": ["float"],
             },
-            Usage(None, 0),
+            Usage(4, 0),
         ),
     ],
 )

@@ -18,6 +18,8 @@ from breakwater.prices.rules.usage import Usage
 
 _OURS = frozenset({"model", "input", "encoding_format", "dimensions", "user"})
 """OpenAI's fields, which have other names there, or none."""
+_TOKENS = "X-Amzn-Bedrock-Input-Token-Count"
+_TITAN_TOKENS = "inputTextTokenCount"
 _DOCUMENTS = "search_document"
 """The `input_type` of requests without one, which Cohere's models demand."""
 
@@ -52,12 +54,17 @@ class InvokedEmbeddings(EmbeddingsWire):
         named = {} if dimensions is None else {"output_dimension": dimensions}
         return {"input_type": _DOCUMENTS, **further, **named, "texts": texts, "embedding_types": ["float"]}
 
+    def counted(self, answer: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
+        """Returns an answer with its tokens, which only the headers of Cohere's models report."""
+        tokens = headers.get(_TOKENS, "")
+        return {_TITAN_TOKENS: int(tokens), **answer} if tokens.isascii() and tokens.isdigit() else answer
+
     def readable(self, answer: dict[str, Any], call: Call) -> dict[str, Any]:
         """Returns an answer in OpenAI's form, with packed vectors. Raises UnusableAnswerError."""
         return EmbeddingsWire.readable(self, {"model": call.model, **_as_list(answer)}, call)
 
     def usage(self, answer: Mapping[str, Any]) -> Usage:
-        """Returns the tokens of the input, which Cohere's models do not report."""
+        """Returns the tokens of the input."""
         return EmbeddingsWire.usage(self, answer if "data" in answer else _as_list(answer))
 
 
@@ -68,7 +75,7 @@ def _as_list(answer: Mapping[str, Any]) -> dict[str, Any]:
         vectors = [answer["embedding"]]
     elif isinstance(vectors, dict):
         vectors = fields(vectors).get("float")
-    tokens = answer.get("inputTextTokenCount")
+    tokens = answer.get(_TITAN_TOKENS)
     usage = {} if tokens is None else {"usage": {"prompt_tokens": tokens, "total_tokens": tokens}}
     listed = cast(list[Any], vectors) if isinstance(vectors, list) else []
     return {"data": [{"embedding": vector} for vector in listed], **usage}
