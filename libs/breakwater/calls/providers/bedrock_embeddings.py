@@ -54,7 +54,7 @@ class InvokedEmbeddings(EmbeddingsWire):
         named = {} if dimensions is None else {"output_dimension": dimensions}
         return {"input_type": _DOCUMENTS, **further, **named, "texts": texts, "embedding_types": ["float"]}
 
-    def counted(self, answer: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
+    def with_tokens(self, answer: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:
         """Returns an answer with its tokens, which only the headers of Cohere's models report."""
         tokens = headers.get(_TOKENS, "")
         return {_TITAN_TOKENS: int(tokens), **answer} if tokens.isascii() and tokens.isdigit() else answer

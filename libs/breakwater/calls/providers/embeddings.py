@@ -49,7 +49,7 @@ class EmbeddingsWire:
         omitted = {"encoding_format"}.intersection(call.left_out)
         return {**{name: value for name, value in call.native.items() if name not in omitted}, "model": call.model}
 
-    def counted(self, answer: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:  # noqa: ARG002
+    def with_tokens(self, answer: dict[str, Any], headers: Mapping[str, str]) -> dict[str, Any]:  # noqa: ARG002
         """Returns an answer with the tokens that its headers report; OpenAI's has its own."""
         return answer
 

@@ -282,7 +282,7 @@ class HttpProvider:
             else secrets.hide_in_parsed(reply.payload, _parse_body(wire, reply))
         )
         if isinstance(wire, EmbeddingsWire):
-            body = wire.counted(body, reply.headers)
+            body = wire.with_tokens(body, reply.headers)
         usage = wire.usage(body)
         if carries_error(body):
             raise CallError(error_in_answer(body, status), maybe_billed=self._has_begun(wire, body), usage=usage)
