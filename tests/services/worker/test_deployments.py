@@ -134,7 +134,10 @@ async def test_a_key_that_was_refused_is_spared_by_all_workers_and_called_if_the
         await plane.worker.redis.run([plane.worker.deployments.hold_command("sim/east", 30)])
         forget(plane)
         # With no other to call, it is called all the same.
+        asked.clear()
         assert places(await run(plane, "alone")) == ["first sim/west success"]
+        assert places(await run(plane, "again")) == ["first sim/west success"]
+        assert asked == ["west", "east", "west", "west"]
         assert await plane.worker.deployments.held_until(["sim/west"]) == {}
 
 
