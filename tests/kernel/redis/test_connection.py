@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from redis.exceptions import DataError, ResponseError
 
+from breakwater.kernel.redis import connection
 from breakwater.kernel.redis.connection import Redis, Script, ScriptCommand, StateUnavailableError, unavailable
 from breakwater.local.ports import free_port
 from tests.helpers import until
@@ -142,3 +143,24 @@ async def test_all_who_ask_learn_that_redis_does_not_answer() -> None:
     found = await asyncio.gather(*(redis.run([command(_ADD)]) for _ in range(3)), return_exceptions=True)
     assert [type(error) for error in found] == [StateUnavailableError] * 3
     await redis.close()
+
+
+_LONG = Script.of("return {string.rep('é', ARGV[1]), redis.error_reply('WRONG in a list')}")
+_SLOW = Script.of("for _ = 1, ARGV[1] do end return 'late'")
+
+
+async def test_answers_that_come_in_many_pieces_are_read_whole(redis: RoundTrips) -> None:
+    asked = [redis.run([command(_ADD), command(_LONG, size)]) for size in (1, 300_000, 2)]
+    answers = await asyncio.gather(*asked)
+    assert [(number, len(texts[0])) for number, texts in answers] == [(1, 1), (2, 300_000), (3, 2)]
+
+
+async def test_an_answer_that_does_not_come_in_time_is_an_outage_and_nobody_elses(
+    redis: RoundTrips, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert await redis.run([command(_ADD)]) == [1]
+    with monkeypatch.context() as patched:
+        patched.setattr(connection, "ANSWER_S", 0.05)
+        with pytest.raises(StateUnavailableError, match="no answer in time"):
+            await redis.run([command(_SLOW, 10**8)])
+    assert await asyncio.gather(*(redis.run([command(_ADD)]) for _ in range(3))) == [[2], [3], [4]]

@@ -7,6 +7,7 @@ import re
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha1
 from pathlib import Path
 from typing import Any, cast
@@ -124,6 +125,88 @@ class _TlsConnection(_PacksInC, aioredis.SSLConnection):
     """The same, encrypted."""
 
 
+_MORE = object()
+"""Stands for an answer of which more is to come."""
+
+
+class _Pipe(asyncio.Protocol):
+    """A connection that sends some commands, and the next ones when these are answered.
+
+    redis-py opens it. Its own reading would wake a task for each packet, and begin four coroutines for each answer.
+    """
+
+    def __init__(self, opened: aioredis.Connection) -> None:
+        """Takes over the transport of a connection that was opened and never used."""
+        # It would close its transport when it is deleted.
+        self._stream: Any = opened._writer  # pyright: ignore[reportPrivateUsage]
+        opened._writer = opened._reader = None  # pyright: ignore[reportPrivateUsage]
+        self._transport: asyncio.Transport = self._stream.transport
+        # Errors of scripts are answers, and such as LOADING errors of the connection, as in redis-py.
+        of_redis: Any = opened._parser  # pyright: ignore[reportPrivateUsage]
+        self._reader = hiredis.Reader(
+            replyError=of_redis.parse_error, protocolError=InvalidResponse, encoding="utf-8", notEnoughData=_MORE
+        )
+        self._answers: list[Any] = []
+        self._expected = 0
+        loop = asyncio.get_running_loop()
+        self._complete = loop.create_future()
+        self._lost: asyncio.Future[None] = loop.create_future()
+        self._transport.set_protocol(self)
+
+    @property
+    def is_open(self) -> bool:
+        """Returns True until either side closes it."""
+        return not self._transport.is_closing()
+
+    async def ask(self, packed: Sequence[bytes]) -> list[Any]:
+        """Sends commands and returns their answers, errors of scripts among them.
+
+        Raises:
+            RedisError, OSError: it is closed, so no answer is taken for that to another command.
+        """
+        loop = asyncio.get_running_loop()
+        self._answers = []
+        self._expected = len(packed)
+        self._complete = loop.create_future()
+        timer = loop.call_later(ANSWER_S, self._fail, TimeoutError("no answer in time"))
+        self._transport.writelines(packed)
+        try:
+            return await self._complete
+        except BaseException:
+            self._transport.abort()
+            raise
+        finally:
+            timer.cancel()
+
+    async def close(self) -> None:
+        """Closes it."""
+        self._transport.close()
+        await self._lost
+
+    def data_received(self, data: bytes) -> None:
+        """Called by the event loop."""
+        self._reader.feed(data)
+        try:
+            while len(self._answers) < self._expected and (answer := self._reader.gets()) is not _MORE:
+                if isinstance(answer, RedisConnectionError):
+                    raise answer
+                self._answers.append(answer)
+        except RedisError as error:
+            self._fail(error)
+        if len(self._answers) == self._expected and not self._complete.done():
+            self._complete.set_result(self._answers)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Called by the event loop."""
+        self._fail(RedisConnectionError(str(exc or "Redis closed the connection")))
+        if not self._lost.done():
+            self._lost.set_result(None)
+
+    def _fail(self, error: Exception) -> None:
+        if self._expected and not self._complete.done():
+            self._complete.set_exception(error)
+
+
 @immutable()
 class _Request:
     """Commands of one caller, and where their answers go."""
@@ -166,9 +249,9 @@ class Redis:
             driver_info=_DRIVER,
         )
         self.client: aioredis.Redis = _Client.from_pool(pool)
-        # One time limit for a round trip; the connection's own would be a task and a timer for each write and answer.
         connect = cast(Callable[..., aioredis.Connection], pool.connection_class)
-        self._connection = connect(**pool.connection_kwargs | {"socket_timeout": None})
+        self._connection = partial(connect, **pool.connection_kwargs)
+        self._pipe: _Pipe | None = None
         self._waiting: list[_Request] = []
         self._sending: asyncio.Task[None] | None = None
         self._sends_at: asyncio.TimerHandle | None = None
@@ -259,24 +342,15 @@ class Redis:
     async def _pipeline(self, packed: Sequence[bytes]) -> list[Any]:
         """Sends commands; after a broken connection once more, immediately, as by the pool."""
         for is_last in (False, True):
-            answers: list[Any] = []
             try:
-                # An end in the middle closes the connection, so no answer is taken for that to another command.
-                async with asyncio.timeout(ANSWER_S):
-                    try:
-                        await self._connection.send_packed_command(packed)
-                    except RuntimeError as error:  # uvloop's word for a transport that is closed
-                        raise RedisConnectionError(str(error)) from error
-                    for _ in packed:
-                        try:
-                            answers.append(await self._connection.read_response())
-                        except ResponseError as error:
-                            answers.append(error)
+                if self._pipe is None or not self._pipe.is_open:
+                    opened = self._connection()
+                    await opened.connect()
+                    self._pipe = _Pipe(opened)
+                return await self._pipe.ask(packed)
             except (RedisConnectionError, OSError):
                 if is_last:
                     raise
-            else:
-                return answers
         raise AssertionError("the last try returns or raises")
 
     async def ping(self) -> None:
@@ -287,7 +361,8 @@ class Redis:
         """Closes all connections."""
         if self._sends_at is not None:
             self._sends_at.cancel()
-        await self._connection.disconnect()
+        if self._pipe is not None:
+            await self._pipe.close()
         await self.client.aclose()
 
 
