@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from dataclasses import fields as fields_of
-from types import SimpleNamespace
 from typing import Any, cast
 
 import aiohttp
+from aiohttp.abc import AbstractStreamWriter
 from yarl import URL
 
 from breakwater.calls.providers.base import (
@@ -76,9 +76,21 @@ _Requesting = AbstractAsyncContextManager[aiohttp.ClientResponse]
 
 @dataclass(slots=True)
 class _RequestState:
-    """The progress of a request. `sent`: its headers have left this process."""
+    """The progress of a request. `sent`: it has begun to leave this process."""
 
     sent: bool = False
+
+
+class _Body(aiohttp.BytesPayload):
+    """The body of a request, which is sent with its headers. A trace would tell the same, at six times the cost."""
+
+    def __init__(self, data: bytes, state: _RequestState) -> None:
+        super().__init__(data)
+        self._state = state
+
+    async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
+        self._state.sent = True
+        await super().write_with_length(writer, content_length)
 
 
 class HttpProvider:
@@ -235,10 +247,9 @@ class HttpProvider:
             headers |= self._proxy.headers  # without TLS, the proxy gets the request itself, and no CONNECT before it
         return self._client_session().post(
             url,
-            data=data,
+            data=_Body(data, state),
             headers=headers,
             allow_redirects=False,
-            trace_request_ctx=state,
             proxy=self._proxy.url,
             proxy_headers=self._proxy.headers,
             ssl=True if self._certificates is None else self._certificates.context,
@@ -256,19 +267,13 @@ class HttpProvider:
         return ", ".join((*configured, value))
 
     def _client_session(self) -> aiohttp.ClientSession:
-        async def note_sent(_: aiohttp.ClientSession, context: SimpleNamespace, __: object) -> None:
-            cast(_RequestState, context.trace_request_ctx).sent = True
-
         if self._session is None:
-            trace = aiohttp.TraceConfig()
-            trace.on_request_headers_sent.append(note_sent)
             self._session = aiohttp.ClientSession(
                 # The number of concurrent calls is bounded by the agents' concurrency; a second limit would hide it.
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30),
                 timeout=aiohttp.ClientTimeout(total=None),
                 headers=self._headers,
                 cookie_jar=aiohttp.DummyCookieJar(),
-                trace_configs=[trace],
             )
         return self._session
 
