@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import re
 import tomllib
@@ -21,6 +22,7 @@ from faststream.nats.subscriber.specification import NatsSubscriberSpecification
 from faststream.nats.subscriber.usecases.basic import DefaultSubscriber
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
@@ -89,9 +91,10 @@ def test_nats_says_of_a_server_what_presence_reads() -> None:
     assert Client().stats["reconnects"] == 0
 
 
-def test_nats_sends_by_what_publishing_calls() -> None:
-    assert {"_send_command", "_flush_pending"} <= vars(Client).keys()
+def test_nats_sends_and_receives_by_what_is_called_and_replaced() -> None:
+    assert {"_send_command", "_flusher"} <= vars(Client).keys()
     assert {"_flush_queue", "stats"} <= vars(Client()).keys()
+    assert isinstance(Subscription(Client())._pending_queue, asyncio.Queue)  # pyright: ignore[reportPrivateUsage]
 
 
 def test_faststream_calls_what_is_overridden() -> None:

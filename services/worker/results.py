@@ -19,6 +19,7 @@ from breakwater.redaction.rules.redact import Redactor
 from breakwater.services.worker.context import WorkerContext
 
 NO_ANSWER = Answer(None)
+_NOT_RECORDED = Result.model_fields.keys() - Execution.model_fields.keys()
 
 
 def cancelled(checkpoint: Checkpoint, cancellation: Cancellation, answer: Answer | None = None) -> JobEnd:
@@ -165,7 +166,9 @@ def records_of(job: Assignment, result: Result, redactor: Redactor) -> Generator
         "metadata": redact(result.metadata) if result.metadata else {},
         "encrypted": None,  # set in a result that was read back without its texts
     }
-    record = Execution.model_validate(fields)
+    for name in _NOT_RECORDED:
+        del fields[name]
+    record = Execution.of_valid(fields)
     yield record
     shorter = record.model_copy(update={"messages": None, "input": None, "params": None})
     yield shorter

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import nats
@@ -60,7 +61,8 @@ class _DeafServer:
     def new_inbox(self) -> str:
         return "inbox"
 
-    async def subscribe(self, *_: Any, **__: Any) -> None: ...
+    async def subscribe(self, *_: Any, **__: Any) -> SimpleNamespace:
+        return SimpleNamespace()
 
     async def publish(self, *_: Any, **__: Any) -> None: ...
 

@@ -38,12 +38,12 @@ JOBS = 20
 CAP = {"daily_usd": 1000, "monthly_usd": 10_000, "enforcement": "hard"}
 AGENTS = {"writer": {"model": "sim/m", "budget": CAP, "rate_limit": {"requests_per_minute": 100_000}}}
 
-MEASURED = {"instructions of our Python": 21_000, "commands of Redis": 67, "messages to NATS": 11}
+MEASURED = {"instructions of our Python": 23_000, "commands of Redis": 67, "messages to NATS": 11}
 """Of a job with a breaker, a guard, caps for a day and a month, a rate limit and a retry budget. Instructions are those
-of `libs` and `services`, which write the commands to NATS; commands are also those that scripts run; messages are those
-that the server is sent."""
+of `libs` and `services`, which also write to NATS and read what Redis answers; commands are also those that scripts
+run; messages are those that the server is sent."""
 
-STEPS = {"awaits": 310, "wake-ups": 35, "tasks": 5, "futures": 32, "timers": 8}
+STEPS = {"awaits": 218, "wake-ups": 30, "tasks": 5.5, "futures": 27.5, "timers": 7.5}
 """Of a job alone, as `python -m bench.trace_job` counts them in the whole process, without the worker's upkeep."""
 
 MORE, LESS = 1.1, 0.9

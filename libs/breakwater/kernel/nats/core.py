@@ -9,11 +9,12 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from time import monotonic
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.errors import BusUnavailableError, NoRespondersError, unavailable
@@ -53,6 +54,16 @@ async def close(client: Client) -> None:
     await client.close()
 
 
+class _Nobody:
+    """Stands for who waits for a flush."""
+
+    def done(self) -> bool:
+        return True
+
+
+_NOBODY = _Nobody()
+
+
 async def publish(
     client: Client, subject: str, payload: bytes, reply: str = "", headers: Mapping[str, str] | None = None
 ) -> None:
@@ -61,29 +72,47 @@ async def publish(
     Raises:
         nats.errors.Error: the client does not accept the message.
     """
-    lines = () if headers is None else [f"{name}: {value}" for name, value in headers.items()]
-    is_plain = "".join((subject, reply, *lines)).isprintable() and " " not in subject and " " not in reply
-    if (
-        not is_plain
-        or not subject
-        or not client.is_connected
-        or client.is_draining
-        or len(payload) > client.max_payload
-    ):
+    lines = "" if headers is None else "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+    breaks = 0 if headers is None else len(headers)
+    is_plain = f"{subject}{reply}".isprintable() and lines.count("\n") == breaks == lines.count("\r")
+    is_ready = client.is_connected and not client.is_draining and len(payload) <= client.max_payload
+    if not (is_plain and is_ready and subject) or " " in subject or " " in reply:
         # It is refused, or waits for a connection.
         await client.publish(subject, payload, reply, None if headers is None else dict(headers))
         return
     if headers is None:
         command = b"PUB %b %b %d\r\n%b\r\n" % (subject.encode(), reply.encode(), len(payload), payload)
     else:
-        block = "\r\n".join(("NATS/1.0", *lines, "", "")).encode()
+        block = f"NATS/1.0\r\n{lines}\r\n".encode()
         sizes = len(block), len(block) + len(payload)
         command = b"HPUB %b %b %d %d\r\n%b%b\r\n" % (subject.encode(), reply.encode(), *sizes, block, payload)
     client.stats["out_msgs"] += 1
     client.stats["out_bytes"] += len(payload)
     await client._send_command(command)  # pyright: ignore[reportPrivateUsage]
-    if client._flush_queue is not None and client._flush_queue.empty():  # pyright: ignore[reportPrivateUsage]
-        await client._flush_pending()  # pyright: ignore[reportPrivateUsage]
+    flushes: Any = client._flush_queue  # pyright: ignore[reportPrivateUsage]
+    if flushes.empty():
+        flushes.put_nowait(_NOBODY)
+
+
+class _PassesOn(asyncio.Queue[Msg]):
+    """The queue of a subscription that keeps no messages."""
+
+    def __init__(self, take: Callable[[Msg], None]) -> None:
+        super().__init__()
+        self._take = take
+
+    def put_nowait(self, item: Msg) -> None:
+        self._take(item)
+
+
+async def subscribe(client: Client, subject: str, take: Callable[[Msg], None]) -> Subscription:
+    """Subscribes as the client does, without a task and a queue for the messages.
+
+    `take` is called as they are read. It neither waits nor raises.
+    """
+    subscription = await client.subscribe(subject, pending_bytes_limit=0)
+    subscription._pending_queue = _PassesOn(take)  # pyright: ignore[reportPrivateUsage]
+    return subscription
 
 
 def has_dead_task(client: Client) -> bool:

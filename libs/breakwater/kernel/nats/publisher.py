@@ -19,7 +19,7 @@ from nats.js.errors import NotFoundError
 from pydantic import BaseModel
 
 from breakwater.kernel.immutable import immutable
-from breakwater.kernel.nats.core import RESTART, UnhealthyServer, publish, unhealthy_servers
+from breakwater.kernel.nats.core import RESTART, UnhealthyServer, publish, subscribe, unhealthy_servers
 from breakwater.kernel.nats.errors import (
     AlreadyDecidedError,
     BusUnavailableError,
@@ -310,12 +310,12 @@ class Replies:
         self._client = client
         self._inbox = client.new_inbox()
         try:
-            await client.subscribe(f"{self._inbox}.*", cb=self._receive)
+            await subscribe(client, f"{self._inbox}.*", self._receive)
         except BaseException:
             self._client = None
             raise
 
-    async def _receive(self, message: Msg) -> None:
+    def _receive(self, message: Msg) -> None:
         answer, _ = self._waiting.get(message.subject, (None, 0.0))
         if answer is None or answer.done():
             return  # the caller has given up

@@ -13,7 +13,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from breakwater.kernel.nats.core import publish
+from breakwater.kernel.nats.core import publish, subscribe
 from breakwater.kernel.nats.delivery import Delivery
 from breakwater.kernel.nats.errors import BusUnavailableError, unavailable
 from breakwater.kernel.nats.lookup import ClientGetter
@@ -200,7 +200,7 @@ class Pull:
             self._inbox = client.new_inbox()
             self._waiting.clear()
             self._requested = 0
-            self._subscription = await client.subscribe(f"{self._inbox}.*", cb=self._receive)
+            self._subscription = await subscribe(client, f"{self._inbox}.*", self._receive)
         if self._reconnects != client.stats["reconnects"]:
             self._reconnects = client.stats["reconnects"]
             self._requested = 0
@@ -215,7 +215,7 @@ class Pull:
         request = json.dumps({"batch": batch, **expiry}).encode()
         await publish(self._client, self._request_subject, request, f"{self._inbox}.{self._requests}")
 
-    async def _receive(self, message: Msg) -> None:
+    def _receive(self, message: Msg) -> None:
         now = asyncio.get_running_loop().time()
         status = (message.headers or {}).get("Status")
         if status is None:
