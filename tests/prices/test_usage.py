@@ -36,9 +36,9 @@ def test_each_row_of_the_table_is_counted_so(row: Row) -> None:
 @each_row(
     ("given", "tokens"),
     [
-        (7, 7), ("7", 7), (" 7 ", 7), (7.0, 7), ("7.0", 7), (6.2, 7), (0, 0), (10**30, 10**30),
+        (7, 7), ("7", 7), (" 7 ", 7), (7.0, 7), ("7.0", 7), (6.2, 7), (0, 0), (2**64, 10**18),
         (True, None), (-1, None), ("-1", None), ("", None), ("seven", None), ("NaN", None), ("inf", None), ([7], None),
-        ({}, None), (None, None), (float("nan"), None), (float("inf"), None), ("1e999999999", 10**40),
+        ({}, None), (None, None), (float("nan"), None), (float("inf"), None), ("1e999999999", 10**18),
     ],
 )  # fmt: skip
 def test_a_figure_is_a_number_of_tokens_however_it_is_written(given: Any, tokens: int | None) -> None:

@@ -161,6 +161,7 @@ def test_a_good_stream_is_passed_on_as_it_came() -> None:
 
 
 @given(_odd(_EVENTS))
+@example(put(copy.deepcopy(_EVENTS), (-1, "response", "usage", "output_tokens"), 2**64 - 1))  # with the input: 65 bits
 def test_any_stream_has_events_that_the_sdk_reads(given_events: Any) -> None:
     chunks, answer, _ = _read(cast(list[Any], given_events) if isinstance(given_events, list) else [])
     encoder = ResponseEvents(ASKED)

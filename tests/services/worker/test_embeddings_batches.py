@@ -232,6 +232,8 @@ async def test_a_usage_that_one_call_lacks_is_not_added_up(start_worker: StartWo
     assert "usage" not in result["response"]
     assert result["cost_basis"] == "estimated"
     assert usage_of_all([{"prompt_tokens": 1, "total_tokens": 1}, None]) is None
+    most = {"prompt_tokens": 2**64 - 1, "total_tokens": 2**64 - 1}
+    assert usage_of_all([most, most]) == {"prompt_tokens": 2 * 10**18, "total_tokens": 2 * 10**18}
 
 
 async def test_a_crash_repeats_no_call_whose_answer_was_kept(start_worker: StartWorker) -> None:

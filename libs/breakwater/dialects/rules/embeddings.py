@@ -21,6 +21,7 @@ from breakwater.jobs.rules.chat_messages import encode_json, fields
 from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.validation import FieldError
 from breakwater.prices.rules.price import InputSize, size_of_inputs, size_of_params
+from breakwater.prices.rules.usage import figure
 
 PARAMS = frozenset(
     {
@@ -264,9 +265,9 @@ def usage_of_all(usages: Iterable[Any]) -> dict[str, int] | None:
     """Returns the sum of the usages of several answers; None if one of them has none."""
     total: dict[str, int] = {}
     for usage in map(fields, usages):
-        counts = {name: usage.get(name) for name in ("prompt_tokens", "total_tokens")}
-        for name, count in counts.items():
-            if not isinstance(count, int):
+        for name in ("prompt_tokens", "total_tokens"):
+            count = figure(usage.get(name))
+            if count is None:
                 return None
             total[name] = total.get(name, 0) + count
     return total or None

@@ -68,13 +68,14 @@ def credible(usage: Usage) -> Usage:
     return Usage(None, None, problem=f"{report}, over {MAX_USAGE:,} are not credible for one call", model=usage.model)
 
 
-_MAX_FIGURE = Decimal(10) ** 40
+_MAX_FIGURE = 10**18
+"""Higher numbers are read as this one, so that sums of some of them have the 64 bits that JSON is written with."""
 
 
 def figure(value: Any) -> int | None:
     """Reads a number of tokens, which may be a string; None for anything else. Fractions are rounded up."""
     if type(value) is int:
-        return value if value >= 0 else None
+        return min(value, _MAX_FIGURE) if value >= 0 else None
     if isinstance(value, bool) or not isinstance(value, float | str):
         return None
     try:
