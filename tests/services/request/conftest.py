@@ -45,7 +45,7 @@ from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.redis.connection import Redis
 from breakwater.local.commands.setup import bus_plan
 from breakwater.local.ports import free_port
-from breakwater.services.request.app import build
+from breakwater.services.request.app import RequestService, build
 from tests.helpers import FIRST, nats_client, share_event_loop, until
 from tests.server_pool import ServerPool
 from tests.server_sources import RunningServer
@@ -176,8 +176,10 @@ async def calling(settings: Settings, key: str, stop: Callable[[], Awaitable[Non
 
 
 @asynccontextmanager
-async def running(settings: Settings, config: Config, key: str) -> AsyncGenerator[HttpApi]:
-    service = build(settings, config)
+async def running(
+    settings: Settings, config: Config, key: str, service: RequestService | None = None
+) -> AsyncGenerator[HttpApi]:
+    service = service or build(settings, config)
     serving = asyncio.create_task(service.run())
 
     async def stop() -> None:
@@ -230,6 +232,7 @@ StartApi = Callable[[str], AbstractAsyncContextManager[HttpApi]]
 class SharedApi:
     """What tests share, and what of it is put back before each of them."""
 
+    service: RequestService
     api: HttpApi
     plan: Plan
     keys: str
@@ -239,13 +242,19 @@ class SharedApi:
     async def visit(self) -> AsyncGenerator[HttpApi]:
         key = self.api.http.headers["Authorization"].removeprefix("Bearer ")
         async with calling(self.api.settings, key, self.api.stop) as api:
-            await renew_streams(api.bus, self.plan)
+            if await renew_streams(api.bus, self.plan):
+                # By itself it would notice within seconds that keys and limits of the test before are gone.
+                await asyncio.gather(self.service._key_log.catch_up(), self.service._limit_log.catch_up())
             self.api.settings.api_keys_file.write_text(self.keys)
             yield api
 
 
-async def renew_streams(bus: Client, plan: Plan) -> None:
-    """Makes those streams again that a test has written to or deleted, with their consumers: empty, from sequence 1."""
+async def renew_streams(bus: Client, plan: Plan) -> bool:
+    """Makes those streams again that a test has written to or deleted, with their consumers: empty, from sequence 1.
+
+    Returns:
+        False if there are none.
+    """
     jetstream = bus.jetstream()
     last_sequences = {info.config.name: info.state.last_seq for info in await jetstream.streams_info()}
     consumers = topology.consumers(plan)
@@ -259,6 +268,7 @@ async def renew_streams(bus: Client, plan: Plan) -> None:
 
     used = [stream for stream in topology.streams(plan) if last_sequences.get(stream.name) != 0]
     await asyncio.gather(*(renew(stream) for stream in used))
+    return bool(used)
 
 
 class SharedApis:
@@ -292,9 +302,14 @@ class SharedApis:
     async def _start(self, config: str, redis_url: str) -> tuple[SharedApi, AsyncExitStack]:
         stack = AsyncExitStack()
         server = stack.enter_context(self._nats_pool.lend())
-        api = await stack.enter_async_context(new_api(server.url, redis_url, self._new_directory(), config))
-        keys = api.settings.api_keys_file.read_text()
-        return SharedApi(api, bus_plan(parse_config(config)), keys), stack
+        parsed = parse_config(config)
+        plan = bus_plan(parsed)
+        await provision(server.url, plan)
+        settings = settings_for(server.url, redis_url, self._new_directory())
+        key = create_key(settings.api_keys_file, "tests")
+        service = build(settings, parsed)
+        api = await stack.enter_async_context(running(settings, parsed, key, service))
+        return SharedApi(service, api, plan, settings.api_keys_file.read_text()), stack
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="package")
