@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.syntax import nodes_of
+
 ROOT = Path(__file__).parent.parent
 
 VAGUE = frozenset(
@@ -107,7 +109,7 @@ def test_names_are_plain_and_assignments_pair_no_values(subtests: pytest.Subtest
     assigned: list[tuple[Place, bool]] = []
     called: list[Place] = []
     for path, text in modules():
-        nodes = list(ast.walk(ast.parse(text)))
+        nodes = nodes_of(text)
         names += (Place(path, line, name) for line, name in bindings(nodes))
         assigned += ((Place(path, line, "a pair"), pairs) for line, pairs in assignments(nodes))
         called += (Place(path, line, name) for line, name in functions(nodes))
@@ -135,7 +137,7 @@ def test_names_are_plain_and_assignments_pair_no_values(subtests: pytest.Subtest
 
 
 def test_bindings_and_pairs_are_counted() -> None:
-    tree = ast.parse(
+    nodes = nodes_of(
         "class Found:\n"
         "    def kept(self, given, *others, found_at=None, **rest):\n"
         "        self.held = one = given\n"
@@ -145,7 +147,6 @@ def test_bindings_and_pairs_are_counted() -> None:
         "        left, right = right, left\n"
         "        return lambda which: which.said\n"
     )
-    nodes = list(ast.walk(tree))
     names = sorted(name for _, name in bindings(nodes))
     vague = ["_left", "each", "given", "left", "one", "others", "rest", "right", "right", "seen", "which"]
     assert [name for name in names if is_vague(name)] == vague
@@ -154,7 +155,7 @@ def test_bindings_and_pairs_are_counted() -> None:
 
 
 def test_functions_named_by_participles_are_counted() -> None:
-    tree = ast.parse(
+    nodes = nodes_of(
         "def _parsed(): ...\n"
         "async def kept(): ...\n"
         "class Queue:\n"
@@ -163,7 +164,7 @@ def test_functions_named_by_participles_are_counted() -> None:
         "    def lapsed(self): ...\n"
         "    def lapsed_attempts(self): ...\n"
     )
-    names = {name: is_participle(name) for _, name in functions(list(ast.walk(tree)))}
+    names = {name: is_participle(name) for _, name in functions(nodes)}
     assert names == {"_parsed": True, "kept": True, "feed": False, "lapsed_attempts": False}
 
 

@@ -13,6 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.syntax import nodes_of
+
 _WORDS = re.compile(r"[A-Za-z]{2,}[^\n]* \S*[a-z]{2,}|[a-z]{2,} \{…\}|[A-Z][a-z]{2,}")
 _CODE = re.compile(
     r"\(\?|\\[bswdWSD.]|^\s*(?:SELECT|INSERT|CREATE|ALTER|DROP|WITH|FROM|WHERE|GRANT|AND|OR)\b|^[\w.-]+/[\w.+-]+$"
@@ -54,7 +56,7 @@ def strings() -> list[ShownString]:
 
 def _of_python(source: str) -> Iterator[tuple[int, str]]:
     lines = source.splitlines()
-    nodes = list(ast.walk(ast.parse(source)))
+    nodes = nodes_of(source)
     ignored = set[ast.AST]()
     for node in nodes:
         match node:

@@ -41,7 +41,7 @@ async def new_database(server_url: str, *, brand_new: bool = False) -> AsyncGene
 
     Args:
         server_url: the server.
-        brand_new: never used before, nor again: for tests of migrations, and of how rows lie on the disk.
+        brand_new: never used before, nor again: for tests of how rows lie on the disk.
     """
     emptied = [] if brand_new else _emptied.setdefault(server_url, [])
     url, schema_state = emptied.pop() if emptied else (new_database_url(server_url), None)
@@ -64,14 +64,12 @@ async def empty(analytics: Analytics) -> object:
     """Deletes all rows that events have made.
 
     Returns:
-        The state of the schema, which changes when a table or a view is made, altered or dropped.
+        The state of the schema: the statements of its tables and views, and the migrations that it has had.
     """
-    # The columns too, because a table may be made and altered within one second.
     sql = """
         SELECT
-            name, total_rows, uuid, metadata_modification_time AS altered_at,
-            (SELECT groupBitXor(cityHash64(table, name, type)) FROM system.columns WHERE database = {database:String})
-                AS columns
+            name, total_rows, create_table_query AS statement,
+            (SELECT groupBitXor(cityHash64(version, name)) FROM schema_migrations FINAL) AS migrations
         FROM system.tables
         WHERE database = {database:String}
     """
@@ -81,7 +79,7 @@ async def empty(analytics: Analytics) -> object:
     for table in (*TABLES, CLOSED_SPEND):
         if table.name in filled:
             await analytics.execute(f"TRUNCATE TABLE {table.name}")
-    return {(table["name"], table["uuid"], table["altered_at"], table["columns"]) for table in tables}
+    return {(table["name"], table["statement"], table["migrations"]) for table in tables}
 
 
 async def schema_of(analytics: Analytics) -> dict[str, object]:

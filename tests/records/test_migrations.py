@@ -1,7 +1,6 @@
 """Setting a database up: once, twice, and by several at the same time."""
 
 import asyncio
-from collections.abc import AsyncGenerator
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -12,18 +11,6 @@ from breakwater.records import migrations, rows, schema
 from breakwater.records.migrations import MIGRATIONS, Migration, migrate, missing, retention
 from tests.records import samples
 from tests.server_sources import RunningServer
-
-
-@pytest.fixture
-def analytics(brand_new_analytics: Analytics) -> Analytics:
-    return brand_new_analytics
-
-
-@pytest.fixture
-async def emptied_analytics(clickhouse_server: RunningServer) -> AsyncGenerator[Analytics]:
-    """A database for tests that only look at its schema; making a new one takes longer than all the rest of them."""
-    async with samples.new_database(clickhouse_server.url) as emptied:
-        yield emptied
 
 
 async def test_several_at_once_end_in_one_whole_schema(clickhouse_server: RunningServer) -> None:
@@ -142,6 +129,7 @@ async def test_what_is_older_than_a_shorter_retention_goes(analytics: Analytics)
     async with asyncio.timeout(60):
         while await left() != (["new"], ["new"]):
             await asyncio.sleep(0.2)
+    await migrate(analytics)
 
 
 async def test_what_somebody_took_away_is_made_again(analytics: Analytics) -> None:
@@ -162,31 +150,31 @@ async def test_what_somebody_took_away_is_made_again(analytics: Analytics) -> No
     assert [row[0] for row in found.rows] == [*schema.EXECUTIONS.columns, *schema.EXECUTIONS.computed]
 
 
-async def test_the_columns_of_every_table_are_those_that_inserts_name(emptied_analytics: Analytics) -> None:
+async def test_the_columns_of_every_table_are_those_that_inserts_name(analytics: Analytics) -> None:
     for table in schema.TABLES:
-        found = await emptied_analytics.query(
+        found = await analytics.query(
             "SELECT name, type FROM system.columns WHERE database = {database:String} AND table = {table:String}"
             " AND default_kind != 'ALIAS' ORDER BY position",
-            {"database": emptied_analytics.database, "table": table.name},
+            {"database": analytics.database, "table": table.name},
         )
         assert dict(found.rows) == dict(table.columns), table.name
         assert [name for name, _ in found.rows] == list(table.columns), table.name
 
 
-async def test_every_column_of_the_great_tables_is_compressed_by_a_chosen_codec(emptied_analytics: Analytics) -> None:
-    found = await emptied_analytics.query(
+async def test_every_column_of_the_great_tables_is_compressed_by_a_chosen_codec(analytics: Analytics) -> None:
+    found = await analytics.query(
         "SELECT table, name FROM system.columns WHERE database = {database:String} AND compression_codec = ''"
         " AND default_kind != 'ALIAS'"
         " AND table IN (SELECT name FROM system.tables WHERE database = {database:String} AND engine LIKE '%Tree')",
-        {"database": emptied_analytics.database},
+        {"database": analytics.database},
     )
     assert {table for table, _ in found.rows} == {"schema_migrations"}
 
 
-async def test_every_table_forgets_rows_by_their_age(emptied_analytics: Analytics) -> None:
-    found = await emptied_analytics.query(
+async def test_every_table_forgets_rows_by_their_age(analytics: Analytics) -> None:
+    found = await analytics.query(
         "SELECT name, engine_full FROM system.tables WHERE database = {database:String} AND engine LIKE '%MergeTree'",
-        {"database": emptied_analytics.database},
+        {"database": analytics.database},
     )
     engines = dict(found.rows)
     for table in schema.TABLES:

@@ -27,6 +27,7 @@ from tests.openid_provider import (
     running_provider,
     signed,
 )
+from tests.tables import each_row
 
 CALLBACK = "https://console.example/sign-in/openid/callback"
 OURS, STRANGERS = new_key("new-1"), new_key("strange")
@@ -124,15 +125,18 @@ WRONG_CLAIMS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG_CLAIMS)
-async def test_an_id_token_with_a_wrong_claim_signs_nobody_in(provider: RunningProvider, name: str) -> None:
+async def test_an_id_token_with_a_wrong_claim_signs_nobody_in(
+    provider: RunningProvider, subtests: pytest.Subtests
+) -> None:
     provider.keys.append(OURS)
     provider.sign = lambda claims: signed(claims, OURS)
-    provider.claims, code = from_now(WRONG_CLAIMS[name][0]), WRONG_CLAIMS[name][1]
     asking = client(provider)
-    problem = await refusal(provider, asking)
-    assert (problem.status, problem.code) == (403, code), problem.message
-    assert ("NTP" in problem.message) is (code == "openid_clock_skew")
+    for name, (claims, code) in WRONG_CLAIMS.items():
+        with subtests.test(name):
+            provider.claims = from_now(claims)
+            problem = await refusal(provider, asking)
+            assert (problem.status, problem.code) == (403, code), problem.message
+            assert ("NTP" in problem.message) is (code == "openid_clock_skew")
     provider.claims.clear()
     assert (await sign_in(provider, asking)).claims["sub"] == "zoe"
 
@@ -158,14 +162,16 @@ WRONG_SIGNATURES: dict[str, Callable[[dict[str, Any]], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG_SIGNATURES)
 async def test_an_id_token_that_the_provider_has_not_signed_signs_nobody_in(
-    provider: RunningProvider, name: str
+    provider: RunningProvider, subtests: pytest.Subtests
 ) -> None:
     provider.keys.append(OURS)
-    provider.sign = WRONG_SIGNATURES[name]
-    problem = await refusal(provider, client(provider))
-    assert (problem.status, problem.code) == (403, "openid_invalid"), problem.message
+    asking = client(provider)
+    for name, sign in WRONG_SIGNATURES.items():
+        with subtests.test(name):
+            provider.sign = sign
+            problem = await refusal(provider, asking)
+            assert (problem.status, problem.code) == (403, "openid_invalid"), problem.message
 
 
 async def test_a_new_key_is_asked_for_once_and_one_that_stays_unknown_signs_nobody_in(
@@ -232,11 +238,11 @@ UNUSABLE: dict[str, tuple[str, Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", UNUSABLE)
+@each_row(("path", "answer", "why"), UNUSABLE.values(), ids=UNUSABLE)
 async def test_a_provider_that_can_not_be_used_is_no_sign_in_and_the_message_says_why(
-    provider: RunningProvider, name: str
+    provider: RunningProvider, path: str, answer: Any, why: str
 ) -> None:
-    path, answer, why = UNUSABLE[name]
+    provider.reset()
     provider.answers[path] = answer
     problem = await refusal(provider, client(provider))
     assert (problem.status, problem.code) == (503, "openid_unavailable"), problem.message

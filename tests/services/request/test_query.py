@@ -119,11 +119,13 @@ async def test_a_statement_streams_names_types_rows_and_their_number(plane: Quer
 
 FORMS = ("table", "json", "csv")
 STATEMENTS = [
-    # These four have values of every type, and are printed in every form.
+    # These two have values of every type, and are printed in every form.
     ("SELECT * FROM executions FINAL ORDER BY execution_id",),
+    (
+        "SELECT toDateTime('2026-11-21 12:00:00', 'UTC') AS at, toDate('2026-11-21'), NULL AS nothing, true AS yes,"
+        " 18446744073709551615, -1.5, toDecimal64(-1.5, 2), [1, 2], map('a', 'b'), 'zwei\nZeilen'",
+    ),
     ("SELECT model, count() AS calls, avg(duration_ms), sum(cost) FROM attempts FINAL GROUP BY ALL ORDER BY 1",),
-    ("SELECT toDateTime('2026-11-21 12:00:00', 'UTC') AS at, toDate('2026-11-21'), NULL AS nothing, true AS yes",),
-    ("SELECT 18446744073709551615, -1.5, toDecimal64(-1.5, 2), [1, 2], map('a', 'b'), 'zwei\nZeilen'",),
     ("SELECT 1 WHERE 0",),
     ("SELECT number FROM numbers(1500)",),
     ("SELECT number FROM numbers(5)", "--limit", "3"),
@@ -138,7 +140,7 @@ async def test_query_by_url_and_key_alone_prints_what_it_prints_from_clickhouse(
 ) -> None:
     by_url = {"BREAKWATER_URL": plane.api.url, "BREAKWATER_API_KEY": plane.key}
     by_server = {"BREAKWATER_CLICKHOUSE_URL": plane.reader_url}
-    for form in FORMS if arguments in STATEMENTS[:4] else FORMS[:1]:
+    for form in FORMS if arguments in STATEMENTS[:2] else FORMS[:1]:
         command = ("query", *arguments, "--format", form)
         expected, printed = [
             await asyncio.to_thread(run_command, *command, environment=environment, directory=plane.directory)
@@ -334,7 +336,8 @@ async def test_an_export_by_url_and_key_alone_is_the_file_that_clickhouse_gives(
 ) -> None:
     by_url = {"BREAKWATER_URL": plane.api.url, "BREAKWATER_API_KEY": plane.key}
     by_server = {"BREAKWATER_CLICKHOUSE_URL": plane.reader_url}
-    for form in ("jsonl", "parquet"):
+    # A file of each kind is of the same rows: which those are, is asked for once more in each case, as text.
+    for form in ("jsonl",) if options else ("jsonl", "parquet"):
         exported = list[tuple[int, str, list[bytes]]]()
         for environment in (by_server, by_url):
             file = plane.directory / "exported"
