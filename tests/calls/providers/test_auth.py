@@ -196,7 +196,7 @@ async def test_a_slow_command_does_not_outlast_the_call() -> None:
     async with noting() as (origin, seen):
         auth = CommandAuth(command=(sys.executable, "-c", "import time; time.sleep(2)"))
         error = await failure(settings("openai", origin, api_key=None, auth=auth), call(timeout_s=0.1))
-    assert "within 0.1 s" in str(error)
+    assert "the output of the secret command gives no credential within 0.1 s" in str(error)
     assert not seen
 
 

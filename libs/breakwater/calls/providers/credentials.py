@@ -102,6 +102,9 @@ class Credential(Generic[ValueT]):
         self._replaced_at = -RETRY_S
         """When a refused token was last fetched again."""
 
+    def __str__(self) -> str:
+        return str(self._source)
+
     def __repr__(self) -> str:
         return f"Credential({self._source}, version={self.version})"
 

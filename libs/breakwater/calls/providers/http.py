@@ -157,14 +157,14 @@ class HttpProvider:
         return await self._credential.refresh(used)
 
     async def _key(self, timeout_s: float) -> Any:
-        """Returns the key, which may have to be fetched first, as changed certificates. Raises CallError."""
+        """Reads changed certificates, and returns the key, which may have to be fetched first. Raises CallError."""
         try:
             async with asyncio.timeout(timeout_s):
                 if self._certificates is not None:
                     await self._certificates.reload_changed()
                 return await self._credential.current()
         except (CredentialError, TimeoutError) as error:
-            text = str(error) or f"no credential of {self._credential} within {timeout_s:g} s"
+            text = str(error) or f"{self._credential} gives no credential within {timeout_s:g} s"
             wait_s = error.retry_after_s if isinstance(error, CredentialError) else None
             raise CallError(TransportFailure("network", NO_CREDENTIAL, text, wait_s), maybe_billed=False) from error
 
