@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 from collections.abc import AsyncGenerator
@@ -161,22 +160,18 @@ async def test_a_key_that_expires_in_the_middle_of_a_stream_is_read_again_or_the
 @asynccontextmanager
 async def cloud(
     kind: str, issuer: TokenIssuer, faults: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> AsyncGenerator[dict[str, Any]]:
-    """The settings of a provider whose tokens the issuer gives, with the simulated provider's answers behind it."""
+) -> AsyncGenerator[tuple[dict[str, Any], SimulatedProvider]]:
+    """The settings of a provider whose tokens the issuer gives, and the simulated provider behind it."""
     async with SimulatedProvider({"models": {"m": model(*faults), "claude-m": model(*faults)}}) as sim:
         if kind == "vertex":
             async with vertex(issuer, sim.url, []) as origin, ServiceAccount(issuer).serve() as account:
                 monkeypatch.setenv("GOOGLE_KEY", json.dumps(account))
-                yield {
-                    "kind": "vertex",
-                    "base_url": origin,
-                    "project": "my-project",
-                    "location": "europe-west4",
-                    "auth": {"credentials": {"env": "GOOGLE_KEY"}},
-                }
+                place = {"base_url": origin, "project": "my-project", "location": "europe-west4"}
+                yield {"kind": "vertex", "auth": {"credentials": {"env": "GOOGLE_KEY"}}, **place}, sim
             return
         async with app_service(issuer, monkeypatch), azure(issuer, sim.url) as origin:
-            yield {"kind": "azure", "base_url": origin, "api_version": "v1", "auth": {"entra": "managed_identity"}}
+            auth = {"entra": "managed_identity"}
+            yield {"kind": "azure", "base_url": origin, "api_version": "v1", "auth": auth}, sim
 
 
 CLOUDS = [("vertex", "m"), ("vertex", "claude-m"), ("azure", "m")]
@@ -186,10 +181,10 @@ CLOUDS = [("vertex", "m"), ("vertex", "claude-m"), ("azure", "m")]
 async def test_a_token_that_ends_between_two_attempts_is_replaced_before_the_next(
     start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch, kind: str, name: str
 ) -> None:
-    issuer = TokenIssuer(lifetime_s=1)
-    agents = {"writer": {**AGENT, "model": f"p/{name}", "retry": {"max_attempts": 2, "base_s": 1.5}}}
+    issuer = TokenIssuer(lifetime_s=2)
+    agents = {"writer": {**AGENT, "model": f"p/{name}", "retry": {"max_attempts": 2, "base_s": 2.5}}}
     async with (
-        cloud(kind, issuer, [{"requests": [1, 1], "status": 500}], monkeypatch) as provider,
+        cloud(kind, issuer, [{"requests": [1, 1], "status": 500}], monkeypatch) as (provider, _),
         start_worker(
             {"sim/m": model()}, agents, more_providers={"p": provider}, more_models={f"p/{name}": PRICED}
         ) as plane,
@@ -207,14 +202,13 @@ async def test_a_token_that_is_taken_back_between_two_attempts_costs_none(
     issuer = TokenIssuer()
     agents = {"writer": {**AGENT, "model": f"p/{name}", "retry": {"max_attempts": 2, "base_s": 1.0}}}
     async with (
-        cloud(kind, issuer, [{"requests": [1, 1], "status": 500}], monkeypatch) as provider,
+        cloud(kind, issuer, [{"requests": [1, 1], "status": 500}], monkeypatch) as (provider, sim),
         start_worker(
             {"sim/m": model()}, agents, more_providers={"p": provider}, more_models={f"p/{name}": PRICED}
         ) as plane,
     ):
         await plane.publish({"agent": "writer", "job_id": "j", "prompt": "x"})
-        await until(lambda: len(issuer.requests) == 1, "the first token")
-        await asyncio.sleep(0.3)
+        await until(lambda: sim.ledger.totals.calls == 1, "the first call")
         issuer.revoke()
         result = await plane.result("j")
     assert tries(result) == [("first", "error"), ("retry", "error"), ("credential_refresh", "success")]
@@ -228,7 +222,7 @@ async def test_a_token_that_ends_in_the_middle_of_a_stream_is_replaced_and_the_a
     issuer = TokenIssuer()
     agents = {"writer": {**AGENT, "model": f"p/{name}", "on_stream_break": "continue"}}
     async with (
-        cloud(kind, issuer, [CUT_OFF], monkeypatch) as provider,
+        cloud(kind, issuer, [CUT_OFF], monkeypatch) as (provider, _),
         start_worker(
             {"sim/m": model()}, agents, more_providers={"p": provider}, more_models={f"p/{name}": PRICED}
         ) as plane,
