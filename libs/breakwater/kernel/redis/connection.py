@@ -83,7 +83,7 @@ class ScriptCommand:
     def pack(self) -> bytes:
         """Returns the bytes to send. Raises TypeError, ValueError: a key or an argument is none."""
         words = ("EVALSHA", self.script.sha, len(self.keys), *self.keys, *self.arguments)
-        return hiredis.pack_command(cast(Any, words))
+        return hiredis.pack_command(words)  # pyright: ignore[reportArgumentType]  # takes any sequence
 
 
 class _PacksInC(aioredis.Connection):
@@ -213,7 +213,17 @@ class _Request:
 
     commands: Sequence[ScriptCommand]
     packed: Sequence[bytes]
-    answers: asyncio.Future[list[Any]]
+    answers: asyncio.Future[list[Any]] | None
+    """None if nobody waits for them."""
+
+    def end(self, outcome: list[Any] | Exception) -> None:
+        """Passes on the answers, or the error in place of them, unless nobody waits any more."""
+        if self.answers is None or self.answers.done():
+            return
+        if isinstance(outcome, Exception):
+            self.answers.set_exception(outcome)
+        else:
+            self.answers.set_result(outcome)
 
 
 class Redis:
@@ -268,7 +278,8 @@ class Redis:
         """
         if not commands:
             return []
-        answers = self._add(commands)
+        answers = asyncio.get_running_loop().create_future()
+        self._add(commands, answers)
         if self._sending is None or self._sending.done():
             self._sending = asyncio.create_task(self._send())
         return await answers
@@ -276,10 +287,9 @@ class Redis:
     def run_with_next(self, commands: Sequence[ScriptCommand]) -> None:
         """Adds scripts to the next round trip, before all that is asked for later, or to one of their own soon.
 
-        They may be lost: if Redis does not answer, they are not repeated.
+        They may be lost: if Redis does not answer, they are not repeated. Their errors are not logged.
         """
-        # The error of one that nothing waits for is not logged.
-        self._add(commands).add_done_callback(lambda future: None if future.cancelled() else future.exception())
+        self._add(commands, None)
         if self._sends_at is None:
             self._sends_at = asyncio.get_running_loop().call_later(WITH_NEXT_S, self._send_waiting)
 
@@ -288,13 +298,9 @@ class Redis:
         if self._waiting and (self._sending is None or self._sending.done()):
             self._sending = asyncio.create_task(self._send())
 
-    def _add(self, commands: Sequence[ScriptCommand]) -> asyncio.Future[list[Any]]:
+    def _add(self, commands: Sequence[ScriptCommand], answers: asyncio.Future[list[Any]] | None) -> None:
         """Packs commands, so that one that can't be packed is an error of its own caller alone."""
-        request = _Request(
-            commands, [command.pack() for command in commands], asyncio.get_running_loop().create_future()
-        )
-        self._waiting.append(request)
-        return request.answers
+        self._waiting.append(_Request(commands, [command.pack() for command in commands], answers))
 
     async def _send(self) -> None:
         """Sends what waits, and then what has come meanwhile, until nothing waits any more."""
@@ -307,23 +313,18 @@ class Redis:
                 meant = unavailable(error) or error
                 meant.__cause__ = None if meant is error else error
                 for request in requests:
-                    if not request.answers.done():  # the caller may have been cancelled
-                        request.answers.set_exception(meant)
+                    request.end(meant)
                 continue
             except BaseException:
                 for request in requests:
-                    request.answers.cancel()
+                    if request.answers is not None:
+                        request.answers.cancel()
                 raise
             begin = 0
             for request in requests:
                 own_answers = answers[begin : (begin := begin + len(request.commands))]
                 failed = next((answer for answer in own_answers if isinstance(answer, Exception)), None)
-                if request.answers.done():
-                    continue
-                if failed is None:
-                    request.answers.set_result(own_answers)
-                else:
-                    request.answers.set_exception(unavailable(failed) or failed)
+                request.end(own_answers if failed is None else unavailable(failed) or failed)
 
     async def _answers(self, requests: Sequence[_Request]) -> list[Any]:
         """The answers, errors of single scripts among them."""
