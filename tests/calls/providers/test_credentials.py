@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
@@ -12,7 +13,7 @@ from aiohttp import web
 from dotenv import dotenv_values
 from structlog.testing import capture_logs
 
-from breakwater.calls.providers.base import Streaming
+from breakwater.calls.providers.base import CallError, Streaming
 from breakwater.calls.providers.credentials import (
     RETRY_S,
     Credential,
@@ -24,7 +25,7 @@ from breakwater.calls.providers.credentials import (
 from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.security import secret_refs
 from breakwater.kernel.security.secret_refs import ENV_FILE, SecretRef, variable
-from tests.calls.providers.kit import answering, call, settings
+from tests.calls.providers.kit import answering, call, settings, silent
 
 OLD, NEW = "sk-old-secret-1", "sk-new-secret-2"
 PRINT = """
@@ -266,6 +267,23 @@ async def test_a_key_is_kept_secret_in_the_answer_of_its_call_however_often_it_i
         await provider.close()
     assert "you sent " in str(answer.output)
     assert OLD not in f"{answer}{chunks}"
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_the_wait_for_a_credential_is_part_of_the_time_of_a_call(streamed: bool) -> None:
+    async def take(_: Any) -> None: ...
+
+    async with silent() as port:
+        auth = {"command": ["sh", "-c", "sleep 1; echo sk-late"], "refresh_s": 60}
+        provider = settings("openai", f"http://127.0.0.1:{port}", api_key=None, auth=auth).open()
+        streaming = Streaming(take, idle_timeout_s=5, total_timeout_s=2) if streamed else None
+        began = time.monotonic()
+        with pytest.raises(CallError) as caught:
+            await provider.perform(call(timeout_s=2.0, streaming=streaming))
+        took_s = time.monotonic() - began
+        await provider.close()
+    assert caught.value.maybe_billed, "it was sent"
+    assert took_s < 2.7
 
 
 async def test_no_key_needs_no_source() -> None:
