@@ -27,7 +27,9 @@ from breakwater.calls.rules.retry import (
     Retry,
     Stop,
     after_failure,
+    did_no_work,
     failures_on,
+    is_retryable,
     of_batch,
 )
 from breakwater.calls.targets import Target
@@ -231,7 +233,12 @@ class Attempts:
         if redeployed is not None:
             targets = [target for target in targets if not self._checkpoint.tried(target.model, target.listed)]
         admission, verdict = await self._ask(prepare, targets)
-        if redeployed is not None and (admission is None or isinstance(verdict, Refused | WaitForCapacity)):
+        waits = isinstance(verdict, WaitForCapacity) and redeployed is not None and self._needs_other(redeployed)
+        if (
+            redeployed is not None
+            and not waits
+            and (admission is None or isinstance(verdict, Refused | WaitForCapacity))
+        ):
             # The others may not be called after all.
             return await self._carry_out(redeployed, await self._decide(redeployed, may_redeploy=False))
         assert admission is not None
@@ -239,6 +246,7 @@ class Attempts:
             case Refused() as refused:
                 return await self._refused(admission.flight, refused)
             case WaitForCapacity() as wait:
+                self._redeploys = redeployed
                 return await self._wait_for_capacity(admission.flight, wait)
             case AskAgain():
                 self._redeploys = redeployed
@@ -269,7 +277,7 @@ class Attempts:
             any deployment, None.
         """
         may_call = self._worker.balancer.may_call
-        first: tuple[Admission, Refused | WaitForCapacity] | None = None
+        refusals: list[tuple[Admission, Refused | WaitForCapacity]] = []
         for number, target in enumerate(targets, 1):
             later_targets = targets[number:]
             has_alternatives = any(may_call(self._job.agent_name, later) for later in later_targets)
@@ -279,16 +287,17 @@ class Attempts:
                 return admission, verdict
             if not (target.has_others and _refusal_in(verdict).of_deployment):
                 return admission, verdict
-            if first is None or _wait_s(verdict) < _wait_s(first[1]):
-                first = admission, verdict
-        if first is None:
-            return None, None
-        admission, verdict = first
-        if admission.has_alternatives and kind_of_wait(_refusal_in(verdict)) == "hold":
-            # Perhaps it was to be spared, as others seemed to be free.
-            admission = prepare(admission.target, has_alternatives=False)
-            return admission, await self._ask_on(admission)
-        return first
+            refusals.append((admission, verdict))
+        refusals.sort(key=lambda refusal: _wait_s(refusal[1]))
+        for number, (admission, verdict) in enumerate(refusals):
+            if admission.has_alternatives and kind_of_wait(_refusal_in(verdict)) == "hold":
+                # Perhaps it was to be spared, as others seemed to be free.
+                asked_alone = prepare(admission.target, has_alternatives=False)
+                answer = await self._ask_on(asked_alone)
+                if not isinstance(answer, Refused | WaitForCapacity):
+                    return asked_alone, answer
+                refusals[number] = asked_alone, answer
+        return min(refusals, key=lambda refusal: _wait_s(refusal[1]), default=(None, None))
 
     async def _ask_on(self, admission: Admission) -> Refused | WaitForCapacity | AskAgain | None:
         """Asks the gates of one deployment."""
@@ -387,7 +396,7 @@ class Attempts:
         has_failed = any(earlier.tried_again and earlier.unit == attempt.unit for earlier in self._checkpoint.attempts)
         await worker.outcomes.record(settling, job, target, attempt, sequence, has_failed=has_failed)
         if target.has_others and not attempt.short_circuited:
-            worker.balancer.note_end(target, attempt)
+            worker.balancer.note_end(target, attempt, self._checkpoint.attempts)
         self._worker.metrics.count_attempt(attempt, tracing.recorded_trace_id(self._job.traceparent))
         self._checkpoint = self._checkpoint.after(attempt)
         self._flight = None
@@ -428,7 +437,7 @@ class Attempts:
             remaining_s=self._remaining_s(),
             jitter=self._worker.jitter(),
             busy=busy,
-            elsewhere=may_redeploy and self._has_other(attempts),
+            elsewhere=may_redeploy and self._has_other(ended, attempts),
         )
         is_exhausted = not isinstance(step, Retry | Redeploy) and (step.exhausted or failure.kind == "logic")
         why = "no attempts are left on this model" if is_exhausted else None
@@ -541,14 +550,21 @@ class Attempts:
     def _target_of(self, attempt: Attempt) -> Target:
         return self._worker.targets.of(self._job.agent_name, attempt.model, attempt.deployment)
 
-    def _has_other(self, attempts: Sequence[Attempt]) -> bool:
-        """Returns True if the current model has a deployment that the job has not tried and that may be called."""
+    def _needs_other(self, ended: CallEnd) -> bool:
+        """Returns True if a deployment would refuse the job again, as its key: the job waits for another."""
+        failure = ended.failure
+        return failure is not None and did_no_work(failure) and not is_retryable(failure, self._job.agent.retry)
+
+    def _has_other(self, ended: CallEnd, attempts: Sequence[Attempt]) -> bool:
+        """Returns True if the current model has a deployment that the job has not tried, and that may be called."""
         job = self._job
         targets = self._worker.targets.all_of(job.agent_name, attempts[-1].model)
         if len(targets) == 1:
             return False
         tried = {attempt.deployment for attempt in of_batch(attempts) if attempt.model == attempts[-1].model}
-        others = (target for target in job.may_use(targets) if target.listed not in tried)
+        others = [target for target in job.may_use(targets) if target.listed not in tried]
+        if self._needs_other(ended):
+            return bool(others)
         return any(self._worker.balancer.may_call(job.agent_name, target) for target in others)
 
     def _answers_others(self, attempts: Sequence[Attempt]) -> bool:

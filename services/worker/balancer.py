@@ -150,9 +150,15 @@ class Balancer:
         standing = self._standings.get(deployment)
         return 0.0 if standing is None else max(0.0, standing.refilled_at - self._clock())
 
-    def note_end(self, target: Target, attempt: Attempt) -> None:
-        """Notes the end of a call: how long its answer took, or that the deployment refuses all calls for some time."""
-        if (wait_s := spared_s(attempt.error)) > 0:
+    def note_end(self, target: Target, attempt: Attempt, earlier: Iterable[Attempt]) -> None:
+        """Notes the end of a call: how long its answer took, or that the deployment refuses all calls for some time.
+
+        Args:
+            target: the deployment.
+            attempt: the call.
+            earlier: the job's attempts before.
+        """
+        if (wait_s := spared_s(attempt, earlier)) > 0:
             self._block("", target.deployment, wait_s)
         if attempt.outcome != "success":
             return

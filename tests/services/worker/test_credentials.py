@@ -123,8 +123,10 @@ async def test_a_deployment_without_a_credential_costs_no_attempt(start_worker: 
     provider = {"base_url": "http://127.0.0.1:1", "auth": {"command": ["/no/such/program"]}}
     async with start_worker({"m": model()}, agents, more_providers={"p": provider}, more_models=models) as plane:
         first, second = [await run(plane, name) for name in ("a", "b")]
+        spared = await plane.worker.redis.client.keys("bw:held:*")
     assert tries(first) == [("first", "error"), ("redeployment", "success")]
-    assert tries(second) == [("first", "success")], "the other one is spared for some seconds"
+    assert tries(second) == [("first", "success")], "the other one is left alone for some seconds"
+    assert spared == [], "other workers may have a credential"
 
 
 # Keys and tokens that end

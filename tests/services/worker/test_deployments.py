@@ -23,6 +23,7 @@ from tests.flow.kit import PRICE, model, seconds_between
 from tests.helpers import until
 from tests.services.worker.conftest import StartWorker
 from tests.services.worker.harness import WorkerPlane
+from tests.tables import each_row
 
 AGENT = {"model": "m", "retry": {"max_attempts": 3, "base_s": 0.3}, "total_timeout_s": 60}
 WEST, EAST, SPARE = ({"provider": "sim", "name": name} for name in ("west", "east", "spare"))
@@ -139,6 +140,49 @@ async def test_a_key_that_was_refused_is_spared_by_all_workers_and_called_if_the
         assert places(await run(plane, "again")) == ["first sim/west success"]
         assert asked == ["west", "east", "west", "west"]
         assert await plane.worker.deployments.held_until(["sim/west"]) == {}
+
+
+async def test_a_refused_request_leaves_the_other_deployments_to_other_requests(start_worker: StartWorker) -> None:
+    refused = model({"status": 403, "requests": [1, 1]})
+    models = dict.fromkeys(("west", "east", "spare"), refused)
+    async with start_worker(models, {"writer": AGENT}, more_models=on(WEST, EAST, SPARE)) as plane:
+        odd = await run(plane, "odd")
+        forget(plane)
+        assert places(await run(plane, "of-another")) == ["first sim/east success"]
+        forget(plane)
+        assert places(await run(plane, "again")) == ["first sim/east success"]
+    # No deployment answers it, so it is the request's fault, as a 403 for its content or for what it refers to.
+    assert places(odd) == [
+        "first sim/west error",
+        "redeployment sim/east error",
+        "redeployment sim/spare error",
+    ]
+
+
+@each_row(("deployments", "first"), [((WEST, EAST), "asks it"), ((EAST, WEST), "remembers its refusal")])
+async def test_a_job_whose_key_is_refused_waits_for_a_deployment_that_is_held(
+    start_worker: StartWorker, deployments: tuple[dict[str, Any], ...], first: str
+) -> None:
+    async with start_worker(
+        {"west": model({"status": 401}), "east": model()}, {"writer": AGENT}, more_models=on(*deployments)
+    ) as plane:
+        await plane.worker.redis.run([plane.worker.deployments.hold_command("sim/east", 1)])
+        result = await run(plane, "j")
+        assert calls(plane) == {"west": 1, "east": 1}, first
+    assert places(result) == ["first sim/west error", "redeployment sim/east success"]
+
+
+async def test_a_spared_deployment_is_called_while_the_others_are_held_for_less_time(
+    start_worker: StartWorker,
+) -> None:
+    models = {"west": model({"status": 401, "requests": [1, 1]}), "east": model()}
+    async with start_worker(models, {"writer": AGENT}, more_models=on(WEST, EAST)) as plane:
+        await run(plane, "refused")
+        forget(plane)
+        await plane.worker.redis.run([plane.worker.deployments.hold_command("sim/east", 2)])
+        result = await run(plane, "j")
+    assert places(result) == ["first sim/west success"]
+    assert result["attempts"][0]["backoff_ms"] == 0
 
 
 async def test_a_limit_that_is_used_up_is_spared_by_all_workers_until_some_of_it_is_there_again(

@@ -133,9 +133,20 @@ def did_no_work(failure: ErrorInfo | Classification | None) -> bool:
     return of_account or failure.kind in {"rate_limit", "quota"} or name == NO_CREDENTIAL
 
 
-def spared_s(failure: ErrorInfo | None) -> float:
-    """Returns the seconds for which other deployments are called after one has refused a call; 0 if it has not."""
+def spared_s(attempt: Attempt, earlier: Iterable[Attempt]) -> float:
+    """Returns the seconds for which other deployments are called after one has refused a call; 0 if it has not.
+
+    If two refuse a job in the same way, that is taken for the fault of its request, and only the first is left alone.
+
+    Args:
+        attempt: the job's attempt.
+        earlier: the attempts before.
+    """
+    failure = attempt.error
     if failure is None or not did_no_work(failure):
+        return 0.0
+    elsewhere = (before.error for before in earlier if before.deployment != attempt.deployment)
+    if failure.kind == "client" and any(error is not None and error.class_ == failure.class_ for error in elsewhere):
         return 0.0
     default_s = LIMITED_S if failure.kind == "rate_limit" else RECHECK_S
     return min(RECHECK_S, default_s if failure.retry_after_s is None else failure.retry_after_s)

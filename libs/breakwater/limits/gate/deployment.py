@@ -12,6 +12,7 @@ from typing import Any
 
 from breakwater.breakers.rules.breaker import caller_of
 from breakwater.calls.gate import Gate, Refused, WaitForCapacity
+from breakwater.calls.rules.classify import NO_CREDENTIAL
 from breakwater.calls.rules.holds import after_hold_s, waits_for_hold
 from breakwater.calls.rules.retry import failures_on, hold_s, spared_s
 from breakwater.calls.settings import RetryPolicy
@@ -89,11 +90,16 @@ class DeploymentGate(Gate):
             policy = self.policies[self.admission.job.agent_name]
             if (wait_s := hold_s(error.retry_after_s, policy, failures)) > 0:
                 return deployments.hold_command(name, wait_s, self._caller(), attempt_id)
-        has_others = self.admission.target.has_others
-        spare_s = max(spared_s(error), self.refills_in_s(name)) if has_others else 0.0
+        spare_s = self._spare_s(attempt) if self.admission.target.has_others else 0.0
         if not self._probes and spare_s <= 0:
             return None
         return deployments.settle_command(name, attempt_id, succeeded=attempt.outcome == "success", spare_s=spare_s)
+
+    def _spare_s(self, attempt: Attempt) -> float:
+        refills_in_s = self.refills_in_s(self.admission.target.deployment)
+        if attempt.error is not None and attempt.error.class_ == NO_CREDENTIAL:
+            return refills_in_s  # another worker may have one
+        return max(spared_s(attempt, self.admission.checkpoint.attempts), refills_in_s)
 
     def _caller(self) -> str:
         return caller_of(self.admission.job.caller, self.admission.job.job.tenant)
