@@ -147,11 +147,15 @@ async def test_streamed_chats_with_tools_and_thinking(plane: BedrockPlane, agent
     result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "at sea"}
     text = ""
     usage = None
+    heads = set[Any]()
     async for chunk in await create(messages=[QUESTION, message, result], **asked):
+        heads.add((chunk.id, chunk.created, chunk.model))
         text += "".join(choice.delta.content or "" for choice in chunk.choices)
         usage = chunk.usage or usage
     assert text == "The ferry is at sea."
     assert usage.prompt_tokens_details.cached_tokens == 1000
+    [(name, created, named)] = heads
+    assert (name[:9], named, created > 0) == ("chatcmpl-", agent, True)
 
 
 @each_row("agent", ["nova", "claude"])

@@ -105,7 +105,7 @@ def test_a_comment_is_sent_for_every_15_seconds_of_silence(
     ]
     for name, chunks_at, ends_at, expected in cases:
         with subtests.test(name):
-            encoder = ChatEvents(with_usage=False)
+            encoder = ChatEvents("j1", "m", with_usage=False)
             sent = _sent_at(monkeypatch, encoder, chunks_at, ends_at)
             comments = [at for at, body in sent if body == encoder.keep_alive]
             assert comments == pytest.approx(expected, abs=0.02)

@@ -277,7 +277,7 @@ async def test_chunks_are_chunks_and_have_a_usage_with_figures_or_none() -> None
     none = {"prompt_tokens": None, "completion_tokens": None, "total_tokens": None}
     known = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
     given = [{"object": "chat.completion", "choices": [], "usage": usage} for usage in (none, known)]
-    events = ChatEvents(with_usage=True).events(given)
+    events = ChatEvents("j1", "m", with_usage=True).events(given)
     found = [orjson.loads(line[6:]) for line in events.splitlines() if line]
     assert [(one["object"], one["usage"]) for one in found] == [
         ("chat.completion.chunk", None),
@@ -356,7 +356,7 @@ async def test_a_client_that_takes_nothing_is_given_up(monkeypatch: pytest.Monke
 
     deciding = asyncio.create_task(decide())
     stream = streams.EncodedStream(
-        inbox, deciding, headers={}, encoder=ChatEvents(with_usage=False), error=lambda _: b"", close=ended
+        inbox, deciding, headers={}, encoder=ChatEvents("j1", "m", with_usage=False), error=lambda _: b"", close=ended
     )
     await stream({}, receive, send)
     await background.stop(deciding)

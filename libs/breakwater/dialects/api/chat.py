@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -80,9 +81,9 @@ class _ChatAnswer:
         """Writes a `chat.completion`."""
         return orjson.dumps(completion_of(result))
 
-    def encoder(self, sent: Submission) -> ChatEvents:  # noqa: ARG002
+    def encoder(self, sent: Submission) -> ChatEvents:
         """Returns an encoder of chunks."""
-        return ChatEvents(with_usage=self.with_usage)
+        return ChatEvents(sent.job_id, sent.job.model or sent.job.agent, with_usage=self.with_usage)
 
     def fails_in_stream(self, result: dict[str, Any]) -> bool:  # noqa: ARG002
         """Returns False: before the answer has begun, an error is a response with the error's status."""
@@ -94,7 +95,15 @@ class ChatEvents:
 
     keep_alive: ClassVar[bytes] = b": still here\n\n"
 
-    def __init__(self, *, with_usage: bool) -> None:
+    def __init__(self, job_id: str, model: str, *, with_usage: bool) -> None:
+        """Begins an answer.
+
+        Args:
+            job_id: names the answer if its provider gives it no id, which clients need in each chunk.
+            model: the requested model, for chunks of a provider that names none.
+            with_usage: the client has asked for the usage.
+        """
+        self._own_head = {"id": f"chatcmpl-{job_id}", "created": int(time.time()), "model": model}
         self._with_usage = with_usage
         self._sent = Assembly()
         self._usage_sent = False
@@ -109,6 +118,8 @@ class ChatEvents:
         if self._shared and chunk.get("id") != self._shared.get("id"):
             # The chunk is from another attempt, which continues the answer. The client sees one answer.
             chunk |= self._shared
+        elif not self._shared:
+            chunk |= {name: value for name, value in self._own_head.items() if chunk.get(name) is None}
         chunk["object"] = OBJECT  # clients skip an object that is not a chunk
         self._sent.add(chunk)
         self._shared = self._shared or {name: chunk[name] for name in _SHARED_FIELDS if name in chunk}
