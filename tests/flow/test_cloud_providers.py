@@ -150,6 +150,21 @@ async def test_openai_s_sdk_calls_gemini_with_thinking_and_tools(start_plane: St
         assert body["contents"][2]["parts"][0]["functionResponse"]["name"] == "find_ship"
 
 
+async def test_a_client_that_drops_gemini_s_signature_gets_an_answer(start_plane: StartPlane, tmp_path: Path) -> None:
+    text = "Function call is missing a thought_signature in functionCall parts."
+    unsigned = (400, {"error": {"code": 400, "message": text, "status": "INVALID_ARGUMENT"}})
+    async with clouds(start_plane, tmp_path, CALLS, unsigned, SAYS) as here:
+        asked: dict[str, Any] = {"model": "gemini", "tools": [TOOL]}
+        first = await here.sdk.chat.completions.create(messages=[ASKED], **asked)
+        call = first.choices[0].message.tool_calls[0].model_dump(include={"id", "type", "function"})
+        said = {"role": "assistant", "content": None, "tool_calls": [call]}
+        result = {"role": "tool", "tool_call_id": call["id"], "content": "at sea"}
+        second = await here.sdk.chat.completions.create(messages=[ASKED, said, result], **asked)
+        assert second.choices[0].message.content == "The ferry is at sea."
+    signatures = [body["contents"][1]["parts"][-1].get("thoughtSignature") for body in here.seen[1:]]
+    assert signatures == [None, "skip_thought_signature_validator"]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_anthropic_s_sdk_calls_gemini_and_sends_its_signatures_back(
     start_plane: StartPlane, tmp_path: Path, stream: bool

@@ -49,8 +49,8 @@ CLIENTS = {
     "pydantic-ai-slim": ("requirements", ("with_pydantic_ai.py", "with_kinds_by_pydantic_ai.py")),
     "llama-index-embeddings-openai": ("requirements", ("with_llama_index.py",)),
     "litellm": ("litellm", ("with_litellm.py",)),
-    "openai (Node.js)": ("node", ("with_openai.mjs", "with_responses.mjs")),
-    "@anthropic-ai/sdk": ("node", ("with_anthropic.mjs",)),
+    "openai (Node.js)": ("node", ("with_openai.mjs", "with_responses.mjs", "with_kinds_by_openai.mjs")),
+    "@anthropic-ai/sdk": ("node", ("with_anthropic.mjs", "with_kinds_by_anthropic.mjs")),
     "@openai/agents": ("node", ("with_agents.mjs", "with_kinds_by_agents.mjs")),
     "ai": ("node", ("with_ai.mjs",)),
 }
