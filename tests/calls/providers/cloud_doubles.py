@@ -60,9 +60,9 @@ class TokenIssuer:
         answer = {"access_token": self.new_token(), "token_type": "Bearer", "expires_in": whole_s, **more}
         return web.json_response(answer)
 
-    def new_token(self) -> str:
+    def new_token(self, lifetime_s: float | None = None) -> str:
         token = f"tok.{secrets.token_hex(12)}"
-        self.ends[token] = time.time() + self.lifetime_s
+        self.ends[token] = time.time() + (self.lifetime_s if lifetime_s is None else lifetime_s)
         return token
 
     def refusal(self, request: web.BaseRequest) -> web.Response | None:
