@@ -179,7 +179,7 @@ class Plane:
         keys = {"OPENAI_API_KEY": self.key, "ANTHROPIC_API_KEY": self.key}
         double = {
             "url": self.clouds.providers["vertex"]["base_url"],
-            "token": self.clouds.issuers["google"].new_token(),
+            "token": self.clouds.issuers["google"].new_token(lifetime_s=600),
         }
         keys["VERTEX_DOUBLE"] = json.dumps(double)
         return {**found, **quiet, **keys, "OPENAI_BASE_URL": f"{self.url}/v1", "ANTHROPIC_BASE_URL": self.url}
