@@ -12,7 +12,9 @@ async def main() -> None:
     url, model, token, *headers = sys.argv[1:]
     body = json.dumps({**json.loads(CHAT), "model": model}).encode()
     sent_headers = {**JSON_BODY, "Authorization": f"Bearer {token}", **dict(header.split("=", 1) for header in headers)}
-    async with aiohttp.ClientSession(headers=sent_headers, connector=aiohttp.TCPConnector(limit=0)) as http:
+    # No connection is used that the system may have closed: uvicorn does after 5 s.
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=1)
+    async with aiohttp.ClientSession(headers=sent_headers, connector=connector) as http:
 
         async def ask() -> str:
             async with http.post(url, data=body) as response:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-START_S = 60
+START_S = 180
 END_S = 30
 ANSWER_S = 120
 
@@ -65,7 +65,7 @@ class Programs(ExitStack):
             asks: whether it is the program that asks the system, which uses `asking.answer_lines`.
 
         Raises:
-            BrokenSystemError: it has ended, or is not ready after a minute.
+            BrokenSystemError: it has ended, or is not ready after three minutes.
         """
         with self._log.open("ab") as log:
             process = subprocess.Popen(
