@@ -26,8 +26,9 @@ demo: .venv/run.stamp ## Show the whole plane at work; on a terminal, then the c
 up: .venv/run.stamp ## Run the local stack until Ctrl-C: the example config on the simulated provider, or ARGS="--config FILE"
 	@$(UNTIL_ENDED) up $(or $(ARGS),--config examples/breakwater.yaml --simulate)
 
+# With bytecode, whatever the environment says: pytest and its plugins would compile themselves at each start.
 test: .venv/dev.stamp ## Run the tests, on real servers (one folder: make test ARGS=tests/jobs)
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 chaos: .venv/dev.stamp ## Kill, stop and cut off each part of a whole plane under load, and compare what is left (1 h)
 	@$(if $(ARGS),,$(BIN)/python -m pytest -m chaos)

@@ -74,7 +74,13 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         modules = [".".join(parts) for parts in paths if not any(part.startswith(".") for part in parts)]
         option = session.config.option
         collect = partial(collect_once.collect, list(session.config.invocation_params.args), len(option.tx))
-        session.config.stash[_PYTHON] = prefork.start(modules, collect)
+        from tests.finished_demo import USED_IN, finish_demo  # a plugin, which pytest wants to import first
+
+        demo = None
+        # Not where tests are left out of their modules, perhaps all that look at it.
+        if not option.keyword and not option.lf and any(module.startswith(USED_IN) for module in modules):
+            demo = partial(finish_demo, session.config._tmp_path_factory.getbasetemp())
+        session.config.stash[_PYTHON] = prefork.start(modules, collect, demo)
 
 
 def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:

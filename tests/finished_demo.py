@@ -14,6 +14,8 @@ import pytest
 from tests.forked_commands import start_command
 
 JOBS = 100
+USED_IN = ("tests.browser.", "tests.cli.test_demo")
+"""How the names of the modules begin whose tests look at it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,16 @@ class FinishedDemo:
 def finished_demo(tmp_path_factory: pytest.TempPathFactory) -> FinishedDemo:
     """The demo with 100 jobs, which the first process of the tests that wants it runs for all of them."""
     base = tmp_path_factory.getbasetemp()
-    directory = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "finished-demo"
+    return finish_demo(base.parent if "PYTEST_XDIST_WORKER" in os.environ else base)
+
+
+def finish_demo(base: Path) -> FinishedDemo:
+    """Runs the demo, or waits for the process that runs it.
+
+    Args:
+        base: the directory of all processes of the tests.
+    """
+    directory = base / "finished-demo"
     directory.mkdir(exist_ok=True)
     data = directory / "data"
     temporary = directory / "temporary"
@@ -50,7 +61,7 @@ def finished_demo(tmp_path_factory: pytest.TempPathFactory) -> FinishedDemo:
     with (directory / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not outcome.exists():
-            temporary.mkdir()
+            temporary.mkdir(exist_ok=True)
             outcome.write_text(json.dumps(_run_demo(data, temporary)))
     return FinishedDemo(data, temporary, *json.loads(outcome.read_text()))
 

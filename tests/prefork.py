@@ -16,8 +16,14 @@ _FEW = 20
 """Modules that one process compiles sooner than another is forked and has imported what they need."""
 
 
-def start(modules: list[str], collect: Callable[[], None]) -> str:
-    """Starts the process that imports modules, collects and forks; returns the command to run in place of Python."""
+def start(modules: list[str], collect: Callable[[], None], meanwhile: Callable[[], None] | None) -> str:
+    """Starts the process that imports modules, collects and forks; returns the command to run in place of Python.
+
+    Args:
+        modules: to import.
+        collect: collects the tests.
+        meanwhile: runs in a process of its own, as the other cores have nothing to do until all is collected.
+    """
     directory = tempfile.mkdtemp(prefix="breakwater-prefork-")
     address = f"{directory}/socket"
     listening = socket.socket(socket.AF_UNIX)
@@ -27,7 +33,7 @@ def start(modules: list[str], collect: Callable[[], None]) -> str:
     if os.fork() == 0:
         lifeline.close()
         try:
-            _serve(listening, server_end, modules, collect)
+            _serve(listening, server_end, modules, collect, meanwhile)
         finally:
             util._run_finalizers()  # removes the fork server's socket
             shutil.rmtree(directory, ignore_errors=True)
@@ -41,10 +47,18 @@ def start(modules: list[str], collect: Callable[[], None]) -> str:
 _lifelines: list[socket.socket] = []
 
 
-def _serve(listening: socket.socket, parent: socket.socket, modules: list[str], collect: Callable[[], None]) -> None:
+def _serve(
+    listening: socket.socket,
+    parent: socket.socket,
+    modules: list[str],
+    collect: Callable[[], None],
+    meanwhile: Callable[[], None] | None,
+) -> None:
     """Imports, collects, and forks a worker for each connection until the parent's end of its socket closes."""
     gc.disable()  # what is imported stays; a worker enables it once it has collected its tests
     fork_server.start()  # one for the services of all workers
+    if meanwhile is not None and os.fork() == 0:
+        _run_apart(meanwhile)
     # Rewriting assertions costs 17 s of CPU, so each core does it for a share of the modules, and caches the bytecode.
     changed = [module for module in modules if not _is_cached(module)]
     cores = len(os.sched_getaffinity(0))
@@ -80,6 +94,22 @@ def _serve(listening: socket.socket, parent: socket.socket, modules: list[str], 
             os.close(stream)
 
 
+def _run_apart(work: Callable[[], None]) -> NoReturn:
+    """Runs work in a fork, which ends with its parent."""
+    prctl.end_with_parent()
+    _use_fork_server_of_parent()
+    try:
+        work()
+    except BaseException:  # noqa: BLE001  as the interpreter does
+        traceback.print_exc()
+    os._exit(0)
+
+
+def _use_fork_server_of_parent() -> None:
+    """Has services forked from the server that runs already, as a child of this process' parent."""
+    forkserver.ensure_running = forkserver._forkserver.ensure_running = lambda: None
+
+
 def _is_cached(module: str) -> bool:
     """Tells whether pytest has cached a module's bytecode since the module was changed."""
     source = Path(*module.split(".")).with_suffix(".py").resolve()
@@ -113,8 +143,7 @@ def _become_worker(streams: list[int], code: str) -> int:
     atexit._clear()
     logging.getLogger().handlers.clear()
     random.seed()
-    # The fork server runs already, as a child of this process' parent.
-    forkserver.ensure_running = forkserver._forkserver.ensure_running = lambda: None
+    _use_fork_server_of_parent()
     for descriptor, stream in enumerate(streams):
         os.dup2(stream, descriptor)
         os.close(stream)
@@ -163,6 +192,7 @@ else:
     from contextlib import suppress
     from multiprocessing import forkserver, util
     from pathlib import Path
+    from typing import NoReturn
 
     import pytest
     from _pytest.assertion.rewrite import PYC_TAIL, get_cache_dir
@@ -170,4 +200,5 @@ else:
     from hypothesis.errors import HypothesisSideeffectWarning
     from hypothesis.strategies import integers
 
+    from breakwater.kernel.process import prctl
     from breakwater.local import fork_server

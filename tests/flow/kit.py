@@ -14,7 +14,6 @@ from typing import Any
 
 import nats
 import nats.js.errors
-import yaml
 from nats.aio.client import Client
 
 from breakwater.config import load_config
@@ -188,7 +187,7 @@ async def running_plane(
     """Starts the provider and the services, and stops what is left of them afterwards."""
     async with SimulatedProvider(dict(script)) as sim:
         path = directory / "breakwater.yaml"
-        text = yaml.safe_dump(config_for(sim.url, agents, **config))
+        text = json.dumps(config_for(sim.url, agents, **config), ensure_ascii=False, sort_keys=True)  # which is YAML
         path.write_text(text.replace("{sim_port}", str(sim.port)))
         await provision(nats_url, bus_plan(load_config(path)), replicas=replicas)
         client = await nats.connect(nats_url, max_reconnect_attempts=-1, reconnect_time_wait=0.2)

@@ -36,9 +36,10 @@ def directory_of(nats_server: RunningServer) -> Path:
 
 
 def put_in_front(config: Path, key: Path, before: Path) -> None:
-    text = config.read_text()
-    assert text.count(f"- file: {before}") == 1
-    config.write_text(text.replace(f"- file: {before}", f"- file: {key}\n  - file: {before}"))
+    document = json.loads(config.read_text())
+    assert document["encryption"]["keys"] == [{"file": str(before)}]
+    document["encryption"]["keys"].insert(0, {"file": str(key)})
+    config.write_text(json.dumps(document))
 
 
 async def stored(whole: Whole, name: str) -> None:
