@@ -16,7 +16,7 @@ from functools import lru_cache
 from breakwater.calls.assignment import Assignment, Checkpoint
 from breakwater.calls.gate import Refused, WaitForCapacity
 from breakwater.calls.rules.choice import Candidate, ChoicePolicy, order
-from breakwater.calls.rules.quota import Quota, quotas, room_in, used_up_s
+from breakwater.calls.rules.quota import DEFAULT_RESET_S, Quota, quotas, room_in, used_up_s
 from breakwater.calls.rules.retry import RECHECK_S, spared_s
 from breakwater.calls.targets import Target
 from breakwater.jobs.contract.execution import Attempt
@@ -42,8 +42,10 @@ class _Standing:
     """The rest of its provider's limits, by the latest answer."""
     heard_at: float = 0.0
     calls: int = 0
-    """The calls since, and the most tokens that they can use."""
+    """The calls since, and the most tokens that they can use. Where no other answer states limits, they are counted
+    anew from time to time, as the limits have filled up."""
     tokens: int = 0
+    counted_until: float = 0.0
     refilled_at: float = 0.0
     """The time at which limits of its provider that were all but used up have some room again."""
     own_quotas: Sequence[Quota] = ()
@@ -116,11 +118,15 @@ class Balancer:
         """Notes a call that is about to be made, with the most tokens that it has."""
         self._blocked.pop((job.agent_name, target.deployment), None)
         standing = self._standing_of(target.deployment)
+        now = self._clock()
+        if now >= standing.counted_until:
+            standing.calls = standing.tokens = 0
+            standing.counted_until = now + DEFAULT_RESET_S
         standing.calls += 1
         standing.tokens += tokens
         if not policy.sticky:
             return
-        self._sessions[job.session] = target.deployment, self._clock() + WARM_S
+        self._sessions[job.session] = target.deployment, now + WARM_S
         self._sessions.move_to_end(job.session)
         if len(self._sessions) > MAX_SESSIONS:
             self._sessions.popitem(last=False)
@@ -133,6 +139,7 @@ class Balancer:
             standing.quotas = stated
             standing.calls = standing.tokens = 0
             standing.heard_at = now
+            standing.counted_until = now + max(DEFAULT_RESET_S, *(quota.reset_s for quota in stated))
             standing.refilled_at = now + min(used_up_s(stated), RECHECK_S)
 
     def hear_own(self, deployment: str, windows: Iterable[WindowState]) -> None:

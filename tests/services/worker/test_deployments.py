@@ -12,7 +12,9 @@ import pytest
 import redis.asyncio as aioredis
 
 from breakwater.breakers.rules.breaker import BreakerKey
+from breakwater.calls.assignment import Checkpoint
 from breakwater.calls.gate import AskAgain
+from breakwater.config import Config
 from breakwater.jobs.rules.ids import key_of
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.subjects import Header, encode_token
@@ -21,6 +23,7 @@ from breakwater.services.worker.balancer import Balancer
 from breakwater.services.worker.context import utc_now
 from tests.flow.kit import PRICE, model, seconds_between
 from tests.helpers import until
+from tests.services.worker.assignments import assignment_of, worker_without_servers
 from tests.services.worker.conftest import StartWorker
 from tests.services.worker.harness import WorkerPlane
 from tests.tables import each_row
@@ -295,6 +298,37 @@ async def test_what_a_provider_says_is_left_moves_calls_before_it_refuses_any(st
             await run(plane, f"j{number}")
         # It is called until it says how little is left.
         assert calls(plane).get("west", 0) <= 1
+
+
+def test_calls_of_an_earlier_period_use_nothing_of_a_limit_of_which_no_answer_tells_any_more() -> None:
+    listed = [{"provider": "p", "name": "west"}, {"provider": "p", "name": "east", "role": "overflow"}]
+    config = Config.model_validate(
+        {
+            "providers": {"p": {"base_url": "http://127.0.0.1:1"}},
+            "models": {"m": {"deployments": listed, "choose": "ordered", "affinity": "none"}},
+            "agents": {"a": {"model": "m"}},
+        }
+    )
+    worker = worker_without_servers(config)
+    job = assignment_of(worker, {"agent": "a", "prompt": "x"})
+    west, east = worker.targets.all_of("a", "m")
+    policy = worker.targets.policy_of("a", "m")
+    progress = Checkpoint(dispatched_at=utc_now(), deadline=utc_now())
+    now = [0.0]
+    balancer = Balancer(lambda: now[0], utc_now)
+
+    def first(calls_a_second: int) -> str:
+        for _ in range(630 * calls_a_second):
+            now[0] += 1 / calls_a_second
+            balancer.note_call(job, west, 10, policy)
+        return balancer.order_for(job, progress, [west, east], policy, 10)[0].name
+
+    # A refusal states what is left, and the answers after it don't, as of some servers.
+    limit = {"x-ratelimit-limit-requests": "100", "x-ratelimit-remaining-requests": "0"}
+    balancer.hear(west.deployment, {**limit, "x-ratelimit-reset-requests": "60s"})
+    assert first(1) == "west", "60 a minute are within the limit"
+    now[0] += 60
+    assert first(4) == "east", "240 are not"
 
 
 async def test_what_is_left_of_a_deployments_own_limits_moves_calls_before_they_are_refused(
