@@ -296,6 +296,17 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required"
             "m",
             {"thinkingConfig": {"thinkingBudget": 2000, "includeThoughts": True}},
         ),
+        *(
+            (
+                {"thinking": {"type": "enabled", "budget_tokens": 60_000}},
+                model,
+                {"thinkingConfig": {"thinkingBudget": most, "includeThoughts": True}},
+            )
+            for model, most in (("gemini-2.5-flash", 24_576), ("gemini-2.5-pro", 32_768))
+        ),
+        ({"thinking": {"type": "disabled"}}, "gemini-2.5-flash", {"thinkingConfig": {"thinkingBudget": 0}}),
+        ({"thinking": {"type": "disabled"}}, "gemini-2.5-pro", None),
+        ({"thinking": {"type": "disabled"}}, "gemini-3-pro", None),
         (
             {"reasoning_effort": "low", "thinking_config": {"include_thoughts": False}},
             "gemini-3-pro",

@@ -62,6 +62,9 @@ _LEVELS = {"none": "MINIMAL", "xhigh": "HIGH", "max": "HIGH"}
 _WITH_BUDGET = re.compile(r"gemini-(?:2|flash-latest|flash-lite-latest|robotics)")
 """Models whose thinking is limited by tokens. Later ones have levels."""
 
+_MOST_OF_PRO = 32_768
+"""The largest budget of a model called pro. That of others is less, and Claude's, whose clients ask here, is more."""
+
 _Part = dict[str, Any]
 
 
@@ -133,6 +136,7 @@ def _generation(call: Call, params: Mapping[str, Any]) -> dict[str, Any]:
 
 def _thinking(model: str, params: Mapping[str, Any]) -> dict[str, Any]:
     config: dict[str, Any] = {}
+    is_pro = "-pro" in model
     effort = params.get("reasoning_effort")
     if isinstance(effort, str):
         if _WITH_BUDGET.search(model):
@@ -142,9 +146,12 @@ def _thinking(model: str, params: Mapping[str, Any]) -> dict[str, Any]:
         config["includeThoughts"] = effort != "none"
     match params.get("thinking"):  # Anthropic's
         case {"type": "enabled", "budget_tokens": budget}:
-            config = {"thinkingBudget": budget, "includeThoughts": True}
+            most = _MOST_OF_PRO if is_pro else _BUDGETS["high"]
+            config = {"thinkingBudget": min(budget, most) if isinstance(budget, int) else budget}
+            config["includeThoughts"] = True
         case {"type": "disabled"}:
-            config = {"thinkingBudget": 0}
+            # The others think in any case, and refuse a budget of 0.
+            config = {"thinkingBudget": 0} if _WITH_BUDGET.search(model) and not is_pro else {}
         case {"type": "adaptive"}:
             config = {"includeThoughts": True, **config}
         case _:
