@@ -10,7 +10,7 @@ from breakwater.jobs.rules.record import totals
 from breakwater.records import rows, schema
 from tests.records.made import END, SMALL, made
 
-LARGER = History(4_000, days=14, end=END)
+LARGER = History(2_000, days=14, end=END)
 
 
 def test_its_rows_are_those_of_the_records() -> None:

@@ -109,6 +109,7 @@ LISTS = [
     (),
     ("--limit", str(IN_PAGE + 14), "--json"),
     ("--status", "dead_lettered"),
+    ("--agent", "nobody"),
     ("--since", "2026-11-21T12:00:00Z", "--plan", "p"),
     ("--runs", "--json"),
     ("--run", "research"),

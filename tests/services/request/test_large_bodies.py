@@ -186,34 +186,46 @@ def open_plane(
     return partial(opened, module_nats_server.url, redis_server.url, tmp_path)
 
 
-async def test_bodies_larger_than_a_message_are_accepted_on_every_way_in_and_leave_nothing(
-    open_true_plane: OpenPlane,
-) -> None:
-    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + random_base64(TRUE_LARGE)}}
-    document = {"type": "base64", "media_type": "application/pdf", "data": random_base64(TRUE_LARGE)}
+def requests_of(size: int) -> list[tuple[str, dict[str, Any], str]]:
+    """A request of at least so many bytes on every way in, and what its answer contains."""
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + random_base64(size)}}
+    document = {"type": "base64", "media_type": "application/pdf", "data": random_base64(size)}
     question = {"type": "text", "text": "What is this?"}
     vision = {"model": "writer", "messages": [{"role": "user", "content": [question, image]}]}
     pdf = [{"role": "user", "content": [{"type": "document", "source": document}, question]}]
     message = {"model": "claude", "max_tokens": 100, "messages": pdf}
-    picture = {"type": "input_image", "image_url": "data:image/png;base64," + random_base64(TRUE_LARGE)}
+    picture = {"type": "input_image", "image_url": "data:image/png;base64," + random_base64(size)}
     response = {"model": "writer", "input": [{"role": "user", "content": [picture]}], "store": False}
-    requests: list[tuple[str, dict[str, Any], str]] = [
+    return [
         ("/v1/chat/completions", vision, "A cat."),
         ("/v1/messages", {**message, "stream": True}, "message_stop"),
         ("/v1/responses", response, "A cat."),
-        ("/v1/embeddings", {"model": "embedder", "input": [large_text(50_000)] * 180}, "embedding"),
-        ("/api/v1/jobs?wait_s=60", {"agent": "writer", "prompt": large_text(TRUE_LARGE)}, "succeeded"),
+        ("/v1/embeddings", {"model": "embedder", "input": [large_text(size // 180)] * 180}, "embedding"),
+        ("/api/v1/jobs?wait_s=60", {"agent": "writer", "prompt": large_text(size)}, "succeeded"),
     ]
-    async with open_true_plane() as plane:
-        for path, body, expected in requests:
-            answer = await plane.api.ask("POST", path, json=body)
-            assert answer.status == 200, (path, answer.body[:500])
-            assert expected in answer.body.decode(), (path, answer.body[:500])
-        await plane.emptied()
 
 
-async def test_a_body_of_todays_size_travels_in_its_message(open_true_plane: OpenPlane) -> None:
+async def are_answered(plane: LargePlane, requests: Sequence[tuple[str, dict[str, Any], str]]) -> None:
+    for path, body, expected in requests:
+        answer = await plane.api.ask("POST", path, json=body)
+        assert answer.status == 200, (path, answer.body[:500])
+        assert expected in answer.body.decode(), (path, answer.body[:500])
+    await plane.emptied()
+
+
+async def test_bodies_larger_than_a_message_are_accepted_on_every_way_in_and_leave_nothing(
+    open_plane: OpenPlane,
+) -> None:
+    async with open_plane() as plane:
+        await are_answered(plane, requests_of(LARGE))
+
+
+async def test_bodies_larger_than_nats_takes_are_accepted_and_one_of_todays_size_travels_in_its_message(
+    open_true_plane: OpenPlane,
+) -> None:
+    chat, *_, job = requests_of(TRUE_LARGE)
     async with open_true_plane() as plane:
+        await are_answered(plane, (chat, job))
         await plane.worker.end()
         assert (await plane.submit("small", prompt=large_text(3_900_000))).status == 202
         message = await plane.api.last_job()
