@@ -208,6 +208,24 @@ async def test_a_stream_may_take_longer_than_its_beginning_may() -> None:
     assert failed.failure.class_name == "StreamStalledError"
 
 
+async def test_the_wait_for_the_beginning_of_a_stream_is_part_of_its_total_time() -> None:
+    async def late(request: web.BaseRequest) -> web.StreamResponse:
+        await asyncio.sleep(1.5)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        while True:
+            await response.write(b'data: {"choices": [{"index": 0, "delta": {"content": "x"}}]}\n\n')
+            await asyncio.sleep(0.1)
+
+    began = time.monotonic()
+    async with answering(late) as origin:
+        with pytest.raises(CallError) as caught:
+            await perform(settings("openai", origin), Streamed(total_timeout_s=2.0).call)
+        assert time.monotonic() - began < 3
+    assert isinstance(caught.value.failure, TransportFailure)
+    assert caught.value.failure.class_name == "StreamStalledError"
+
+
 async def test_a_call_that_is_cancelled_is_ended_at_the_provider() -> None:
     async with scripted({"stream": "stall", "after_chunks": 30}) as sim:
         asked = Streamed(idle_timeout_s=60)

@@ -199,6 +199,7 @@ class HttpProvider:
 
     async def _stream(self, wire: Wire, call: Call, key: Any, secrets: KnownSecrets, streaming: Streaming) -> Answer:
         state = _RequestState()
+        ends_at = asyncio.get_running_loop().time() + streaming.total_timeout_s
         reader = wire.stream_reader(streaming.answer)
         failure: CallFailure | None = None
         maybe_billed = True
@@ -215,7 +216,7 @@ class HttpProvider:
                     # This is an error, perhaps as an event, or the whole answer of a server that does not stream.
                     return self._read(wire, call, await _reply(response, MAX_ANSWER_BYTES), secrets)
                 status = response.status
-                await receive(response, reader, streaming, limit, secrets)
+                await receive(response, reader, streaming, limit, ends_at, secrets)
         except TimeoutError as error:
             name = "StreamStalledError" if streaming.answer.length else "TimeoutError"
             failure = TransportFailure("timeout", name, silence(call))

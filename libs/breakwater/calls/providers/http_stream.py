@@ -53,12 +53,12 @@ class StreamBrokenError(BreakwaterError):
 class _IdleLimit:
     """Extends the time limit of a stream whenever something arrives, up to the total timeout."""
 
-    def __init__(self, limit: AnswerTimeout, streaming: Streaming) -> None:
+    def __init__(self, limit: AnswerTimeout, streaming: Streaming, ends_at: float) -> None:
         self._limit = limit
         self._loop = asyncio.get_running_loop()
         self._idle_s = streaming.idle_timeout_s
         self._every_s = streaming.idle_timeout_s * _EXTEND_EVERY
-        self._ends_at = self._loop.time() + streaming.total_timeout_s
+        self._ends_at = ends_at
         self._extended_at = 0.0
 
     def extend(self, *, has_begun: bool) -> None:
@@ -78,6 +78,7 @@ async def receive(
     reader: StreamReader,
     streaming: Streaming,
     limit: AnswerTimeout,
+    ends_at: float,
     secrets: KnownSecrets,
 ) -> None:
     """Passes on a stream until its end.
@@ -85,8 +86,9 @@ async def receive(
     Args:
         response: the response, whose body is the stream.
         reader: reads the API's events.
-        streaming: where the chunks go, and the time limits.
+        streaming: where the chunks go, and the idle timeout.
         limit: the entered timeout, set to the time by which the answer must have begun.
+        ends_at: the time by which all of it must have arrived, on the loop's clock, in seconds.
         secrets: the secrets to hide in events.
 
     Raises:
@@ -99,7 +101,7 @@ async def receive(
     joiner = EventJoiner()
     answer = streaming.answer
     content = response.content
-    idle_limit = _IdleLimit(limit, streaming)
+    idle_limit = _IdleLimit(limit, streaming, ends_at)
     at_end = False
     while not (at_end or reader.ended):
         at_end = content.at_eof()
