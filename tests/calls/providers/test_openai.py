@@ -59,7 +59,7 @@ async def test_usage_that_is_not_reported_is_unknown() -> None:
             },
             Usage(5, 7, cached_tokens=3, reasoning_tokens=6),
         ),
-        ({"prompt_tokens": 5.0, "completion_tokens": 10**30}, Usage(5, int(1e30))),
+        ({"prompt_tokens": 5.0, "completion_tokens": 10**30}, Usage(5, 10**18)),
         (
             {"prompt_tokens": -5, "completion_tokens": 0.5},
             Usage(None, 1, problem="prompt_tokens is no number of tokens"),
