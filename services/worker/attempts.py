@@ -294,8 +294,8 @@ class Attempts:
                 # Perhaps it was to be spared, as others seemed to be free.
                 asked_alone = prepare(admission.target, has_alternatives=False)
                 answer = await self._ask_on(asked_alone)
-                if not isinstance(answer, Refused | WaitForCapacity):
-                    return asked_alone, answer
+                if not isinstance(answer, Refused | WaitForCapacity) or kind_of_wait(_refusal_in(answer)) != "hold":
+                    return asked_alone, answer  # it may have a place in the queue of a limit now: that one is kept
                 refusals[number] = asked_alone, answer
         return min(refusals, key=lambda refusal: _wait_s(refusal[1]), default=(None, None))
 
