@@ -4,8 +4,7 @@ from typing import Any, get_args
 
 from breakwater.breakers.rules.failure_statistics import breaker_statistics
 from breakwater.limits.contract import GuardRule
-from breakwater.limits.rules.failure_statistics import task_statistics
-from breakwater.limits.rules.guard import Task, Trip
+from breakwater.limits.rules.guard import Task, Trip, task_statistics
 from tests.tables import each_row
 
 TASK = Task(iterations=9, consecutive_failures=3, total_failures=5, errors={"a3f1b2c4": 4, "0badc0de": 1})

@@ -30,8 +30,7 @@ from breakwater.kernel.security.encryption import DecryptionError
 from breakwater.kernel.types import time_from_ms
 from breakwater.limits.contract import GuardEvent
 from breakwater.limits.rules.budget import spent_by
-from breakwater.limits.rules.failure_statistics import task_statistics
-from breakwater.limits.rules.guard import Task, Trip, after_job, outcome_of
+from breakwater.limits.rules.guard import Task, Trip, after_job, outcome_of, task_statistics
 from breakwater.limits.settings import GuardRules
 from breakwater.limits.store.tasks import Tasks, TripRecord
 

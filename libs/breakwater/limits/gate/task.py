@@ -12,8 +12,7 @@ from breakwater.jobs.store.executions import ClaimLostError
 from breakwater.jobs.store.task_keys import TaskKey
 from breakwater.kernel.redis.connection import ScriptCommand
 from breakwater.limits.rules.budget import spent_by
-from breakwater.limits.rules.failure_statistics import task_statistics
-from breakwater.limits.rules.guard import Task, Trip, before_call, near_cap
+from breakwater.limits.rules.guard import Task, Trip, before_call, near_cap, task_statistics
 from breakwater.limits.rules.refusals import task_budget_held, task_stopped
 from breakwater.limits.store.tasks import TaskTurn, TripRecord
 from breakwater.limits.task_guards import FIRST_JOBS, TaskGuards, shared_task

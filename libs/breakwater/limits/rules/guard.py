@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, TypedDict
 
 from pydantic import JsonValue
 
+from breakwater.breakers.rules.failure_statistics import without_threshold
+from breakwater.jobs.contract.execution import FailureStatistics
 from breakwater.kernel.formats import beyond, money, moneys, quantity
 from breakwater.kernel.json_values import NoJsonError, find_json
 from breakwater.limits.contract import GuardRule
@@ -245,3 +247,22 @@ def _drift(confidences: tuple[float, ...], rules: ConfidenceRules) -> Trip | Non
 def _in_words(confidences: tuple[float, ...]) -> str:
     newest = ", ".join(f"{confidence:g}" for confidence in confidences[-10:])
     return newest if len(confidences) <= 10 else f"..., {newest}"
+
+
+_WITHOUT_FIGURES: Mapping[GuardRule, str] = {
+    # The amount that was used when a cap stopped the task would reveal the cap.
+    "max_iterations": "the task has reached its limit of iterations",
+    "max_tokens": "the task has used all its tokens",
+    "max_cost": "the task's money is used up, or too little for another call",
+    "confidence_drift": "the answers were less and less sure, or not sure enough",
+}
+
+
+def task_statistics(task: Task, trip: Trip) -> FailureStatistics:
+    """Returns the statistics of a task that is stopped."""
+    return FailureStatistics(
+        consecutive_failures=task.consecutive_failures,
+        total_failures=task.total_failures,
+        unique_errors=len(task.errors),
+        reason=_WITHOUT_FIGURES.get(trip.rule) or without_threshold(trip.reason),
+    )
