@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from breakwater.calls.rules.quota import DEFAULT_RESET_S, Quota, quotas, room_in, used_up_s
@@ -78,6 +78,7 @@ def test_a_limit_that_is_used_up_is_spared_until_a_tenth_of_it_is_there_again() 
         st.one_of(st.text(max_size=20), st.integers(-5, 10**9).map(str), st.just("6m0s")),
     )
 )
+@example({"x-ratelimit-remaining-requests": "1", "x-ratelimit-limit-requests": "0"})
 def test_any_headers_give_shares_between_0_and_1(headers: dict[str, str]) -> None:
     stated = quotas(headers, NOW)
     assert used_up_s(stated) >= 0

@@ -70,7 +70,7 @@ async def test_what_a_model_said_is_told_with_why_it_stopped_and_what_it_cost(st
     }
     costs = {name: (result["total_cost"], result["cost_basis"]) for name, result in results.items()}
     assert {costs[name] for name in ("plain", "created", "marked", "filtered", "vague")} == {(COST, "billed")}
-    words = {"absurd": "1.00e+15 output tokens", "beyond": "1.00e+17 input tokens", "cached": "1.00e+19 cached tokens"}
+    words = {"absurd": "1.00e+15 output tokens", "beyond": "1.00e+17 input tokens", "cached": "1.00e+18 cached tokens"}
     for name, said in words.items():
         [attempt] = results[name]["attempts"]
         assert costs[name] == (attempt["reserved"], "estimated")

@@ -55,7 +55,7 @@ def room_in(
     for counts_tokens, remaining, limit, reset_s in quotas:
         room = remaining
         if age_s >= reset_s:
-            room = inf if limit is None else limit
+            room = inf if limit is None else max(remaining, limit)
         elif limit is not None and limit > remaining:
             room += (limit - remaining) * age_s / reset_s
         room -= used_tokens if counts_tokens else calls
