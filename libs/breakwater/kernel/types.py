@@ -148,17 +148,17 @@ _REGION = TypeAdapter(Region)
 
 def is_region(text: str) -> bool:
     """Returns True if a text may be a region."""
-    try:
-        _REGION.validate_python(text)
-    except ValidationError:
-        return False
-    return True
+    return _is_valid(_REGION, text)
 
 
 def is_identifier(text: str) -> bool:
     """Returns True if a text may be an id or a name, which fits into subjects and into every record."""
+    return _is_valid(_IDENTIFIER, text)
+
+
+def _is_valid(adapter: TypeAdapter[str], text: str) -> bool:
     try:
-        _IDENTIFIER.validate_python(text)
+        adapter.validate_python(text)
     except ValidationError:
         return False
     return True
