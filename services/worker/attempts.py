@@ -15,7 +15,7 @@ from breakwater.breakers.rules.breaker import caller_of
 from breakwater.calls.assignment import Assignment, Checkpoint, Deferred, InFlight, JobEnd
 from breakwater.calls.gate import POLL_S, Admission, AskAgain, Gate, Refused, WaitForCapacity
 from breakwater.calls.providers.base import Answer
-from breakwater.calls.rules.classify import WORKER_LOST, is_of_key
+from breakwater.calls.rules.classify import WORKER_LOST, classification_of, is_of_key
 from breakwater.calls.rules.parameters import RefusedParams, refused_params
 from breakwater.calls.rules.refusals import model_removed, outside_region
 from breakwater.calls.rules.repairs import NO_REPAIRS, JsonMessage, Repaired
@@ -55,7 +55,7 @@ from breakwater.services.worker.call_end import CallEnd, answered
 from breakwater.services.worker.context import WorkerContext
 from breakwater.services.worker.next_call import admission_for, is_bounded, params_key, worst_tokens
 from breakwater.services.worker.progress import ProgressReporter
-from breakwater.services.worker.recovery import classification_of, lost_attempt, recover
+from breakwater.services.worker.recovery import lost_attempt, recover
 from breakwater.services.worker.results import cancelled, stopped
 from breakwater.services.worker.streaming import AnswerStream, AttemptStream, continuing
 

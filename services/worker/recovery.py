@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from datetime import datetime
 
 from breakwater.calls.assignment import Assignment, Checkpoint, InFlight
-from breakwater.calls.rules.classify import WORKER_LOST, Classification
+from breakwater.calls.rules.classify import WORKER_LOST
 from breakwater.calls.rules.repairs import Repairs
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.limits.store.budgets import Reservation
@@ -62,25 +61,6 @@ def lost_attempt(job: Assignment, flight: InFlight, spent: CallCost) -> Attempt:
     """Returns the attempt to record for a call whose worker died."""
     error = WORKER_LOST.error_info()
     return attempt_of(job, flight, flight.started_at, "worker_lost", spent=spent, error=error)
-
-
-def classification_of(attempt: Attempt, now: datetime) -> Classification:
-    """Classifies a recorded failure, as of now."""
-    error = attempt.error
-    if error is None:
-        # The attempt succeeded, but the worker died before it stored the result, and the answer is lost.
-        return WORKER_LOST
-    waited_s = (now - attempt.completed_at).total_seconds()
-    return Classification(
-        error.kind,
-        error.class_,
-        error.message,
-        error.status_code,
-        error.retryable,
-        counts_for_breaker=False,
-        retry_after_s=None if error.retry_after_s is None else max(0.0, error.retry_after_s - waited_s),
-        param=error.param,
-    )
 
 
 def _with_recorded(job: Assignment, checkpoint: Checkpoint, attempt: Attempt) -> Checkpoint:

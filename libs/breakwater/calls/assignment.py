@@ -19,7 +19,7 @@ from breakwater.calls.providers.base import Answer
 from breakwater.calls.rules.output import OutputGuard
 from breakwater.calls.rules.parameters import TRANSLATED, own_params, without_fields
 from breakwater.calls.rules.repairs import Repairs
-from breakwater.calls.rules.retry import of_batch
+from breakwater.calls.rules.retry import cause_after, has_tried
 from breakwater.calls.targets import Target, is_within
 from breakwater.config import Agent
 from breakwater.dialects.rules.embeddings import native_body
@@ -124,10 +124,7 @@ class Checkpoint(Event):
 
         With a deployment, only attempts there count.
         """
-        return self.cause != "batch" and any(
-            attempt.model == model and (deployment is None or attempt.deployment == deployment)
-            for attempt in of_batch(self.attempts)
-        )
+        return self.cause != "batch" and has_tried(self.attempts, model, deployment)
 
     def on_chain(self, chain: Sequence[str]) -> Checkpoint:
         """Returns the checkpoint at the place of its model in a chain, which another config may have made shorter."""
@@ -139,18 +136,8 @@ class Checkpoint(Event):
         return self.model_index + 1 >= len(chain)
 
     def cause_of_next(self, model: str, deployment: str | None) -> Cause:
-        """Returns the cause of the next attempt, on a deployment if the model lists some.
-
-        One that the job has called before is retried there, even if another was called since: otherwise, deployments
-        in turns would have no end of tries.
-        """
-        if self.cause is not None:
-            return self.cause
-        if not self.attempts:
-            return "first"
-        if not self.tried(model):
-            return "fallback"
-        return "retry" if self.tried(model, deployment) else "redeployment"
+        """Returns the cause of the next attempt, on a deployment if the model lists some."""
+        return self.cause or cause_after(self.attempts, model, deployment)
 
     def after(self, attempt: Attempt) -> Checkpoint:
         """Returns the checkpoint after a recorded attempt."""

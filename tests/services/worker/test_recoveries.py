@@ -14,12 +14,11 @@ import pytest
 from aiohttp import web
 
 from breakwater.calls.providers.base import Answer, CallError
-from breakwater.calls.rules.classify import HttpFailure, classify
+from breakwater.calls.rules.classify import HttpFailure, classification_of, classify
 from breakwater.calls.rules.parameters import refused_params
 from breakwater.calls.rules.repairs import Repairs
 from breakwater.kernel.nats import subjects
 from breakwater.prices.rules.usage import Usage
-from breakwater.services.worker.recovery import classification_of
 from tests.calls.providers.kit import answering
 from tests.flow.kit import COST, Plane, model
 from tests.records.samples import NOON, attempt

@@ -16,7 +16,7 @@ from breakwater.dialects.rules.params import KNOWN_PARAMS
 from breakwater.dialects.rules.provider_state import STATE_ERRORS, UNREADABLE, state_error
 from breakwater.dialects.rules.provider_words import known_or_hash, known_place
 from breakwater.jobs.contract.error_kinds import ErrorKind
-from breakwater.jobs.contract.execution import ErrorInfo
+from breakwater.jobs.contract.execution import Attempt, ErrorInfo
 from breakwater.kernel.formats import words
 
 MAX_LENGTH = 500
@@ -629,6 +629,25 @@ _OF_MODEL: Mapping[str, tuple[ErrorKind, str]] = {
     "modeltimeoutexception": ("transient", "RequestTimeoutError"),
 }
 """Bedrock's exceptions whose statuses (424, 429, 424, 408) say less than they do."""
+
+
+def classification_of(attempt: Attempt, now: datetime) -> Classification:
+    """Classifies a recorded failure, as of now."""
+    error = attempt.error
+    if error is None:
+        # The attempt succeeded, but the worker died before it stored the result, and the answer is lost.
+        return WORKER_LOST
+    waited_s = (now - attempt.completed_at).total_seconds()
+    return Classification(
+        error.kind,
+        error.class_,
+        error.message,
+        error.status_code,
+        error.retryable,
+        counts_for_breaker=False,
+        retry_after_s=None if error.retry_after_s is None else max(0.0, error.retry_after_s - waited_s),
+        param=error.param,
+    )
 
 
 def classify(failure: CallFailure, now: datetime) -> Classification:

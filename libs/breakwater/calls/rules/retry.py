@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import get_args
@@ -94,6 +94,35 @@ def of_batch(attempts: Iterable[Attempt]) -> list[Attempt]:
             current.clear()
         current.append(attempt)
     return current
+
+
+def has_tried(attempts: Iterable[Attempt], model: str, deployment: str | None = None) -> bool:
+    """Returns True if a job's current call has an attempt on a model, including a refused one.
+
+    With a deployment, only attempts there count.
+    """
+    return any(
+        attempt.model == model and (deployment is None or attempt.deployment == deployment)
+        for attempt in of_batch(attempts)
+    )
+
+
+def cause_after(attempts: Sequence[Attempt], model: str, deployment: str | None) -> Cause:
+    """Returns the cause of an attempt that no repair has prepared, on a deployment if the model lists some.
+
+    One that the job has called before is retried there, even if another was called since: otherwise, deployments in
+    turns would have no end of tries.
+
+    Args:
+        attempts: the job's earlier attempts, in order.
+        model: the model of the attempt.
+        deployment: its deployment.
+    """
+    if not attempts:
+        return "first"
+    if not has_tried(attempts, model):
+        return "fallback"
+    return "retry" if has_tried(attempts, model, deployment) else "redeployment"
 
 
 def failures_on(model: str, attempts: Iterable[Attempt]) -> Mapping[ErrorKind, int]:

@@ -191,11 +191,13 @@ class Attempt(Event):
     cost: Money | None = Field(default=None, description="Null if unknown, never zero.")
     cost_basis: CostBasis = "unknown"
     reserved: Money | None = Field(
-        default=None, description="Worst case, reserved in the budgets during the call. Null without a price."
+        default=None,
+        description="Worst case, reserved in the budgets during the call; of a refused call, what it would have "
+        "reserved. Null without a price.",
     )
     reserved_tokens: Count | None = Field(
         default=None,
-        description="Worst case in tokens, which a call of unknown usage counts towards limits. Null for a program.",
+        description="Same in tokens, which a call of unknown usage counts towards limits. Null for a program.",
     )
     reserved_at: Timestamp | None = Field(
         default=None, description="By Redis' clock. The cost counts for the day and the longer periods of this time."
