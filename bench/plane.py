@@ -37,8 +37,8 @@ from breakwater.kernel.nats.permissions import inbox_prefix
 from breakwater.kernel.nats.subjects import Header
 
 SERVERS = {
-    "nats-server": "nats", "valkey-server": "redis", "embedded.clickhouse": "clickhouse",
-    "embedded.provider": "simulated provider",
+    "nats-server": "nats", "valkey-server": "redis", "local.clickhouse": "clickhouse",
+    "local.provider": "simulated provider",
 }  # fmt: skip
 PROVIDER = "simulated provider"
 
