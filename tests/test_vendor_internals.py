@@ -92,7 +92,9 @@ def test_nats_says_of_a_server_what_presence_reads() -> None:
 
 
 def test_nats_sends_and_receives_by_what_is_called_and_replaced() -> None:
-    assert {"_send_command", "_flusher"} <= vars(Client).keys()
+    assert {"_send_command", "_flusher", "_parse_header_lines"} <= vars(Client).keys()
+    assert "self._parse_header_lines(" in inspect.getsource(Client._process_headers)  # pyright: ignore[reportPrivateUsage]
+    assert "_client" in Msg.__dataclass_fields__
     assert {"_flush_queue", "stats"} <= vars(Client()).keys()
     assert isinstance(Subscription(Client())._pending_queue, asyncio.Queue)  # pyright: ignore[reportPrivateUsage]
 

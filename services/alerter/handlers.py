@@ -29,7 +29,7 @@ from breakwater.breakers.contract import BreakerTransition
 from breakwater.jobs.contract.execution import Execution
 from breakwater.jobs.store.records import read_record
 from breakwater.kernel.nats.contract import DeadLetter
-from breakwater.kernel.nats.delivery import Delivery, dead_letter, heartbeat, report_in_progress
+from breakwater.kernel.nats.delivery import Delivery, acknowledge, dead_letter, heartbeat, report_in_progress
 from breakwater.kernel.nats.errors import BusError
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.pull import BUSY, Pull
@@ -176,6 +176,7 @@ class Grouping:
             await self._pull.close()
 
     async def _group(self, deliveries: Sequence[Delivery], signals: Callable[[Delivery], Sequence[Signal]]) -> None:
+        done: list[Delivery] = []
         for delivery in deliveries:
             waiting = self._held.get(delivery.sequence)
             if waiting is not None:
@@ -201,9 +202,10 @@ class Grouping:
             if not firing or len(self._held) >= MAX_GROUPED:
                 # Beyond this limit a crash of this process loses a count, and no incident.
                 event.unrecorded_signals = 0
-                await delivery.ack()
+                done.append(delivery)
             else:
                 self._held[delivery.sequence] = event
+        await acknowledge(done)
 
     async def _record_due(self) -> None:
         now = self._clock.monotonic()

@@ -33,7 +33,7 @@ from breakwater.jobs.contract.job import Job
 from breakwater.jobs.store.records import read_record
 from breakwater.kernel.ids import new_id
 from breakwater.kernel.nats import subjects
-from breakwater.kernel.nats.delivery import Delivery, heartbeat
+from breakwater.kernel.nats.delivery import Delivery, acknowledge, heartbeat
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.subjects import Header
 from breakwater.kernel.process.outage import Outages
@@ -80,8 +80,7 @@ class BreakerHandler:
                 if (attempt := read_record(delivery, Attempt)) is not None
             )
             await self._outages.retry_while_unavailable(lambda: self.apply(sorted_batch, is_log))
-        for delivery in batch:
-            await delivery.ack()
+        await acknowledge(batch)
 
     def batch_of(self, attempts: Iterable[tuple[int, int, Attempt]]) -> AttemptBatch:
         """Sorts attempts, each with its sequence and the time when it was stored (ms since the epoch)."""

@@ -11,7 +11,7 @@ from breakwater.calls.rules.refusals import for_operators
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.jobs.store.records import read_record
 from breakwater.kernel.nats import subjects
-from breakwater.kernel.nats.delivery import Delivery, heartbeat
+from breakwater.kernel.nats.delivery import Delivery, acknowledge, heartbeat
 from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.subjects import Stream
@@ -65,8 +65,7 @@ class BudgetHandler:
             await self._outages.retry_while_unavailable(lambda: self.settle(called))
             refused = [attempt for _, attempt in attempts if attempt.refused_by is not None]
             await self._outages.retry_while_unavailable(lambda: self._announce_refusals(refused))
-        for delivery in batch:
-            await delivery.ack()
+        await acknowledge(batch)
 
     async def settle(self, settlements: Sequence[Settlement]) -> None:
         """Counts the cost of calls, once the counters exist. Raises UnavailableError; retry."""

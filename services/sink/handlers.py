@@ -18,7 +18,7 @@ import structlog
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.clickhouse.errors import RowsRejectedError, UnstorableError
 from breakwater.kernel.clickhouse.table import Table
-from breakwater.kernel.nats.delivery import Delivery, dead_letter, heartbeat
+from breakwater.kernel.nats.delivery import Delivery, acknowledge, dead_letter, heartbeat
 from breakwater.kernel.nats.errors import EventStreamFullError
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.process.outage import Outage, Outages, StoppedWaitingError
@@ -97,12 +97,10 @@ class Sink:
             if isinstance(outcome, BaseException):
                 raise outcome
             refused += outcome
-        for delivery in deliveries:
-            if delivery in refused:
-                await delivery.retry_in(REFUSED_DELAY_S)
-            else:
-                # Without confirmation: a lost acknowledgement costs a redelivery, which replaces the same row.
-                await delivery.ack()
+        for delivery in refused:
+            await delivery.retry_in(REFUSED_DELAY_S)
+        # Without confirmation: a lost acknowledgement costs a redelivery, which replaces the same row.
+        await acknowledge([delivery for delivery in deliveries if delivery not in refused])
 
     async def _insert(self, table: Table, pending: list[_Pending]) -> list[Delivery]:
         """Stores rows in one insert. If ClickHouse rejects some, halves the insert until it has found them.

@@ -47,15 +47,25 @@ class Heard:
         self.events.append(event)
 
 
+class Connection:
+    """A connection that is away, and keeps the subjects on which is published."""
+
+    is_connected = False
+
+    def __init__(self) -> None:
+        self.subjects: list[str] = []
+
+    async def publish(self, subject: str) -> None:
+        self.subjects.append(subject)
+
+
 class Delivered:
     """A delivery of an attempt, without a server."""
 
-    def __init__(self, sequence: int, sent: Attempt) -> None:
-        self.sequence, self.data, self.is_acked = sequence, sent.json_bytes(), False
+    def __init__(self, client: Connection, sequence: int, sent: Attempt) -> None:
+        self.client, self.ack_subject = client, f"ack.{sequence}"
+        self.sequence, self.data = sequence, sent.json_bytes()
         self.subject, self.headers = subjects.attempt(sent.agent, sent.execution_id, sent.number), FIRST
-
-    async def ack(self) -> None:
-        self.is_acked = True
 
     async def in_progress(self) -> None:
         """Nobody waits for it."""
@@ -94,10 +104,11 @@ class Service:
         )
 
     async def handle(self, attempts: Sequence[Attempt]) -> None:
-        batch = [Delivered(self._sequence + number, one) for number, one in enumerate(attempts, start=1)]
+        client = Connection()
+        batch = [Delivered(client, self._sequence + number, one) for number, one in enumerate(attempts, start=1)]
         self._sequence += len(batch)
         await self._handler.handle(cast(list[Delivery], batch))
-        assert all(one.is_acked for one in batch)
+        assert client.subjects == [one.ack_subject for one in batch]
 
     async def spends(self, nano: int, at: datetime | None = None) -> list[int]:
         """A call that costs so much; returns what is announced of it."""

@@ -15,6 +15,8 @@ from breakwater.kernel.nats.delivery import Delivery
 from breakwater.kernel.nats.lookup import Lookup, StoredMessage
 from breakwater.kernel.nats.subjects import Header, Stream
 
+_FIRST = Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value
+
 RecordT = TypeVar("RecordT", Attempt, Execution)
 
 
@@ -24,14 +26,14 @@ def read_record(message: Delivery | StoredMessage, model: type[RecordT]) -> Reco
     Returns:
         None, and a warning in the log, where the message can't be read, or does not count (`problem_of`).
     """
-    log = structlog.get_logger().bind(subject=message.subject, sequence=message.sequence)
+    place = {"subject": message.subject, "sequence": message.sequence}
     try:
         record = model.model_validate_json(message.data)
     except ValidationError as error:
-        log.warning("record_unreadable", model=model.__name__, problems=error.error_count())
+        structlog.get_logger().warning("record_unreadable", **place, model=model.__name__, problems=error.error_count())
         return None
     if (problem := problem_of(record, message.subject, message.headers)) is not None:
-        log.warning("record_ignored", problem=problem)
+        structlog.get_logger().warning("record_ignored", **place, problem=problem)
         return None
     return record
 
@@ -50,7 +52,7 @@ def problem_of(record: Attempt | Execution, subject: str, headers: Mapping[str, 
         own_subject = subjects.execution(record.agent, record.execution_id)
     if subject != own_subject:
         return f"it belongs on {own_subject}"
-    if headers.get(Header.EXPECTED_LAST_SUBJECT_SEQUENCE.value) != "0":
+    if headers.get(_FIRST) != "0":
         return "it was published without requiring to be the first message on its subject"
     return None
 

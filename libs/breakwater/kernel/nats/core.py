@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import ssl
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from time import monotonic
@@ -89,9 +90,46 @@ async def publish(
     client.stats["out_msgs"] += 1
     client.stats["out_bytes"] += len(payload)
     await client._send_command(command)  # pyright: ignore[reportPrivateUsage]
+    _have_flushed(client)
+
+
+async def publish_empty(client: Client, subjects: Sequence[str]) -> None:
+    """Publishes a message without content on each subject, in one command.
+
+    Args:
+        client: the connection.
+        subjects: as the server has given them, such as those for acknowledgements.
+
+    Raises:
+        nats.errors.Error: the client accepts no messages.
+    """
+    if client.is_connected and not client.is_draining:
+        client.stats["out_msgs"] += len(subjects)
+        command = "".join([f"PUB {subject} 0\r\n\r\n" for subject in subjects]).encode()
+        await client._send_command(command)  # pyright: ignore[reportPrivateUsage]
+        _have_flushed(client)
+        return
+    for subject in subjects:
+        await client.publish(subject)
+
+
+def _have_flushed(client: Client) -> None:
     flushes: Any = client._flush_queue  # pyright: ignore[reportPrivateUsage]
     if flushes.empty():
         flushes.put_nowait(_NOBODY)
+
+
+_HEADER_LINE = re.compile(r"(?m)^([!#$%&'*+\-.^_`|~0-9A-Za-z]+): ([!-~]+(?: [!-~]+)*)\r\n")
+"""A header as all known clients write it: one space before its value, which is of ASCII words."""
+
+_parse_other_headers = Client._parse_header_lines  # pyright: ignore[reportPrivateUsage]
+
+
+def parse_headers(raw: bytes) -> dict[str, str]:
+    """Parses the header lines of a message as the client does, which takes a step for each character of their names."""
+    lines = _HEADER_LINE.findall(raw.decode("latin-1"))
+    # The block ends with an empty line.
+    return dict(lines) if len(lines) == raw.count(b"\n") - 1 else _parse_other_headers(raw)
 
 
 class _PassesOn(asyncio.Queue[Msg]):
@@ -110,6 +148,7 @@ async def subscribe(client: Client, subject: str, take: Callable[[Msg], None]) -
 
     `take` is called as they are read. It neither waits nor raises.
     """
+    client._parse_header_lines = parse_headers  # pyright: ignore[reportPrivateUsage]
     subscription = await client.subscribe(subject, pending_bytes_limit=0)
     subscription._pending_queue = _PassesOn(take)  # pyright: ignore[reportPrivateUsage]
     return subscription

@@ -30,6 +30,7 @@ from typing import Any, Generic
 
 import nats.errors
 import structlog
+from nats.aio.client import Client
 from nats.aio.msg import Msg
 from pydantic import BaseModel
 from pydantic_core import CoreSchema, core_schema
@@ -38,6 +39,7 @@ from typing_extensions import TypeVar
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.bodies import IN_MESSAGE_BYTES, LEFT_FOR, BodyReference, BodyWriter
 from breakwater.kernel.nats.contract import DeadLetter
+from breakwater.kernel.nats.core import publish_empty
 from breakwater.kernel.nats.errors import BusUnavailableError, MessageTooLargeError, NoStreamError, PublishRefusedError
 from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.publisher import PublishAck, Publisher
@@ -48,6 +50,12 @@ from breakwater.kernel.process.outage import Outage
 from breakwater.kernel.types import format_time, is_identifier, ms_from_time
 
 ACK_TIMEOUT_S = 5.0
+
+_BODY = Header.BODY.value
+_QUEUED_AT = Header.QUEUED_AT.value
+_TURN = Header.TURN.value
+_UNIQUE_ID = Header.UNIQUE_ID.value
+"""Looked for in every message; `value` is a call."""
 
 
 MessageT_co = TypeVar("MessageT_co", bound=BaseModel, default=BaseModel, covariant=True)
@@ -65,36 +73,38 @@ class Delivery(Generic[MessageT_co]):
         return core_schema.is_instance_schema(cls)
 
     def __init__(self, message: Msg) -> None:
-        metadata = message.metadata
         self._message = message
         self.ack_subject: str = message.reply
         self.subject: str = message.subject
         self.data: bytes = message.data
         self.headers: Mapping[str, str] = trusted_headers(message.subject, message.headers or {})
-        self.body: BodyReference | None = BodyReference.parse(self.headers.get(Header.BODY.value))
+        headers = self.headers
+        self.body: BodyReference | None = BodyReference.parse(headers[_BODY]) if _BODY in headers else None
         """The reference to a job's body, where `data` is not the job's own; None once a dead letter has the body."""
         self.body_is_lost: bool = False
         """True once the object store proved not to have the body."""
-        self.stream: str = metadata.stream
-        self.sequence: int = metadata.sequence.stream
-        self.deliveries: int = metadata.num_delivered or 1
+        # `$JS.ACK.<stream>.<consumer>.…`; with a domain, this and a hash of the account come before the stream.
+        place = message.reply.split(".")
+        self.stream, _, deliveries, sequence, _, stored_ns, waiting = place[2:9] if len(place) == 9 else place[4:11]
+        self.sequence: int = int(sequence)
+        self.deliveries: int = int(deliveries)
         """1 for the first delivery."""
-        self.was_parked: bool = Header.QUEUED_AT.value in self.headers
+        self.was_parked: bool = _QUEUED_AT in headers
         """True if the job returns to its queue after a long wait."""
         self.is_first: bool = self.deliveries == 1 and not self.was_parked
         """True if this message was never delivered or parked before."""
-        self.turn: str | None = self.headers.get(Header.TURN.value)
+        self.turn: str | None = headers.get(_TURN)
         """The turn that the job waits for, or has waited for; None if it has not waited for one."""
         self.is_unstarted: bool = self.is_first or (self.deliveries == 1 and self.turn is not None)
         """True if no worker has begun the job by this message, or the one from which it was parked."""
-        self.is_only_message: bool = Header.UNIQUE_ID.value in self.headers
+        self.is_only_message: bool = _UNIQUE_ID in headers
         """True if its job has no other message, so that no worker can have begun the job if this `is_first`."""
-        self.published_at: datetime = metadata.timestamp
+        self.published_at: datetime = datetime.fromtimestamp(int(stored_ns) / 10**9, UTC)
         self.queued_at: datetime = self.published_at
         """When the job was first accepted: when this message was stored, unless the job was parked."""
         if self.was_parked:
-            self.queued_at = queued_at(self.headers, self.published_at)
-        self.waiting: int = metadata.num_pending or 0
+            self.queued_at = queued_at(headers, self.published_at)
+        self.waiting: int = int(waiting)
         """The number of messages that the consumer still had to deliver when it sent this one."""
 
     @property
@@ -104,7 +114,12 @@ class Delivery(Generic[MessageT_co]):
 
     async def ack(self) -> None:
         """Acknowledges without waiting for confirmation: for work that may be done twice."""
-        await self._message.ack()
+        await acknowledge((self,))
+
+    @property
+    def client(self) -> Client:
+        """The connection on which it came."""
+        return self._message._client  # pyright: ignore[reportPrivateUsage]
 
     async def ack_sync(self) -> bool:
         """Acknowledges and waits for the server's confirmation.
@@ -129,6 +144,12 @@ class Delivery(Generic[MessageT_co]):
     async def in_progress(self) -> None:
         """Reports that the message is still in progress: the server restarts its ack wait."""
         await self._message.in_progress()
+
+
+async def acknowledge(deliveries: Sequence[Delivery]) -> None:
+    """Acknowledges deliveries of one consumer together, each as `Delivery.ack` does."""
+    if deliveries:
+        await publish_empty(deliveries[-1].client, [delivery.ack_subject for delivery in deliveries])
 
 
 async def report_in_progress(deliveries: Iterable[Delivery]) -> None:
@@ -561,7 +582,7 @@ def trusted_headers(subject: str, headers: Mapping[str, str]) -> Mapping[str, st
     From a program's job, it removes the headers that only the plane may set. It sets the owner and the scope of the ids
     if the program has its own NATS user.
     """
-    user = subjects.user_of_job(subject)
+    user = subjects.user_of_job(subject) if subject.startswith("bw.jobs.") else None
     if user is None:
         return headers
     trusted = {name: value for name, value in headers.items() if not name.lower().startswith(OURS)}
