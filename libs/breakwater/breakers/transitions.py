@@ -8,7 +8,6 @@ unpublished may publish them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from pydantic import TypeAdapter
 
@@ -18,6 +17,7 @@ from breakwater.breakers.rules.transitions import transition
 from breakwater.breakers.settings import BreakerRules
 from breakwater.breakers.store import Breakers, LoadedBreaker, Saving
 from breakwater.jobs.contract.execution import Attempt
+from breakwater.kernel.immutable import immutable
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.publisher import Publisher
 
@@ -27,7 +27,7 @@ AS_OF_NOW = 2**53
 """The end of an attempt that was just recorded; a time ahead of Redis' clock counts as now."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable()
 class ObservedOutcome:
     """An outcome, with the rules of the agent that called."""
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from breakwater.breakers.rules.health import LAST_CALLS, CallHealth
+from breakwater.kernel.immutable import immutable
 from breakwater.kernel.nats.subjects import encode_token
 from breakwater.kernel.redis.connection import Redis, Script, ScriptCommand, read_hashes
 
@@ -50,7 +50,7 @@ return 1
 """)
 
 
-@dataclass(frozen=True, slots=True)
+@immutable()
 class EndedCall:
     """A call that ended: its event's sequence, when that was stored (ms since the epoch), and whether it failed."""
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import groupby
@@ -29,6 +29,7 @@ from itertools import groupby
 from breakwater.breakers.contract import BreakerRule, BreakerScope, BreakerState, CountedUnit
 from breakwater.breakers.settings import MAX_KEPT, BreakerRules
 from breakwater.kernel.formats import quantity
+from breakwater.kernel.immutable import changed, immutable
 from breakwater.kernel.nats.subjects import encode_token
 
 ALL = "*"
@@ -111,7 +112,7 @@ CALLERS_OF_SLICE = 8
 """The number of callers that are counted separately in a slice."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable()
 class CountedFailure:
     """A counted failure.
 
@@ -134,7 +135,7 @@ class CountedFailure:
     tried_again: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@immutable()
 class Slice:
     """The calls of one caller that ended within one slice of a window.
 
@@ -151,7 +152,7 @@ class Slice:
     caller: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable()
 class Breaker:
     """The state of one breaker."""
 
@@ -214,7 +215,7 @@ class Breaker:
     """The caller whose probe has failed. One other caller may probe immediately, without a cool-down."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable()
 class Observation:
     """The outcome of an attempt, as a breaker counts it.
 
@@ -250,7 +251,7 @@ class Observation:
     gave_up: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@immutable()
 class BreakerChange:
     """A transition, with the figures that explain it."""
 
@@ -293,13 +294,14 @@ def observe(
     if breaker.state == "isolated" or is_stale or (breaker.state == "open" and concerns):
         return breaker, None
     # The log's clock may be ahead of ours. That must neither keep an outcome counting for longer nor delay it.
-    observation = replace(observation, at_ms=min(observation.at_ms, now_ms))
+    if observation.at_ms > now_ms:
+        observation = changed(observation, at_ms=now_ms)
     if observation.failed is not None and (callers := _with_caller(breaker.callers, observation)) != breaker.callers:
-        breaker = replace(breaker, callers=callers)
+        breaker = changed(breaker, callers=callers)
     if observation.failed is None and observation.limited and observation.at_ms > breaker.last_success_ms:
-        breaker = replace(breaker, limited_since_ms=breaker.limited_since_ms or observation.at_ms)
+        breaker = changed(breaker, limited_since_ms=breaker.limited_since_ms or observation.at_ms)
         # A model that has only refused calls for a whole window is not busy but broken.
-        observation = replace(
+        observation = changed(
             observation, failed=observation.at_ms - breaker.limited_since_ms >= _window_ms(rules) or None
         )
     if breaker.state == "half_open" and concerns:
@@ -314,7 +316,7 @@ def observe(
         return breaker, None  # it has been counted
     counted = _with_call(breaker, observation, rules, now_ms)
     if not observation.failed:
-        return replace(
+        return changed(
             counted,
             successes=_with_success(counted, observation),
             last_success=max(counted.last_success, observation.sequence),
@@ -337,10 +339,10 @@ def _after_giving_up(
         return breaker, None
     last = open_ends[-1]
     failures = tuple(
-        replace(failure, tried_again=False) if failure is last else failure for failure in breaker.failures
+        changed(failure, tried_again=False) if failure is last else failure for failure in breaker.failures
     )
-    observation = replace(observation, error=last.error)
-    return _open_if_due(replace(breaker, failures=failures), observation, rules, now_ms, jitter)
+    observation = changed(observation, error=last.error)
+    return _open_if_due(changed(breaker, failures=failures), observation, rules, now_ms, jitter)
 
 
 def concerns_caller(breaker: Breaker, caller: str) -> bool:
@@ -376,7 +378,7 @@ def isolate(
     if breaker.state == "isolated":
         return breaker, None
     reason = _operator_reason("isolated", by, why)
-    for_all = replace(breaker, open_until_ms=0, alone="", alone_name="", task="", probed_by="")
+    for_all = changed(breaker, open_until_ms=0, alone="", alone_name="", task="", probed_by="")
     after = _move(for_all, "isolated", reason, now_ms)
     return after, _change(breaker, after, None, reason, rules, now_ms, by=by)
 
@@ -410,7 +412,7 @@ def wait_for_call(breaker: Breaker, rules: BreakerRules, now_ms: int) -> tuple[B
     if state_at(breaker, now_ms) != "half_open" or breaker.waits or (breaker.probe and breaker.probe_until_ms > now_ms):
         return breaker, None
     ended = "the cool-down has ended" if breaker.state == "open" else "its probe has ended without an outcome"
-    after = replace(_move(breaker, "half_open", breaker.reason, now_ms), waits=True, probed_by="")
+    after = changed(_move(breaker, "half_open", breaker.reason, now_ms), waits=True, probed_by="")
     return after, _change(breaker, after, None, f"{ended}; it waits for a call to try it", rules, now_ms)
 
 
@@ -431,11 +433,11 @@ def _after_probe(
         return breaker, None
     if observation.failed is None:
         # The probe's outcome says nothing about the model's health: the next call may probe.
-        return replace(breaker, probe=None, probe_until_ms=0), None
+        return changed(breaker, probe=None, probe_until_ms=0), None
     if observation.failed:
         reason = "the half-open probe failed"
         failed = _with_failure(breaker, observation, rules, now_ms)
-        failed = replace(failed, probed_by="" if breaker.probed_by else observation.caller)
+        failed = changed(failed, probed_by="" if breaker.probed_by else observation.caller)
         opened = _open(failed, reason, rules, now_ms, jitter)
         return opened, _change(breaker, opened, "probe_failed", reason, rules, now_ms)
     reason = "the half-open probe succeeded"
@@ -461,7 +463,7 @@ def _after_probe(
 def _close_for_one(breaker: Breaker, observation: Observation, reason: str, now_ms: int) -> Breaker:
     """Closes a breaker that refused one caller: forgets that caller's calls and keeps those of others."""
     forgotten = [failure.sequence for failure in breaker.failures if concerns_caller(breaker, failure.caller)]
-    return replace(
+    return changed(
         breaker,
         state="closed",
         reason=reason,
@@ -520,7 +522,7 @@ def _open_if_due(
     if breaker.state != "closed":
         # It is already open for another caller: now it opens for what both have in common, or else for all.
         alone = [name for name in alone if name in breaker.alone.split()]
-    due = replace(
+    due = changed(
         breaker,
         alone=" ".join(alone),
         alone_name=_in_words(alone, observation),
@@ -534,7 +536,7 @@ def _open_if_due(
 
 def _of_caller(breaker: Breaker, name: str) -> Breaker:
     """Returns the part of a breaker's state that concerns the calls of one key or one tenant."""
-    return replace(
+    return changed(
         breaker,
         failures=tuple(failure for failure in breaker.failures if name in failure.caller),
         slices=tuple(counted_slice for counted_slice in breaker.slices if name in counted_slice.caller),
@@ -611,8 +613,11 @@ def _rule_that_fires(
 def _with_caller(callers: tuple[tuple[str, int], ...], observation: Observation) -> tuple[tuple[str, int], ...]:
     """Returns the latest callers with those of one more call. Two of each kind suffice to prove that several call."""
     latest = dict(callers)
-    for name in observation.caller.split():
+    names = observation.caller.split()
+    for name in names:
         latest[name] = max(observation.at_ms, latest.get(name, 0))
+    if len(latest) == len(names):
+        return tuple(latest.items())  # nobody else has called
     newest = sorted(latest.items(), key=lambda entry: (entry[0][0], -entry[1], entry[0]))
     return tuple(entry for _, kind in groupby(newest, key=lambda entry: entry[0][0]) for entry in list(kind)[:2])
 
@@ -725,13 +730,13 @@ def cooldown_ms(rules: BreakerRules, openings: int, jitter: float) -> int:
 def _open(breaker: Breaker, reason: str, rules: BreakerRules, now_ms: int, jitter: float) -> Breaker:
     openings = breaker.openings + 1
     until_ms = now_ms + cooldown_ms(rules, openings, jitter)
-    return _move(replace(breaker, open_until_ms=until_ms, openings=openings), "open", reason, now_ms)
+    return _move(changed(breaker, open_until_ms=until_ms, openings=openings), "open", reason, now_ms)
 
 
 def _move(breaker: Breaker, state: BreakerState, reason: str, now_ms: int) -> Breaker:
     """Returns the breaker in another state, without a probe."""
     version = breaker.version + 1
-    return replace(
+    return changed(
         breaker,
         state=state,
         reason=reason,
@@ -768,7 +773,7 @@ def _with_failure(breaker: Breaker, observation: Observation, rules: BreakerRule
     errors = breaker.errors_seen
     if observation.error and observation.error not in errors and len(errors) < MAX_ERRORS_SEEN:
         errors = tuple(sorted((*errors, observation.error)))
-    return replace(
+    return changed(
         breaker,
         failures=needed,
         count=rules.count,
@@ -829,7 +834,7 @@ def _with_call(breaker: Breaker, observation: Observation, rules: BreakerRules, 
         caller = ""
     earlier = slices.get((number, caller), Slice(number, 0, 0))
     slices[number, caller] = Slice(number, earlier.calls + 1, earlier.failed + bool(observation.failed), caller)
-    return replace(
+    return changed(
         breaker,
         slices=tuple(_live([slices[key] for key in sorted(slices)], rules, now_ms)),
         counted=(*sequences[:place], observation.sequence, *sequences[place:])[-MAX_KEPT:],
