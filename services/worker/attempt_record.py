@@ -11,6 +11,7 @@ from breakwater.jobs.store.executions import ClaimLostError
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.errors import AlreadyDecidedError
 from breakwater.kernel.nats.subjects import Stream
+from breakwater.kernel.types import unchecked
 from breakwater.services.worker.call_cost import NO_COST, CallCost
 from breakwater.services.worker.context import WorkerContext
 
@@ -30,7 +31,7 @@ def attempt_of(
     """Builds the record of an attempt that has just ended."""
     completed_at = job.now()
     usage = spent.usage
-    return Attempt(
+    return _attempt(
         attempt_id=job.attempt_id(flight.number),
         execution_id=job.execution_id,
         job_id=job.ids.job_id,
@@ -80,6 +81,9 @@ def attempt_of(
         dropped_messages=flight.dropped_messages,
         dropped_params=flight.dropped_params,
     )
+
+
+_attempt = unchecked(Attempt)
 
 
 async def record(worker: WorkerContext, job: Assignment, attempt: Attempt) -> int:

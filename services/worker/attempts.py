@@ -119,9 +119,8 @@ class Attempts:
         """The attempt whose call is in progress."""
         self._waited: dict[Reason, float] = {}
         self._waits_for: tuple[InFlight, WaitForCapacity] | None = None
-        self._waits_since = job.now()
-        self._noted_until = job.now()
-        """The end of the wait that others see."""
+        self._waits_since = self._noted_until = job.now()
+        """The begin of the job's wait, and the end of what others see of it."""
         self._last_call: CallEnd | None = None
         self._limits: CallerLimits | None = None
         self._redeploys: CallEnd | None = None

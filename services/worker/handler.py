@@ -71,7 +71,6 @@ class JobHandler:
     async def handle(self, delivery: Delivery) -> None:
         """Handles one delivery: acknowledges it once the record is stored, or returns it for redelivery."""
         worker = self._worker
-        log = structlog.get_logger()
         job: Assignment | None = None
         # The number of deliveries includes waits, but nothing else reveals a message that always crashes its worker.
         suspect = delivery.deliveries > crashes.MAX_CRASHES
@@ -96,7 +95,7 @@ class JobHandler:
             if suspect:
                 await self._crashes.count(delivery, -1)
         except ClaimLostError:
-            log.info("job_taken_over", agent=self._agent_name, sequence=delivery.sequence)
+            structlog.get_logger().info("job_taken_over", agent=self._agent_name, sequence=delivery.sequence)
         except DecryptionError as error:
             await self._crashes.repeat_or_end(delivery, job, error)
         except asyncio.CancelledError:
@@ -105,6 +104,7 @@ class JobHandler:
             raise
         except Exception as error:
             place = {"sequence": delivery.sequence, "deliveries": delivery.deliveries}
+            log = structlog.get_logger()
             log.exception("job_handling_failed", agent=self._agent_name, **place)
             await self._crashes.repeat_or_end(delivery, job, error)
 

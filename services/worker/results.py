@@ -15,6 +15,7 @@ from breakwater.calls.rules.user_message import user_message_for
 from breakwater.dialects.rules.native_requests import conversation_of, input_of, params_of
 from breakwater.jobs.contract.execution import Attempt, Cancellation, ErrorInfo, Execution, Reason, Result
 from breakwater.jobs.rules.record import error_of, status_of, totals, without_figures
+from breakwater.kernel.types import unchecked
 from breakwater.redaction.rules.redact import Redactor
 from breakwater.services.worker.context import WorkerContext
 
@@ -54,7 +55,7 @@ def result_of(
         if job.agent.on_error == "message" and output is None:
             output = error.user_message
     started = next((attempt.started_at for attempt in attempts if not attempt.short_circuited), None)
-    return Result(
+    return _result(
         **job.names,
         api=job.job.api,
         status=status_of(end.reason),
@@ -98,6 +99,9 @@ def result_of(
         limits=end.limits,
         response=answer.response,
     )
+
+
+_result = unchecked(Result)
 
 
 def result_without_run(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -48,12 +48,14 @@ class Admission:
 
     @contextmanager
     def under_way(self) -> Generator[None]:
-        """Enters the context of each gate for the duration of the call."""
-        with ExitStack() as stack:
-            for gate in self.gates:
-                if gate.lease is not None:
-                    stack.enter_context(gate.lease)
+        """Tells the gates that the call begins, and that it has ended."""
+        for gate in self.gates:
+            gate.begin_call()
+        try:
             yield
+        finally:
+            for gate in self.gates:
+                gate.end_call()
         self.gates = ()  # they refer to the admission: without them, it needs no garbage collector
 
 
@@ -110,8 +112,6 @@ class Gate:
     admission: Admission
     flight_fields: dict[str, object] = field(default_factory=dict[str, object], init=False)
     """Fields of `InFlight` that `read` sets for the record of the attempt."""
-    lease: AbstractContextManager[None] | None = field(default=None, init=False)
-    """A context for the duration of the call; set by `read`."""
     announces: bool = field(default=False, init=False)
     """True if `announce` has something to publish or to read; set by `read`."""
 
@@ -150,6 +150,12 @@ class Gate:
         Args:
             verdict: the verdict of all gates; None admits the call.
         """
+
+    def begin_call(self) -> None:
+        """Notes that the admitted call begins."""
+
+    def end_call(self) -> None:
+        """Notes that the call has ended and is in the log, or that its worker stops."""
 
     def settle(self, attempt: Attempt) -> ScriptCommand | None:
         """Returns the script that ends the grants of a finished call. After a crash, a new gate settles it."""

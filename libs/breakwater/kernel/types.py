@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime
 from decimal import Decimal
 from functools import lru_cache
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, ParamSpec, Self, TypeVar, cast
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import (
@@ -77,7 +78,12 @@ def _usd(value: object) -> object:
 @lru_cache(maxsize=1024)  # each of a job's few moments is written several times
 def format_time(moment: datetime) -> str:
     """Formats a time by RFC 3339, in UTC with milliseconds: `2026-11-21T10:00:00.000Z`."""
-    return moment.astimezone(UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
+    return f"{_format_second(moment.replace(microsecond=0))}.{moment.microsecond // 1000:03}Z"
+
+
+@lru_cache(maxsize=64)  # many moments are in the same second
+def _format_second(moment: datetime) -> str:
+    return moment.astimezone(UTC).isoformat()[:-6]
 
 
 def time_from_ms(epoch_ms: int) -> datetime:
@@ -220,6 +226,25 @@ class Event(BaseModel):
     def json_bytes(self) -> bytes:
         """Returns the message as JSON, as it is on the wire."""
         return self.model_dump_json().encode()
+
+
+_Fields = ParamSpec("_Fields")
+_Made = TypeVar("_Made", bound=Event)
+
+
+def unchecked(message: Callable[_Fields, _Made]) -> Callable[_Fields, _Made]:
+    """Returns the constructor of a message that only the type checker checks, for values that we have made ourselves.
+
+    A job has some messages of fifty fields, whose checks take a tenth as long as a call without the provider.
+    """
+    model = cast(type[_Made], message)
+    # In their order, which is that of its JSON.
+    defaults = {name: field.get_default(call_default_factory=True) for name, field in model.model_fields.items()}
+
+    def make(*_: _Fields.args, **values: _Fields.kwargs) -> _Made:
+        return model.of_valid({**defaults, **values})
+
+    return make
 
 
 Encrypted = Annotated[

@@ -16,6 +16,7 @@ from breakwater.dialects.rules.chat_chunks import Assembly, Chunk
 from breakwater.jobs.contract.execution import Choice
 from breakwater.jobs.contract.job import CallApi
 from breakwater.jobs.rules.chat_messages import OTHERS, fields, finish_reason, parts_of
+from breakwater.kernel.types import unchecked
 from breakwater.prices.rules.price import OUTPUT_LIMITS
 from breakwater.prices.rules.usage import Usage, of_completion
 
@@ -92,7 +93,10 @@ def _choice(index: int, choice: Mapping[str, Any]) -> Choice:
     output: JsonValue = (
         message if other_parts or any(message.get(name) for name in _FIELDS_BESIDE_TEXT) else text or None
     )
-    return Choice(index=index, output=output, finish_reason=reason)
+    return _made_choice(index=index, output=output, finish_reason=reason)
+
+
+_made_choice = unchecked(Choice)
 
 
 @dataclass(slots=True)

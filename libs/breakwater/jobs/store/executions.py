@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from secrets import token_hex
+from random import getrandbits
 from typing import Any, Literal, cast
 
 from breakwater.jobs.contract.current_jobs import JobWait
@@ -67,7 +67,7 @@ class Claim:
     @classmethod
     def new(cls, execution_id: str, worker: str = "") -> Claim:
         """Makes a claim for a worker, by the worker's id."""
-        return cls(execution_id, f"{worker}/{token_hex(16)}")
+        return cls(execution_id, f"{worker}/{getrandbits(128):032x}")
 
     @property
     def key(self) -> str:

@@ -303,7 +303,8 @@ async def subscribed(broker: NatsBroker) -> None:
 
 def connection_of(broker: NatsBroker) -> ClientGetter:
     """The broker's connection, once it has one."""
-    return partial(getattr, broker, "connection")
+    # Not `broker.connection`, which looks for its config in all that it may be part of, for each message again.
+    return partial(getattr, broker.config.broker_config.connection_state, "connection")
 
 
 def on_request(broker: NatsBroker, subject: str, queue: str, answer: Callable[[str], Awaitable[bytes]]) -> None:

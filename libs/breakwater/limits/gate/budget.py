@@ -8,8 +8,7 @@ second and restores lost ones, before the budget service rebuilds the counters f
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -141,7 +140,6 @@ class BudgetGate(Gate):
                 self._note(windows)
                 # Redis' clock decides the day and the month of the call.
                 self.flight_fields["reserved_at"] = at
-                self.lease = self._live(at)
                 return None
             case OverBudget(by_reservations=True) as over:
                 # A call that has just ended on another worker may be charged a moment later.
@@ -214,9 +212,10 @@ class BudgetGate(Gate):
         tenant = "" if job.job.tenant is None else encode_token(job.job.tenant)
         return rate_limits_of(f"task:{tenant}/{job.ids.own_task_key}", limits_of_task(job.agent_name, rule))
 
-    @contextmanager
-    def _live(self, at: datetime) -> Generator[None]:
-        """Keeps the reservation in the worker's list until its call has ended and is in the log."""
+    def begin_call(self) -> None:
+        """Adds the reservation to those of the worker, which are restored if Redis loses them."""
+        at = self._reserved_at
+        assert at is not None
         admission = self.admission
         amount = admission.flight.reserved or 0
         until = self.now() + timedelta(milliseconds=admission.lease_ms or 0)
@@ -225,10 +224,10 @@ class BudgetGate(Gate):
             tokens=admission.flight.reserved_tokens,
             slots=self._rates.slots,
         )
-        try:
-            yield
-        finally:
-            del self.live[admission.attempt_id]
+
+    def end_call(self) -> None:
+        """Removes it."""
+        del self.live[self.admission.attempt_id]
 
     def _over_own_cap(self, cap: int) -> Refused | None:
         # Only one worker runs a job at a time, so its attempts are complete.
