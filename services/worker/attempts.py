@@ -493,7 +493,7 @@ class Attempts:
         failure = ended.failure
         assert failure is not None
         if repaired.cause == "parameter" and refused is not None and refused.lasting:
-            key = params_key(self._worker, self._job, self._target_of(attempt))
+            key = params_key(self._job, self._target_of(attempt))
             self._worker.left_out.setdefault(key, set()).update(refused.names)
         if repaired.cause == "provider_state" and is_of_model(failure.class_name):
             self._worker.state_repairs.setdefault(attempt.unit, set()).add(repaired.repairs.state[-1])
@@ -509,7 +509,7 @@ class Attempts:
             return None
         left_out = {*ended.attempt.dropped_params, *(self._checkpoint.repairs or NO_REPAIRS).left_out}
         added = job.added_params
-        _, _, api = params_key(self._worker, job, self._target_of(ended.attempt))
+        _, _, api = params_key(job, self._target_of(ended.attempt))
         is_last_limit = api == "responses" or bool(left_out.intersection(OUTPUT_LIMITS))
         if api == "messages" or (is_last_limit and is_bounded(self._worker, job)):
             # Anthropic requires a limit, and so does a cap.
@@ -532,9 +532,7 @@ class Attempts:
 
     def _is_native(self, attempt: Attempt) -> bool:
         api = self._job.job.api
-        return api != "chat" and self._worker.config.speaks(
-            attempt.provider, api, attempt.model, self._target_of(attempt).name
-        )
+        return api != "chat" and api in self._target_of(attempt).apis
 
     async def _has_new_key(self, ended: CallEnd) -> bool:
         """Returns True if the provider's key is found to have changed before the job's deadline."""

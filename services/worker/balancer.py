@@ -16,7 +16,7 @@ from functools import lru_cache
 from breakwater.calls.assignment import Assignment, Checkpoint
 from breakwater.calls.gate import Refused, WaitForCapacity
 from breakwater.calls.rules.choice import Candidate, ChoicePolicy, order
-from breakwater.calls.rules.quota import DEFAULT_RESET_S, Quota, quotas, room_in, used_up_s
+from breakwater.calls.rules.quota import ALL, DEFAULT_RESET_S, Quota, Room, quotas, room_in, used_up_s
 from breakwater.calls.rules.retry import RECHECK_S, spared_s
 from breakwater.calls.targets import Target
 from breakwater.jobs.contract.execution import Attempt
@@ -27,6 +27,9 @@ WARM_S = 300.0
 """The time for which providers keep a prompt in their cache at least."""
 
 MAX_SESSIONS = 20_000
+
+_ROOM_S = 0.25
+"""The time for which the room in limits is not computed again unless something is known of them anew."""
 
 _LATENCY_SHARE = 0.2
 """The weight of the newest call in the mean of latencies."""
@@ -51,6 +54,9 @@ class _Standing:
     own_quotas: Sequence[Quota] = ()
     """The rest of our own limits, as of the latest admission or refusal."""
     admitted_at: float = 0.0
+    room: Room = ALL
+    """The room that all of them leave: each call looks at that of each deployment, and changes it for one."""
+    room_until: float = 0.0
     latency_ms: float | None = None
     answered_at: float = 0.0
 
@@ -95,7 +101,8 @@ class Balancer:
         name = job.session if policy.sticky else job.execution_id
         last, warm_until = self._sessions.get(name, (None, 0.0)) if policy.sticky else (None, 0.0)
         candidates = [
-            self._candidate(job.agent_name, target, now, tokens, failures.count(target.listed)) for target in targets
+            self._candidate(job.agent_name, target, now, tokens, failures.count(target.listed) if failures else 0)
+            for target in targets
         ]
         last = last if warm_until > now else None
         ranked = order(candidates, policy, name=name, last=last)
@@ -124,6 +131,7 @@ class Balancer:
             standing.counted_until = now + DEFAULT_RESET_S
         standing.calls += 1
         standing.tokens += tokens
+        standing.room_until = 0.0
         if not policy.sticky:
             return
         self._sessions[job.session] = target.deployment, now + WARM_S
@@ -139,6 +147,7 @@ class Balancer:
             standing.quotas = stated
             standing.calls = standing.tokens = 0
             standing.heard_at = now
+            standing.room_until = 0.0
             standing.counted_until = now + max(DEFAULT_RESET_S, *(quota.reset_s for quota in stated))
             standing.refilled_at = now + min(used_up_s(stated), RECHECK_S)
 
@@ -151,6 +160,7 @@ class Balancer:
             if _is_of_deployment(window.scope)
         ]
         standing.admitted_at = self._clock()
+        standing.room_until = 0.0
 
     def refills_in_s(self, deployment: str) -> float:
         """Returns the seconds until limits of its provider that are all but used up have room again; 0 if they have."""
@@ -185,19 +195,17 @@ class Balancer:
 
     def _candidate(self, agent: str, target: Target, now: float, tokens: int, failures: int) -> Candidate:
         standing = self._standings.get(target.deployment)
-        blocked_s = self._blocked_s(agent, target.deployment, now)
-        headroom = 1.0
-        fits = True
-        latency_ms = None
-        if standing is not None:
-            headroom, fits = room_in(standing.quotas, tokens, now - standing.heard_at, standing.calls, standing.tokens)
-            if standing.own_quotas:
-                own_headroom, fits_own = room_in(standing.own_quotas, tokens, now - standing.admitted_at)
-                headroom = min(headroom, own_headroom)
-                fits = fits and fits_own
-            latency_ms = standing.latency_ms if now - standing.answered_at < _LATENCY_S else None
+        blocked_s = self._blocked_s(agent, target.deployment, now) if self._blocked else 0.0
+        if standing is None:
+            return Candidate(target.deployment, target.weight, target.overflow, blocked_s, failures=failures)
+        if now >= standing.room_until:
+            standing.room = _room_of(standing, now)
+            standing.room_until = now + _ROOM_S
+        room = standing.room
+        fits = tokens <= room.tokens and room.requests >= 1
+        latency_ms = standing.latency_ms if now - standing.answered_at < _LATENCY_S else None
         return Candidate(
-            target.deployment, target.weight, target.overflow, blocked_s, headroom, fits, latency_ms, failures
+            target.deployment, target.weight, target.overflow, blocked_s, room.share, fits, latency_ms, failures
         )
 
     def _blocked_s(self, agent: str, deployment: str, now: float) -> float:
@@ -208,6 +216,14 @@ class Balancer:
 
     def _block(self, agent: str, deployment: str, wait_s: float) -> None:
         self._blocked[agent, deployment] = self._clock() + min(wait_s, RECHECK_S)
+
+
+def _room_of(standing: _Standing, now: float) -> Room:
+    theirs = room_in(standing.quotas, now - standing.heard_at, standing.calls, standing.tokens)
+    if not standing.own_quotas:
+        return theirs
+    own = room_in(standing.own_quotas, now - standing.admitted_at)
+    return Room(*map(min, theirs, own))
 
 
 @lru_cache(maxsize=4096)

@@ -89,7 +89,7 @@ class _AttemptCall:
         self._job = job
         self._flight = flight
         self.target = worker.targets.of(job.agent_name, flight.model, flight.deployment)
-        self.author = author_of_answer(worker, job, self.target)
+        self.author = author_of_answer(job, self.target)
         self._stream = stream
         self._started_at = job.now()
         if stream is not None:

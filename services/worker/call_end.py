@@ -185,8 +185,8 @@ def _storable_response(
     choices_bytes: int,
 ) -> dict[str, JsonValue] | None:
     """Returns the response if it can be stored with the answer; None if the answer does without it."""
-    name = worker.targets.of(job.agent_name, flight.model, flight.deployment).name
-    if not worker.config.speaks(flight.provider, job.job.api, flight.model, name) or job.job.api == "chat":
+    target = worker.targets.of(job.agent_name, flight.model, flight.deployment)
+    if job.job.api == "chat" or job.job.api not in target.apis:
         return response if len(to_json(response)) + choices_bytes <= MAX_RESPONSE_BYTES else None
     # It may have images and the like, which the output lacks.
     stored_bytes = len(to_json(response)) + output_bytes

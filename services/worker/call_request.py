@@ -17,13 +17,12 @@ from breakwater.prices.rules.price import with_output_limit
 from breakwater.services.worker.context import WorkerContext
 
 
-def author_of_answer(worker: WorkerContext, job: Assignment, target: Target) -> str | None:
+def author_of_answer(job: Assignment, target: Target) -> str | None:
     """Returns the signature of a translated answer (`dialects.rules.provider_state`).
 
     None if the provider speaks the client's API, or the job has no request of an API.
     """
-    speaks = worker.config.speaks(target.provider, job.job.api, target.model, target.name)
-    translated = job.job.api_request is not None and not speaks
+    translated = job.job.api_request is not None and job.job.api not in target.apis
     return author_of(f"{target.provider}/{target.name}") if translated else None
 
 
@@ -49,11 +48,11 @@ def call_request(
     left_out = (*flight.left_out, "thinking") if "thinking" in state_repairs else flight.left_out
     params = _params(job, left_out, flight.max_tokens, repairs.output_limit)
     is_repaired = messages is not job.messages and messages != job.messages
-    speaks = worker.config.speaks(flight.provider, job.job.api, flight.model, target.name)
-    body = _native_body(job, params, left_out, state_repairs) if speaks else None
+    is_native = job.job.api in target.apis
+    body = _native_body(job, params, left_out, state_repairs) if is_native else None
     sent_messages = messages
     sent_params = params
-    if not speaks:
+    if not is_native:
         sent_messages, sent_params = job.chat_request(messages, params)
         if "thinking" in params and worker.config.providers[target.provider].takes_thinking:
             sent_params = {**sent_params, "thinking": params["thinking"]}
@@ -77,7 +76,7 @@ def call_request(
         strict_output=guard is not None and guard.rules.strict and guard.fits_strict_mode,
         streaming=streaming,
         left_out=left_out,
-        api=job.job.api if speaks else "chat",
+        api=job.job.api if is_native else "chat",
         native=body,
         headers=dict(job.job.api_request.headers) if job.job.api_request else {},
         repaired=is_repaired,

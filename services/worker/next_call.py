@@ -23,16 +23,15 @@ from breakwater.services.worker.context import WorkerContext
 from breakwater.services.worker.streaming import continuing
 
 
-def params_key(worker: WorkerContext, job: Assignment, target: Target) -> tuple[str, str, CallApi]:
+def params_key(job: Assignment, target: Target) -> tuple[str, str, CallApi]:
     """Returns the key under which refused parameters are remembered: agent, deployment, and the API of the call."""
-    speaks = worker.config.speaks(target.provider, job.job.api, target.model, target.name)
-    return job.agent_name, target.unit, job.job.api if speaks else "chat"
+    api = job.job.api
+    return job.agent_name, target.unit, api if api in target.apis else "chat"
 
 
 def _input_size(worker: WorkerContext, job: Assignment, checkpoint: Checkpoint, target: Target) -> InputSize:
     """Returns the size of all that the next call sends, with its repairs and the answer that it continues."""
-    as_written = worker.config.sends_as_written(target.provider, job.job.api, target.model, target.name)
-    size = job.input_size(as_written=as_written)
+    size = job.input_size(as_written=job.job.api in target.unchanged_apis)
     repairs = checkpoint.repairs or NO_REPAIRS
     if substitutes := substitutes_in(job.messages, {*worker.state_repairs.get(target.unit, ()), *repairs.state}):
         size += size_of_added(substitutes)
@@ -57,7 +56,7 @@ def params_left_out(worker: WorkerContext, job: Assignment, target: Target, repa
     """Returns the parameters to omit from a call because its model refused them, in this job or an earlier one."""
     if not worker.left_out and not repairs.left_out:
         return ()
-    key = params_key(worker, job, target)
+    key = params_key(job, target)
     names = {*worker.left_out.get(key, ()), *repairs.left_out}
     if names.intersection(OUTPUT_LIMITS) and is_bounded(worker, job):
         # An uncapped job may have found them. A capped job may omit one of the two names, but not both.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from math import inf
 
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from breakwater.calls.rules.quota import DEFAULT_RESET_S, Quota, quotas, room_in, used_up_s
+from breakwater.calls.rules.quota import ALL, DEFAULT_RESET_S, Quota, Room, quotas, room_in, used_up_s
 
 NOW = datetime(2026, 11, 29, 10, 0, tzinfo=UTC)
 
@@ -39,22 +40,22 @@ def test_the_headers_of_openai_and_of_anthropic_are_read() -> None:
 
 def test_what_is_left_is_corrected_by_what_is_sent() -> None:
     requests, tokens = Quota(False, 2, 10, 60), Quota(True, 500, 1000, 60)
-    assert room_in([tokens], 500, 0) == (0.5, True)
-    assert room_in([requests, tokens], 501, 0) == (0.2, False)
-    assert room_in([requests], 10**6, 0) == (0.2, True)
-    assert room_in([requests, tokens], 100, 0, calls=1, used_tokens=400) == (0.1, True)
-    assert room_in([requests, tokens], 101, 0, calls=1, used_tokens=400) == (0.1, False)
-    assert room_in([requests], 1, 0, calls=3, used_tokens=9) == (0.0, False)
-    assert room_in([tokens, Quota(True, 0, None, 1)], 0, 0) == (0.0, True)
-    assert room_in([], 10**6, 0) == (1.0, True)
+    assert room_in([tokens], 0) == Room(0.5, tokens=500)
+    assert room_in([requests, tokens], 0) == Room(0.2, tokens=500, requests=2)
+    assert room_in([requests, tokens], 0, calls=1, used_tokens=400) == Room(0.1, tokens=100, requests=1)
+    assert room_in([requests], 0, calls=3, used_tokens=9) == Room(0.0, requests=-1)
+    assert room_in([tokens, Quota(True, 0, None, 1)], 0) == Room(0.0, tokens=0)
+    assert room_in([], 0) == ALL == Room(1.0, inf, inf)
 
 
 def test_a_limit_fills_up_evenly_and_is_known_no_more_once_it_is_full() -> None:
     tokens = Quota(True, 100, 1000, 60)
-    assert [room_in([tokens], 0, age_s)[0] for age_s in (0, 30, 60, 600)] == [0.1, 0.55, 1.0, 1.0]
-    assert [room_in([tokens], needed, 30)[1] for needed in (550, 551)] == [True, False]
+    shares = {0: 0.1, 30: 0.55, 60: 1.0, 600: 1.0}
+    assert {age_s: room_in([tokens], age_s) for age_s in shares} == {
+        age_s: Room(share, tokens=1000 * share) for age_s, share in shares.items()
+    }
     unknown = Quota(False, 0, None, 10)
-    assert [room_in([unknown], 1, age_s) for age_s in (9, 10)] == [(0.0, False), (1.0, True)]
+    assert [room_in([unknown], age_s) for age_s in (9, 10)] == [Room(0.0, requests=0), ALL]
 
 
 def test_a_limit_that_is_used_up_is_spared_until_a_tenth_of_it_is_there_again() -> None:
@@ -83,7 +84,7 @@ def test_any_headers_give_shares_between_0_and_1(headers: dict[str, str]) -> Non
     stated = quotas(headers, NOW)
     assert used_up_s(stated) >= 0
     for quota in stated:
-        shares = [room_in([quota], 0, age_s)[0] for age_s in (0.0, quota.reset_s / 2, quota.reset_s)]
+        shares = [room_in([quota], age_s).share for age_s in (0.0, quota.reset_s / 2, quota.reset_s)]
         assert 0 <= shares[0] <= shares[1] <= shares[2] <= 1
         assert quota.reset_s > 0
         assert quota.remaining >= 0

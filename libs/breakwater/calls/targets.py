@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from breakwater.jobs.contract.job import CallApi
 from breakwater.prices.price_list import Pricing
 from breakwater.prices.rules.price import TokenRules
 
@@ -31,6 +32,10 @@ class Target:
     overflow: bool = False
     """True if it is called only while no other deployment may be."""
     region: str | None = None
+    apis: frozenset[CallApi] = frozenset()
+    """The APIs whose requests its provider takes."""
+    unchanged_apis: frozenset[CallApi] = frozenset()
+    """Those whose requests it gets as they are, not translated into its own format."""
     token_rules: TokenRules
     """The rules that estimate the tokens of a call."""
     pricing: Pricing | None

@@ -454,13 +454,6 @@ class Config(Message):
             return False
         return api in settings.apis_of(name or self.name_at_provider(provider, model))
 
-    def sends_as_written(self, provider: str, api: CallApi, model: str, name: str | None = None) -> bool:
-        """Returns True if requests of an API are sent to a provider unchanged, not translated into its own format."""
-        if not self.speaks(provider, api, model, name):
-            return False
-        name = name or self.name_at_provider(provider, model)
-        return api != "chat" or not self.providers[provider].translates_chats(name)
-
     def is_local(self, provider: str | None) -> bool:
         """Returns True for a child program or a callable, which needs no model and may take any JSON as input."""
         return provider in self.providers and self.providers[provider].local

@@ -15,6 +15,7 @@ from breakwater.config.deployments import Deployment
 from breakwater.config.document import Config
 from breakwater.config.pricing import deployment_pricing, pricing_of
 from breakwater.dialects.rules.provider_words import is_placeholder, is_same_model
+from breakwater.jobs.contract.job import CallApi
 from breakwater.prices.price_list import Pricing, discounts_cached, listed_name, listed_pricing
 from breakwater.prices.rules.price import TokenRules, rules_for
 
@@ -33,6 +34,7 @@ class Targets:
         """Returns the deployments of an agent's name and a model's id; never none."""
         self.policy_of: Callable[[str, str], ChoicePolicy] = lru_cache(MAX_KNOWN)(self._policy)
         """Returns how one of them is chosen."""
+        self._by_id = lru_cache(MAX_KNOWN)(self._listed_targets)
         self._pricings: dict[tuple[str, str], Pricing | None] = {}
         self._substitute = lru_cache(MAX_KNOWN)(self._find_substitute)
         self._names_of = lru_cache(MAX_KNOWN)(self._find_names)
@@ -46,18 +48,21 @@ class Targets:
             model: the model's id.
             listed: the deployment's id, as the attempt records it.
         """
-        targets = self.all_of(agent_name, model)
-        if len(targets) == 1 or listed is None:
-            return targets[0]
-        return next((target for target in targets if target.listed == listed), targets[0])
+        return self._by_id(agent_name, model).get(listed) or self.all_of(agent_name, model)[0]
 
     def _targets(self, agent_name: str, model: str) -> tuple[Target, ...]:
         agent = self._config.agents[agent_name]
         deployments = self._config.deployments(agent, model)
         return tuple(self._target(deployment, has_others=len(deployments) > 1) for deployment in deployments)
 
+    def _listed_targets(self, agent_name: str, model: str) -> dict[str | None, Target]:
+        return {target.listed: target for target in self.all_of(agent_name, model)}
+
     def _target(self, deployment: Deployment, *, has_others: bool) -> Target:
         settings = deployment.settings
+        provider = self._config.providers.get(deployment.provider)
+        apis = frozenset[CallApi](() if provider is None else provider.apis_of(deployment.name))
+        translates_chats = provider is not None and provider.translates_chats(deployment.name)
         return Target(
             model=deployment.model,
             provider=deployment.provider,
@@ -70,6 +75,8 @@ class Targets:
             weight=1.0 if settings is None else settings.weight,
             overflow=settings is not None and settings.role == "overflow",
             region=None if settings is None else settings.region,
+            apis=apis,
+            unchanged_apis=apis - {"chat"} if translates_chats else apis,
             token_rules=token_rules(self._config, deployment),
             pricing=self._pricing_of(deployment),
         )

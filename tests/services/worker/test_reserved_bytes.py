@@ -199,7 +199,7 @@ async def _take(_: Any) -> None:
 def sent_bytes(assigned: Assignment, target: Target) -> bytes:
     """The body as it leaves. Raises CallError for one that does not."""
     job, guard = assigned.job, assigned.output_guard
-    speaks = CONFIG.speaks(target.provider, job.api, target.model)
+    speaks = job.api in target.apis
     params: Mapping[str, Any] = assigned.parameters.values
     messages, chat_params = (assigned.messages, params) if speaks else assigned.chat_request(assigned.messages, params)
     if not speaks and assigned.losses:
@@ -245,7 +245,7 @@ class Sent:
             data = sent_bytes(assigned, target)
         except CallError:
             return None
-        size = assigned.input_size(as_written=CONFIG.sends_as_written(provider, job.api, target.model))
+        size = assigned.input_size(as_written=job.api in target.unchanged_apis)
         return cls(data, size, target, assigned.parameters.max_output_tokens)
 
     def is_over(self, tokens: int | None = None) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
 from math import inf, log
 from typing import Literal
@@ -12,6 +13,10 @@ from breakwater.calls.rules.quota import LOW_HEADROOM
 
 _CLOSE = 1.2
 """Latencies within this factor of the least count as equal."""
+
+_MASK = 2**64 - 1
+_ODD = 0x9E3779B97F4A7C15
+"""The golden ratio in 64 bits: a product with it spreads the bits of a number over all higher ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,42 +74,53 @@ def order(
     """
     listed = list(candidates)
     by_headroom = policy.choose == "headroom"
+    is_drawn = policy.choose != "ordered"
+    # A session is placed by weight alone: what is left of limits differs from worker to worker.
+    weighs_headroom = by_headroom and not policy.sticky
+    may_stay = policy.sticky and last is not None
     fast_ms = inf
     if policy.choose == "latency":
         callable_ms = (candidate.latency_ms for candidate in listed if not candidate.blocked_s)
         fast_ms = min((latency_ms for latency_ms in callable_ms if latency_ms is not None), default=inf) * _CLOSE
-
-    def place(numbered: tuple[int, Candidate]) -> tuple[object, ...]:
-        number, candidate = numbered
-        rank: float = number
-        if policy.choose != "ordered":
-            # A session is placed by weight alone: what is left of limits differs from worker to worker.
-            weight = (
-                candidate.weight * max(candidate.headroom, 0.01)
-                if by_headroom and not policy.sticky
-                else candidate.weight
+    seed = _seed(name) if is_drawn else 0
+    places: list[tuple[float, int, bool, bool, bool, bool, float, float, int, Candidate]] = []
+    for number, candidate in enumerate(listed):
+        weight = candidate.weight
+        if weighs_headroom and candidate.headroom < 1:
+            weight *= max(candidate.headroom, 0.01)
+        latency_ms = candidate.latency_ms
+        places.append(
+            (
+                candidate.blocked_s,
+                candidate.failures,
+                not candidate.fits,
+                candidate.overflow,
+                by_headroom and candidate.headroom < LOW_HEADROOM,
+                may_stay and candidate.id != last,
+                latency_ms if latency_ms is not None and latency_ms > fast_ms else 0.0,
+                _lot(seed, _cached_seed(candidate.id)) / weight if is_drawn else 0.0,
+                number,  # no two have the same, so candidates are never compared
+                candidate,
             )
-            rank = _lot(name, candidate.id) / weight
-        is_slow = candidate.latency_ms is not None and candidate.latency_ms > fast_ms
-        return (
-            candidate.blocked_s,
-            candidate.failures,
-            not candidate.fits,
-            candidate.overflow,
-            by_headroom and candidate.headroom < LOW_HEADROOM,
-            policy.sticky and last is not None and candidate.id != last,
-            candidate.latency_ms if is_slow else 0.0,
-            rank,
         )
+    places.sort()
+    return [place[-1] for place in places]
 
-    return [candidate for _, candidate in sorted(enumerate(listed), key=place)]
+
+def _seed(text: str) -> int:
+    return int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest())
 
 
-def _lot(name: str, candidate_id: str) -> float:
-    """Draws a number for a name and a candidate, exponentially distributed.
+_cached_seed = lru_cache(4096)(_seed)
+
+
+def _lot(seed: int, candidate_seed: int) -> float:
+    """Draws a number for a name and a candidate, by their seeds; exponentially distributed.
 
     Divided by weights, the least one wins in proportion to the weights. A further candidate takes over its own share
     and moves no other name.
     """
-    digest = blake2b(f"{name}\n{candidate_id}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return -log((int.from_bytes(digest) + 1) / 2**64)
+    # Each call draws one for each deployment: two multiplications take a fifth of the time of a hash of both texts.
+    mixed = (seed ^ candidate_seed) * _ODD & _MASK
+    mixed = (mixed ^ mixed >> 32) * _ODD & _MASK
+    return -log(((mixed ^ mixed >> 32) + 1) / 2**64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
+from functools import lru_cache
 from math import inf
 from typing import NamedTuple
 
@@ -35,36 +36,52 @@ class Quota(NamedTuple):
     reset_s: float
 
 
-def room_in(
-    quotas: Iterable[Quota], tokens: int, age_s: float, calls: int = 0, used_tokens: int = 0
-) -> tuple[float, bool]:
-    """Returns the least share that is left of some limits, from 0 to 1, and whether one more call fits them.
+class Room(NamedTuple):
+    """The room that some limits leave.
+
+    Attributes:
+        share: the least share that is left of one, from 0 to 1.
+        tokens: the tokens that fit all of them; infinite where none counts tokens.
+        requests: the same of requests.
+    """
+
+    share: float = 1.0
+    tokens: float = inf
+    requests: float = inf
+
+
+ALL = Room()
+"""The room where no limit is known."""
+
+
+def room_in(quotas: Iterable[Quota], age_s: float, calls: int = 0, used_tokens: int = 0) -> Room:
+    """Returns what is left of some limits.
 
     Limits fill up evenly until they are full. One of unknown size is known no more when it is.
 
     Args:
         quotas: the limits.
-        tokens: the most tokens that the call can use.
         age_s: the seconds since they were read.
         calls: those that have begun since.
         used_tokens: the most tokens that these can use.
     """
     least = 1.0
-    fits = True
-    # Each call does this for each deployment, so it calls nothing.
+    tokens = requests = inf
     for counts_tokens, remaining, limit, reset_s in quotas:
         room = remaining
         if age_s >= reset_s:
             room = inf if limit is None else max(remaining, limit)
         elif limit is not None and limit > remaining:
             room += (limit - remaining) * age_s / reset_s
-        room -= used_tokens if counts_tokens else calls
-        if room < (tokens if counts_tokens else 1):
-            fits = False
+        if counts_tokens:
+            room -= used_tokens
+            tokens = min(tokens, room)
+        else:
+            room -= calls
+            requests = min(requests, room)
         share = room / limit if limit else float(room > 0)
-        if share < least:
-            least = max(0.0, share)
-    return least, fits
+        least = min(least, max(0.0, share))
+    return Room(least, tokens, requests)
 
 
 def used_up_s(quotas: Iterable[Quota]) -> float:
@@ -91,6 +108,11 @@ _HEADERS = (*_OPENAI, *_ANTHROPIC)
 """Of each limit: what it counts, the headers of its rest, all of it and its reset, and True if that is a moment."""
 
 
+# Each answer states them, and mostly the same ones.
+_limit_in = lru_cache(256)(number_in)
+_duration_s = lru_cache(1024)(duration_s)
+
+
 def quotas(headers: Mapping[str, str], now: datetime) -> tuple[Quota, ...]:
     """Returns what is left of each limit that the headers state, as OpenAI and Anthropic write them.
 
@@ -104,9 +126,9 @@ def quotas(headers: Mapping[str, str], now: datetime) -> tuple[Quota, ...]:
         remaining = None if text is None else number_in(text)
         if remaining is None:
             continue
-        limit = number_in(headers.get(limit_name, ""))
+        limit = _limit_in(headers.get(limit_name, ""))
         reset = headers.get(reset_name, "")
-        reset_s = until_rfc3339(reset, now) if is_moment else duration_s(reset)
+        reset_s = until_rfc3339(reset, now) if is_moment else _duration_s(reset)
         reset_s = DEFAULT_RESET_S if reset_s is None else max(reset_s, 0.001)
         stated.append(Quota(unit != "requests", remaining, limit, reset_s))
     return tuple(stated)
