@@ -14,7 +14,7 @@ import pytest
 from tests.forked_commands import start_command
 
 JOBS = 100
-USED_IN = ("tests.browser.", "tests.cli.test_demo")
+USED_IN = ("tests.browser.", "tests.cli.test_demo", "tests.replay.test_identity")
 """How the names of the modules begin whose tests look at it."""
 
 

@@ -20,10 +20,11 @@ from breakwater.breakers.rules.breaker import (
     state_at,
     wait_for_call,
 )
+from breakwater.breakers.rules.observations import observation_of
 from breakwater.breakers.rules.transitions import transition
 from breakwater.breakers.settings import BreakerProbe
 from breakwater.breakers.store import Breakers
-from breakwater.breakers.transitions import ObservedOutcome, decide, observation_of, publish_saved, saving
+from breakwater.breakers.transitions import ObservedOutcome, decide, publish_saved, saving
 from breakwater.config import Config, breaker_of, breakers_of, units_of
 from breakwater.config.deployments import Deployment
 from breakwater.health.rules import out_of_budget, speaks_against_health

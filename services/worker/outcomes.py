@@ -18,9 +18,10 @@ import structlog
 
 from breakwater.breakers.gate import breaker_of_agent, breaker_of_task
 from breakwater.breakers.rules.breaker import BreakerKey, Observation, caller_of, short_hash
+from breakwater.breakers.rules.observations import is_cut_off, observation_of
 from breakwater.breakers.settings import BreakerRules
 from breakwater.breakers.store import Breakers
-from breakwater.breakers.transitions import AS_OF_NOW, ObservedOutcome, decide, is_cut_off, observation_of
+from breakwater.breakers.transitions import AS_OF_NOW, ObservedOutcome, decide
 from breakwater.calls.assignment import Assignment
 from breakwater.calls.rules.classify import follows_request
 from breakwater.calls.targets import Target

@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from breakwater.breakers.rules.admission import Admission, admit, give_back
+from breakwater.breakers.rules.admission import BreakerAnswer, admit, give_back
 from breakwater.breakers.rules.breaker import Breaker, BreakerKey, caller_of
 from breakwater.breakers.store import BreakerAdmitted, BreakerRefused, Breakers, Saving
 from breakwater.kernel.redis.connection import Redis
@@ -64,9 +64,9 @@ async def _admits_alike(redis: Redis, breaker: Breaker, caller: str, task: str) 
     assert after.breaker == expected
     match Breakers.read_admission(answer):
         case BreakerAdmitted(probe, version, became_half_open):
-            assert admission == Admission(True, version, is_probe=probe, became_half_open=became_half_open)
+            assert admission == BreakerAnswer(True, version, is_probe=probe, became_half_open=became_half_open)
         case BreakerRefused(until_ms, _, probing):
-            assert admission == Admission(False, breaker.version, is_probe=probing, until_ms=until_ms)
+            assert admission == BreakerAnswer(False, breaker.version, is_probe=probing, until_ms=until_ms)
     await redis.run([Breakers.return_probe_command(KEY, "job:1")])
     [given_back] = await breakers.load([KEY])
     assert given_back.breaker == give_back(expected, "job:1")

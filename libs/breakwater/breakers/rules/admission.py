@@ -11,7 +11,7 @@ from breakwater.breakers.rules.breaker import Breaker
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
+class BreakerAnswer:
     """The answer of a breaker to a call.
 
     Attributes:
@@ -31,7 +31,7 @@ class Admission:
 
 def admit(
     breaker: Breaker, attempt_id: str, now_ms: int, lease_ms: int, caller: str = "", task: str = ""
-) -> tuple[Breaker, Admission]:
+) -> tuple[Breaker, BreakerAnswer]:
     """Asks a breaker for the admission of a call.
 
     Args:
@@ -47,16 +47,16 @@ def admit(
     """
     version = breaker.version
     if breaker.state == "closed":
-        return breaker, Admission(True, version)
+        return breaker, BreakerAnswer(True, version)
     if breaker.state == "isolated":
-        return breaker, Admission(False, version)
+        return breaker, BreakerAnswer(False, version)
     if _is_of_another(breaker.alone, caller) or (task and breaker.task == task):
-        return breaker, Admission(True, version)
+        return breaker, BreakerAnswer(True, version)
     probe_until_ms = now_ms + lease_ms
     if breaker.state == "open":
         probes_early = now_ms < breaker.open_until_ms and _is_of_another(breaker.probed_by, caller)
         if now_ms < breaker.open_until_ms and not probes_early:
-            return breaker, Admission(False, version, until_ms=breaker.open_until_ms)
+            return breaker, BreakerAnswer(False, version, until_ms=breaker.open_until_ms)
         half_open = replace(
             breaker,
             state="half_open",
@@ -67,12 +67,12 @@ def admit(
             probe=attempt_id,
             probe_until_ms=probe_until_ms,
         )
-        return half_open, Admission(True, version + 1, is_probe=True, became_half_open=True)
+        return half_open, BreakerAnswer(True, version + 1, is_probe=True, became_half_open=True)
     if breaker.probe not in {None, attempt_id} and now_ms < breaker.probe_until_ms:
-        return breaker, Admission(False, version, is_probe=True, until_ms=breaker.probe_until_ms)
+        return breaker, BreakerAnswer(False, version, is_probe=True, until_ms=breaker.probe_until_ms)
     asks_again = breaker.probe == attempt_id
     probed = replace(breaker, probe=attempt_id, probe_until_ms=probe_until_ms)
-    return probed, Admission(True, version, is_probe=True, became_half_open=asks_again)
+    return probed, BreakerAnswer(True, version, is_probe=True, became_half_open=asks_again)
 
 
 def give_back(breaker: Breaker, attempt_id: str) -> Breaker:

@@ -1,0 +1,30 @@
+"""The policy of a config, as a replay takes it."""
+
+from __future__ import annotations
+
+from breakwater.alerts.rules.incidents import IncidentRules
+from breakwater.config import Config, breakers_of
+from breakwater.replay.rules.history import AgentPolicy, Policy
+
+
+def policy_of(config: Config) -> Policy:
+    """Returns the settings of a config that decide what jobs do."""
+    agents = {
+        name: AgentPolicy(
+            chain=agent.chain,
+            retry=agent.retry,
+            breaker=agent.breaker,
+            guard=agent.guard,
+            timeout_s=agent.timeout_s,
+            total_timeout_s=agent.total_timeout_s,
+            max_cost=agent.max_cost_usd,
+        )
+        for name, agent in config.agents.items()
+    }
+    return Policy(
+        agents,
+        breakers_of(config, of_allowed=True),
+        config.limit_table,
+        config.budgets.zone,
+        IncidentRules.of(config.alerts),
+    )

@@ -1,0 +1,152 @@
+"""The breakers of a replay: those of the plane, on the clock of the events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+
+from breakwater.breakers.contract import BreakerRule, BreakerState, BreakerTransition
+from breakwater.breakers.rules.admission import BreakerAnswer, admit, give_back
+from breakwater.breakers.rules.breaker import (
+    Breaker,
+    BreakerChange,
+    BreakerKey,
+    Observation,
+    cooldown_ms,
+    isolate,
+    observe,
+    reset,
+    rules_of_unconfigured,
+    wait_for_call,
+)
+from breakwater.breakers.rules.transitions import half_opened, transition
+from breakwater.breakers.settings import BreakerRules
+from breakwater.kernel.types import ms_from_time
+
+LOOK_EVERY_MS = 10_000
+"""The interval at which breakers without a call become half-open."""
+
+LAG_MS = 2_000
+"""The most time from an event to the transition that it causes."""
+
+JITTER = 0.5
+"""The random part of a cool-down that history does not show."""
+
+
+class ReplayedBreakers:
+    """All breakers of a replay.
+
+    A transition that happened takes its moment and its random cool-down from the record, so that later calls find the
+    breaker as they found it. Whatever a worker asked between an event and that moment, it asked the breaker before.
+    """
+
+    def __init__(
+        self,
+        rules: Mapping[BreakerKey, BreakerRules],
+        recorded: Iterable[BreakerTransition],
+        publish: Callable[[BreakerTransition], None],
+    ) -> None:
+        """Takes the recorded transitions, and `publish`, which is called with each transition of the replay."""
+        self._rules = rules
+        self._publish = publish
+        self._breakers: dict[BreakerKey, Breaker] = {}
+        self._before: dict[BreakerKey, Breaker] = {}
+        """The breakers as they were until their latest change."""
+        self._recorded = {(BreakerKey(event.agent, event.model), event.version): event for event in recorded}
+
+    def admit(
+        self, key: BreakerKey, attempt_id: str, now_ms: int, lease_ms: int, rules: BreakerRules, caller: str
+    ) -> tuple[BreakerAnswer, Breaker]:
+        """Asks for the admission of a call. Returns the answer, and the breaker that gave it."""
+        breaker = self._breakers.get(key)
+        if breaker is None:
+            return BreakerAnswer(True, 0), _CLOSED
+        if now_ms < breaker.changed_ms and (before := self._before.get(key)) is not None:
+            _, admission = admit(before, attempt_id, now_ms, lease_ms, caller)
+            return admission, before
+        after, admission = admit(breaker, attempt_id, now_ms, lease_ms, caller)
+        if admission.became_half_open:
+            event = half_opened(key, after, rules, now_ms)
+            self._change(key, breaker, after)
+            self._publish(event)
+        elif after is not breaker:
+            self._breakers[key] = after
+        return admission, breaker
+
+    def give_back(self, key: BreakerKey, attempt_id: str) -> None:
+        """Releases the probe, if this attempt holds it."""
+        if (breaker := self._breakers.get(key)) is not None:
+            self._breakers[key] = give_back(breaker, attempt_id)
+
+    def changes_near(self, key: BreakerKey, now_ms: int, within_ms: int) -> bool:
+        """Returns True if the state of a breaker has changed or changes within some time before or after a moment."""
+        breaker = self._breakers.get(key, _CLOSED)
+        moments = (breaker.changed_ms, breaker.open_until_ms, breaker.probe_until_ms)
+        return any(abs(now_ms - at_ms) <= within_ms for at_ms in moments)
+
+    def observe(self, key: BreakerKey, observation: Observation, rules: BreakerRules, now_ms: int) -> None:
+        """Applies the outcome of an attempt."""
+        breaker = self._breakers.get(key, _CLOSED)
+        after, change = observe(breaker, observation, rules, now_ms, JITTER)
+        if change is None:
+            if after is not breaker:
+                self._breakers[key] = after
+            return
+        if (recorded := self._as_recorded(key, after.version, after.state, change.rule, now_ms)) is not None:
+            now_ms = ms_from_time(recorded.at)
+            jitter = _jitter_of(recorded, rules, after.openings)
+            after, change = observe(breaker, observation, rules, now_ms, jitter)
+        if change is not None:
+            self._publish_change(key, breaker, change, rules, now_ms)
+
+    def look(self, now_ms: int) -> None:
+        """Makes breakers half-open whose cool-down is over without a call, or that have lost their probe."""
+        for key, breaker in list(self._breakers.items()):
+            if breaker.state in {"open", "half_open"}:
+                rules = self._rules.get(key) or rules_of_unconfigured(key)
+                _, change = wait_for_call(breaker, rules, now_ms)
+                if change is not None:
+                    self._publish_change(key, breaker, change, rules, now_ms)
+
+    def act(self, event: BreakerTransition) -> None:
+        """Repeats what an operator did to a breaker."""
+        key = BreakerKey(event.agent, event.model)
+        rules = self._rules.get(key) or rules_of_unconfigured(key)
+        breaker = self._breakers.get(key, _CLOSED)
+        now_ms = ms_from_time(event.at)
+        action = isolate if event.to_state == "isolated" else reset
+        _, change = action(breaker, by=event.by or "", why="", rules=rules, now_ms=now_ms)
+        if change is not None:
+            change = replace(change, reason=event.reason, after=replace(change.after, reason=event.reason))
+            self._publish_change(key, breaker, change, rules, now_ms)
+
+    def _publish_change(
+        self, key: BreakerKey, before: Breaker, change: BreakerChange, rules: BreakerRules, now_ms: int
+    ) -> None:
+        self._change(key, before, change.after)
+        self._publish(transition(key, change, rules, now_ms))
+
+    def _change(self, key: BreakerKey, before: Breaker, after: Breaker) -> None:
+        self._before[key] = before
+        self._breakers[key] = after
+
+    def _as_recorded(
+        self, key: BreakerKey, version: int, state: BreakerState, rule: BreakerRule | None, now_ms: int
+    ) -> BreakerTransition | None:
+        """Returns the recorded transition that a transition of the replay repeats; None if it repeats none."""
+        event = self._recorded.get((key, version))
+        if event is None or (event.to_state, event.rule) != (state, rule):
+            return None
+        return event if 0 <= ms_from_time(event.at) - now_ms <= LAG_MS else None
+
+
+_CLOSED = Breaker()
+
+
+def _jitter_of(recorded: BreakerTransition, rules: BreakerRules, openings: int) -> float:
+    """Returns the random part of a recorded cool-down, from 0 to 1."""
+    shortest_ms = cooldown_ms(rules, openings, 0.0)
+    longest_ms = cooldown_ms(rules, openings, 1.0)
+    if longest_ms == shortest_ms:
+        return 0.0
+    return min(1.0, max(0.0, (recorded.cooldown_s * 1000 - shortest_ms) / (longest_ms - shortest_ms)))

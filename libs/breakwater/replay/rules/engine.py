@@ -1,0 +1,830 @@
+"""Replays recorded jobs under a policy, in the order of the log and on the clock of its events.
+
+A job follows its record as long as the rules decide as they did: then its calls have their recorded times and
+outcomes. Once they decide otherwise, it has left the record: its further calls are made when the rules say so, and
+their outcomes are drawn from what the model answered to others at about that time.
+
+What no rule here decides (rate limits, holds, the retry budget, repairs of requests, the choice among deployments) is
+taken from the record, and counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from heapq import heappop, heappush
+from typing import Literal, NamedTuple
+
+from breakwater.alerts.contract import Alert
+from breakwater.alerts.rules.incidents import decide, due, due_at
+from breakwater.alerts.rules.signals import Resolved, signals_of
+from breakwater.breakers.contract import BreakerTransition
+from breakwater.breakers.rules.breaker import BreakerKey, caller_of, consecutive_failures
+from breakwater.breakers.rules.failure_statistics import breaker_statistics
+from breakwater.breakers.rules.observations import observation_of
+from breakwater.breakers.rules.refusals import breaker_open
+from breakwater.calls.rules.classify import classification_of
+from breakwater.calls.rules.retry import NextModel, Redeploy, Retry, Stop, after_failure, cause_after, failures_on
+from breakwater.calls.rules.unanswered import why_unanswered
+from breakwater.jobs.contract.execution import Attempt, Cause, ErrorInfo, Execution, FailureStatistics, Reason
+from breakwater.jobs.rules.record import status_of, totals
+from breakwater.kernel.types import ms_from_time, time_from_ms
+from breakwater.limits.contract import BudgetEvent, GuardEvent
+from breakwater.limits.rules.budget import OWN_CAP, fits, spent_by
+from breakwater.limits.rules.guard import task_statistics
+from breakwater.limits.rules.refusals import budget_held, over_budget, over_own_cap, task_stopped
+from breakwater.replay.rules.breakers import JITTER, LOOK_EVERY_MS, ReplayedBreakers
+from breakwater.replay.rules.counters import CountedPlace, ReplayedCounters
+from breakwater.replay.rules.history import AgentPolicy, Changes, LoggedAttempt, Policy, RecordedJob
+from breakwater.replay.rules.tasks import ReplayedTasks, TaskName, TaskVerdict
+from breakwater.replay.rules.world import World, as_call_of, cut_off_after
+
+LEASE_MARGIN_S = 120.0
+"""The time for which a probe outlives its call, as `calls.gate` has it."""
+
+POLL_MS = 250
+"""The interval at which a call that waits for capacity asks again."""
+
+PROBE_WAIT_MS = 2_000
+"""The longest wait for the end of another call's probe, as `breakers.gate` has it."""
+
+RACE_MS = 250
+"""The most time between a change and a call for which the order of the two is unknown: clocks differ, and a worker
+learns the answer a moment after it was given."""
+
+_REPAIRS: frozenset[Cause] = frozenset(
+    {
+        "orphan_recovery",
+        "self_correction",
+        "context_trim",
+        "credential_refresh",
+        "output_limit",
+        "parameter",
+        "provider_state",
+        "batch",
+    }
+)
+
+_REPLAYED: frozenset[Reason] = frozenset({"breaker_open", "budget_exceeded", "guard_tripped"})
+"""The reasons of refusals that the replay decides itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedRefusal:
+    """The reason why a call is not made.
+
+    Attributes:
+        reason: the reason of the job's end, unless another model answers.
+        error: the error, as its attempt has it.
+        refused_by: the limit that has no room.
+        refused_cap: that limit, in nano-dollars, unless it is too small for any such call.
+        ends_chain: True if no other model is tried.
+        statistics: those of the guard or the breaker that refused.
+    """
+
+    reason: Reason
+    error: ErrorInfo
+    refused_by: str | None = None
+    refused_cap: int | None = None
+    ends_chain: bool = False
+    statistics: FailureStatistics | None = None
+
+    def is_as_recorded(self, attempt: Attempt) -> bool:
+        """Returns True if a recorded attempt was refused in the same way."""
+        recorded = attempt.refused_reason, attempt.refused_by, attempt.refused_cap, attempt.statistics
+        if self.statistics is None and attempt.error is not None and attempt.error.figures != self.error.figures:
+            return False
+        return recorded == (self.reason, self.refused_by, self.refused_cap, self.statistics)
+
+
+Kind = Literal["refusal", "step", "end"]
+
+
+class Difference(NamedTuple):
+    """A decision of the replay that the record does not have.
+
+    Attributes:
+        execution_id: the job.
+        kind: what was decided: whether a call is refused, what follows a failure, or how the job ends.
+        recorded: what the record says, in words.
+        replayed: what the replay decided, in words.
+        at_ms: when, in milliseconds since the epoch.
+    """
+
+    execution_id: str
+    kind: Kind
+    recorded: str
+    replayed: str
+    at_ms: int
+
+
+@dataclass(slots=True)
+class ReplayedJob:
+    """A job in the replay.
+
+    Attributes:
+        job: its record.
+        agent: the settings of its agent.
+        chain: the models that it tries, in order.
+        deadline_ms: the end of its time, in milliseconds since the epoch.
+        is_cut_shorter: True if the time limit of its attempts is shorter than it was.
+        index: the place in the chain of the model that it tries.
+        attempts: its attempts so far.
+        follows: True while the rules have decided as the record says.
+        unknown: True if history can't tell how it went on.
+        drawn: the number of its calls whose outcomes were drawn.
+        is_drawn: True if the outcome of its next call is drawn.
+        reason: the reason of its end without an answer; None if it has one, or has not ended.
+        ended_ms: the time of its end, in milliseconds since the epoch.
+    """
+
+    job: RecordedJob
+    agent: AgentPolicy
+    chain: tuple[str, ...]
+    deadline_ms: int
+    is_cut_shorter: bool = False
+    index: int = 0
+    attempts: list[Attempt] = field(default_factory=list[Attempt])
+    follows: bool = True
+    unknown: bool = False
+    drawn: int = 0
+    is_drawn: bool = False
+    reason: Reason | None = None
+    error: ErrorInfo | None = None
+    ended_ms: int = 0
+    backoff_ms: int = 0
+    waited_ms: int = 0
+    version: int | None = None
+
+    @property
+    def next_recorded(self) -> LoggedAttempt | None:
+        """The attempt of the record that comes next; None if the job has left the record, or that has ended."""
+        number = len(self.attempts)
+        return self.job.attempts[number] if self.follows and number < len(self.job.attempts) else None
+
+    @property
+    def model(self) -> str:
+        """The model that it tries."""
+        return self.chain[self.index]
+
+    @property
+    def is_at_last(self) -> bool:
+        """True if its chain has no further model."""
+        return self.index + 1 >= len(self.chain)
+
+    @property
+    def chosen_model(self) -> str | None:
+        """The model that answered; None if none did."""
+        return self.attempts[-1].model if self.attempts and self.attempts[-1].outcome == "success" else None
+
+
+@dataclass(slots=True)
+class ReplayFindings:
+    """The findings of a replay.
+
+    Attributes:
+        transitions: those of the breakers.
+        budgets: the thresholds that were reached.
+        guards: the tasks that were stopped, or are near a limit.
+        alerts: the changes of the incidents of these.
+        differences: the decisions that the record does not have.
+        races: the decisions that were taken from the record, as the order of two events is not known, by what decided.
+        followed: the decisions that were taken from the record, as no rule here makes them, by their reason.
+        refusals: how many refusals were decided as the record says, by their reason.
+        ends: how many jobs ended as the record says.
+    """
+
+    transitions: list[BreakerTransition] = field(default_factory=list[BreakerTransition])
+    budgets: list[BudgetEvent] = field(default_factory=list[BudgetEvent])
+    guards: list[GuardEvent] = field(default_factory=list[GuardEvent])
+    alerts: list[Alert] = field(default_factory=list[Alert])
+    differences: list[Difference] = field(default_factory=list[Difference])
+    races: Counter[str] = field(default_factory=Counter[str])
+    followed: Counter[str] = field(default_factory=Counter[str])
+    refusals: Counter[str] = field(default_factory=Counter[str])
+    ends: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    """The verdict of the gates on a call that is not admitted: it is refused, or waits."""
+
+    refusal: ReplayedRefusal
+    waits: bool = False
+
+
+_Step = Retry | Redeploy | NextModel | Stop | Literal["repair"]
+
+
+class Replay:
+    """A replay of jobs under a policy. It runs once."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        before: Policy,
+        changes: Changes,
+        world: World,
+        *,
+        on_end: Callable[[ReplayedJob], None] = lambda _: None,
+        used_before: dict[CountedPlace, int] | None = None,
+    ) -> None:
+        """Makes a replay.
+
+        Args:
+            policy: the policy to try.
+            before: the policy that the jobs ran under.
+            changes: what the services decided meanwhile.
+            world: what models answer to calls that were never made.
+            on_end: is called with each job that has ended.
+            used_before: what earlier calls have used in the periods in which the jobs begin.
+        """
+        self.findings = ReplayFindings()
+        self._policy = policy
+        self._before = before
+        self._world = world
+        self._on_end = on_end
+        self._breakers = ReplayedBreakers(policy.breakers, changes.transitions, self._note_transition)
+        self._counters = ReplayedCounters(policy.limits, policy.zone, self._note_budget, used_before)
+        self._tasks = ReplayedTasks(self._note_guard)
+        self._answered_ms: dict[str, int] = {}
+        """The time of each deployment's latest answer."""
+        self._incidents: dict[str, Alert] = {}
+        self._events: list[tuple[int, int, int, int, Callable[[int], None]]] = []
+        self._ties = 0
+        self._sequence = 0
+        self._under_way = 0
+        """The number of jobs that have begun and not ended."""
+        for at_ms, act in self._acts_of(changes):
+            self._at(at_ms, _ENDS, act)
+
+    def run(self, jobs: Iterable[RecordedJob]) -> ReplayFindings:
+        """Replays jobs, which come in the order in which they began."""
+        looks = False
+        for job in jobs:
+            begins_ms = job.begins_ms
+            if not looks:
+                self._at(begins_ms + LOOK_EVERY_MS, _LOOKS, self._look)
+                looks = True
+            self._run_until(begins_ms)
+            self._begin(job, begins_ms)
+        while self._under_way:
+            self._run_next()
+        return self.findings
+
+    # The queue of events
+
+    def _at(self, at_ms: int, rank: int, work: Callable[[int], None], sequence: int = 0) -> None:
+        self._ties += 1
+        heappush(self._events, (at_ms, rank, sequence, self._ties, work))
+
+    def _run_next(self) -> None:
+        at_ms, *_, work = heappop(self._events)
+        work(at_ms)
+
+    def _run_until(self, at_ms: int) -> None:
+        while self._events and self._events[0][0] < at_ms:
+            self._run_next()
+
+    def _look(self, now_ms: int) -> None:
+        self._breakers.look(now_ms)
+        self._tasks.forget(now_ms)
+        self._resolve_due(now_ms)
+        self._at(now_ms + LOOK_EVERY_MS, _LOOKS, self._look)
+
+    def _acts_of(self, changes: Changes) -> Iterator[tuple[int, Callable[[int], None]]]:
+        """Yields what operators did, and when breakers were looked at without a call, each with its time."""
+        for transition in changes.transitions:
+            at_ms = ms_from_time(transition.at)
+            if transition.by is not None:
+                yield at_ms, lambda _, event=transition: self._breakers.act(event)
+            elif transition.waits:
+                yield at_ms, self._breakers.look
+        for budget in changes.budgets:
+            if budget.kind in {"raised", "raise_ended"}:
+                yield ms_from_time(budget.at), lambda _, event=budget: self._act_on_budget(event)
+        for guard in changes.guards:
+            if guard.kind == "reset":
+                yield ms_from_time(guard.at), lambda _, event=guard: self._tasks.reset(event)
+        for alert in changes.alerts:
+            if is_of_person(alert):
+                yield ms_from_time(alert.at), lambda _, alert=alert: self._keep(alert)
+
+    # One job
+
+    def _begin(self, job: RecordedJob, now_ms: int) -> None:
+        record = job.record
+        agent = self._policy.agents.get(record.agent)
+        before = self._before.agents.get(record.agent)
+        if agent is None or before is None or not job.attempts:
+            # Answered from the cache, invalid, cancelled in time, or of an agent that no config has: as recorded.
+            self.findings.followed[record.reason or ("cache" if record.cache_hit else "no attempt")] += 1
+            return
+        # A job that names other models than its agent does keeps them.
+        chain = agent.chain if record.fallback_chain == before.chain else record.fallback_chain
+        deadline_ms = ms_from_time(record.dispatched_at) + round(agent.total_timeout_s * 1000)
+        run = ReplayedJob(job, agent, chain or record.fallback_chain, deadline_ms, agent.timeout_s < before.timeout_s)
+        self._under_way += 1
+        self._at(now_ms, _ASKS, partial(self._ask, run))
+
+    def _ask(self, run: ReplayedJob, now_ms: int) -> None:
+        recorded = run.next_recorded
+        if recorded is not None and recorded.attempt.model != run.model:
+            self._leave(run, "step", recorded.attempt.model, run.model, now_ms)
+            recorded = None
+        if recorded is None and now_ms >= run.deadline_ms:
+            self._conclude(run, Stop("timeout"), now_ms)
+            return
+        if recorded is not None and recorded.attempt.refused_reason == "error":
+            # Refused before any gate was asked: by the retry budget, or as no deployment is in its region.
+            self._follow(recorded.attempt)
+            self._end_at(run, recorded.attempt, recorded, now_ms)
+            return
+        call = self._next_call(run, now_ms) if recorded is None else recorded.attempt
+        if call is None:
+            run.unknown = True
+            self._conclude(run, Stop("error"), now_ms)
+            return
+        verdict = self._admit(run, call, now_ms)
+        if recorded is not None:
+            verdict = self._beside_record(run, recorded.attempt, verdict, now_ms)
+        if verdict is not None and verdict.waits:
+            run.waited_ms += POLL_MS
+            run.backoff_ms += POLL_MS
+            self._at(now_ms + POLL_MS, _ASKS, partial(self._ask, run))
+            return
+        run.waited_ms = 0
+        if not run.follows:
+            recorded = None
+        if verdict is not None:
+            self._release(run, call)
+            refusal = verdict.refusal
+            refused = call if recorded is not None else self._refused(run, call, refusal, now_ms)
+            if refused.refused_cap is None and refusal.refused_cap is not None:  # the tables do not have it
+                refused = refused.model_copy(update={"refused_cap": refusal.refused_cap})
+            self._end_at(run, refused, recorded, now_ms)
+            return
+        if call.short_circuited:  # it was refused, and is not now
+            answered = self._next_call(run, now_ms)
+            if answered is None:
+                self._release(run, call)
+                run.unknown = True
+                self._conclude(run, Stop("error"), now_ms)
+                return
+            call = answered
+        run.drawn += recorded is None and run.is_drawn
+        called = cut_off_after(call, run.agent.timeout_s) if run.is_cut_shorter else call
+        self._end_at(run, called, recorded if called is call else None, now_ms)
+
+    def _end_at(self, run: ReplayedJob, attempt: Attempt, recorded: LoggedAttempt | None, now_ms: int) -> None:
+        """Has an attempt end when the log says so, in the order of the log, or else when it ends."""
+        run.follows = recorded is not None
+        at_ms = ms_from_time(attempt.completed_at) if recorded is None else recorded.at_ms
+        sequence = _AFTER_ALL if recorded is None else recorded.sequence
+        self._at(max(now_ms, at_ms), _ENDS, partial(self._end, run, attempt), sequence)
+
+    def _next_call(self, run: ReplayedJob, now_ms: int) -> Attempt | None:
+        """Returns the call that a job makes now which has left its record; None if history can't tell its outcome.
+
+        The outcome is that of the job's own call of the model, if it has made one, or else drawn.
+        """
+        number = len(run.attempts) + 1
+        calls = sum(attempt.model == run.model and not attempt.short_circuited for attempt in run.attempts)
+        own_calls = [
+            logged.attempt
+            for logged in run.job.attempts
+            if logged.attempt.model == run.model and logged.attempt.outcome in {"success", "error"}
+        ]
+        own_call = own_calls[calls] if calls < len(own_calls) else None
+        attempt_id = f"{run.job.record.execution_id}:{number}"
+        answer = own_call or self._world.drawn(run.model, now_ms, attempt_id)
+        if answer is None:
+            return None
+        run.is_drawn = own_call is None
+        cause = cause_after(run.attempts, run.model, answer.deployment)
+        of_job = run.job.attempts[0].attempt
+        ids = {"attempt_id": attempt_id, "number": number, "cause": cause, "backoff_ms": run.backoff_ms}
+        return as_call_of(answer, of_job, now_ms, **ids)
+
+    # The gates
+
+    def _admit(self, run: ReplayedJob, call: Attempt, now_ms: int) -> _Verdict | None:
+        """Asks all gates for the admission of a call, in the order in which their refusals take precedence."""
+        record = run.job.record
+        task = None if record.task_key is None else TaskName(record.tenant, record.task_key)
+        verdicts: list[_Verdict | None] = []
+        if run.agent.guard is not None:
+            judged = self._tasks.judge(task, record, run.agent.guard, run.attempts, call.reserved, now_ms)
+            verdicts.append(self._of_guard(run, task, judged, now_ms))
+            if task is None and verdicts[0] is not None:
+                return verdicts[0]  # judged by the worker alone, which then asks nobody
+        own_cap = run.agent.max_cost
+        spent = spent_by(run.attempts)
+        if own_cap is not None and call.reserved is not None and not fits(call.reserved, limit=own_cap, spent=spent):
+            error = over_own_cap(record.agent, call.model, call.reserved, spent, own_cap)
+            return _Verdict(ReplayedRefusal("budget_exceeded", error, refused_by=OWN_CAP))
+        verdicts += [self._of_breaker(run, call, now_ms), self._of_limits(call, now_ms)]
+        answers = [verdict for verdict in verdicts if verdict is not None]
+        return next((verdict for verdict in answers if not verdict.waits), answers[0] if answers else None)
+
+    def _of_guard(self, run: ReplayedJob, task: TaskName | None, judged: TaskVerdict, now_ms: int) -> _Verdict | None:
+        record = run.job.record
+        if judged.waits:
+            error = ErrorInfo(
+                kind="budget_exceeded", class_="BudgetHeldError", message="other jobs of the task hold it"
+            )
+            return _Verdict(ReplayedRefusal("budget_exceeded", error, refused_by="task"), waits=True)
+        if judged.trip is None:
+            return None
+        tries_next = task is None and judged.trip.rule == "max_cost" and not run.is_at_last
+        if not tries_next:
+            self._tasks.stop(task, record, judged, now_ms)
+        error = task_stopped(
+            judged.trip.rule,
+            judged.trip.reason,
+            agent=record.agent,
+            task_id=record.task_id or record.job_id,
+            task_key=record.task_key or record.execution_id,
+            tenant=record.tenant,
+            execution_id=record.execution_id,
+        )
+        statistics = task_statistics(judged.task, judged.trip)
+        return _Verdict(ReplayedRefusal("guard_tripped", error, ends_chain=not tries_next, statistics=statistics))
+
+    def _of_breaker(self, run: ReplayedJob, call: Attempt, now_ms: int) -> _Verdict | None:
+        rules = run.agent.breaker
+        if rules is None:
+            return None
+        key = BreakerKey.of(rules.scope, call.agent, call.unit, call.provider)
+        remaining_s = (run.deadline_ms - now_ms) / 1000
+        lease_s = remaining_s if call.first_token_ms is not None else min(run.agent.timeout_s, remaining_s)
+        caller = caller_of(call.caller, call.tenant)
+        lease_ms = round((lease_s + LEASE_MARGIN_S) * 1000)
+        admission, breaker = self._breakers.admit(key, call.attempt_id, now_ms, lease_ms, rules, caller)
+        run.version = admission.version
+        if admission.admitted:
+            return None
+        state = "half-open, and its probe is in flight" if admission.is_probe else "open"
+        wait_s = (admission.until_ms - now_ms) / 1000 if admission.until_ms else None
+        refusal = ReplayedRefusal(
+            "breaker_open",
+            breaker_open(key, breaker.reason, state=state if admission.until_ms else None, retry_after_s=wait_s),
+            statistics=breaker_statistics(
+                breaker.reason,
+                consecutive_failures=consecutive_failures(breaker),
+                total_failures=breaker.total_failures,
+                unique_errors=len(breaker.errors_seen),
+            ),
+        )
+        return _Verdict(refusal, waits=admission.is_probe and run.is_at_last and run.waited_ms < PROBE_WAIT_MS)
+
+    def _of_limits(self, call: Attempt, now_ms: int) -> _Verdict | None:
+        over = self._counters.reserve(call, now_ms)
+        if over is None:
+            return None
+        if over.by_reservations:
+            return _Verdict(
+                ReplayedRefusal("budget_exceeded", budget_held(over, call.model), over.counter.name), waits=True
+            )
+        wait_s = None if over.resets_at is None else max(0.0, (ms_from_time(over.resets_at) - now_ms) / 1000)
+        may_fit = over.counter.unit == "usd" and (over.amount <= over.limit or not over.limit)
+        refusal = ReplayedRefusal(
+            "budget_exceeded",
+            over_budget(over, call.model, wait_s),
+            refused_by=over.counter.name,
+            refused_cap=over.limit if may_fit else None,
+            ends_chain=over.counter.cap is not None and over.counter.cap.action == "refuse",
+        )
+        return _Verdict(refusal)
+
+    def _release(self, run: ReplayedJob, call: Attempt) -> None:
+        """Gives back what the gates have granted to a call that is not made."""
+        record = run.job.record
+        if run.agent.breaker is not None:
+            key = BreakerKey.of(run.agent.breaker.scope, call.agent, call.unit, call.provider)
+            self._breakers.give_back(key, call.attempt_id)
+        self._counters.release(call.attempt_id)
+        if record.task_key is not None:
+            self._tasks.give_back(TaskName(record.tenant, record.task_key), record.execution_id, run.attempts)
+
+    def _beside_record(
+        self, run: ReplayedJob, recorded: Attempt, verdict: _Verdict | None, now_ms: int
+    ) -> _Verdict | None:
+        """Compares the verdict on a call with its record. Returns the one that counts."""
+        was = recorded.refused_reason
+        replayed = None if verdict is None else verdict.refusal.reason
+        if verdict is not None and verdict.waits and was in {None, replayed}:
+            # Chance decides which of several calls that wait is admitted first, and the time of a job when it gives up.
+            self.findings.races["wait for room"] += 1
+            return self._as_recorded(recorded, now_ms)
+        if was == replayed:
+            if verdict is not None and was is not None:
+                if verdict.refusal.is_as_recorded(recorded):
+                    self.findings.refusals[was] += 1
+                else:
+                    words = (
+                        _words_of(recorded.statistics, recorded.error),
+                        _words_of(verdict.refusal.statistics, verdict.refusal.error),
+                    )
+                    self._note_difference(run, "refusal", *words, now_ms)
+            return verdict
+        if was is not None and was not in _REPLAYED and (verdict is None or verdict.waits):
+            self._follow(recorded)
+            return self._as_recorded(recorded, now_ms)
+        reason = replayed or was
+        if reason is not None and self._is_race(run, recorded, reason, now_ms):
+            self.findings.races[reason] += 1
+            return self._as_recorded(recorded, now_ms)
+        self._leave(run, "refusal", was or "admitted", replayed or "admitted", now_ms)
+        return verdict
+
+    def _follow(self, refused: Attempt) -> None:
+        """Notes a refusal that no rule here decides."""
+        self.findings.followed["refused" if refused.error is None else refused.error.class_] += 1
+
+    def _as_recorded(self, recorded: Attempt, now_ms: int) -> _Verdict | None:
+        """Returns the recorded verdict on a call, which is taken for the replay's."""
+        if recorded.refused_reason is None or recorded.error is None:
+            self._counters.reserve(recorded, now_ms, is_forced=True)
+            return None
+        return _Verdict(ReplayedRefusal(recorded.refused_reason, recorded.error, ends_chain=recorded.ends_chain))
+
+    def _is_race(self, run: ReplayedJob, recorded: Attempt, reason: Reason, now_ms: int) -> bool:
+        """Returns True if what refuses a call changed so shortly before or after it that either may be first.
+
+        Args:
+            run: the job.
+            recorded: the call.
+            reason: the reason of the refusal, in the record or in the replay.
+            now_ms: the time of the call, in milliseconds since the epoch.
+        """
+        if reason == "budget_exceeded":
+            return self._counters.changes_near(recorded, now_ms, RACE_MS)
+        rules = run.agent.breaker
+        if reason != "breaker_open" or rules is None:
+            return False
+        key = BreakerKey.of(rules.scope, recorded.agent, recorded.unit, recorded.provider)
+        return self._breakers.changes_near(key, now_ms, RACE_MS)
+
+    def _refused(self, run: ReplayedJob, call: Attempt, refusal: ReplayedRefusal, now_ms: int) -> Attempt:
+        """Returns the attempt of a refused call that the record does not have."""
+        at = time_from_ms(now_ms)
+        return call.model_copy(
+            update={
+                **dict.fromkeys(_OF_CALLS),
+                "started_at": at,
+                "completed_at": at,
+                "duration_ms": 0,
+                "outcome": "short_circuited",
+                "short_circuited": True,
+                "cost": 0,
+                "cost_basis": "none",
+                "counts_for_breaker": False,
+                "tried_again": False,
+                "error": refusal.error,
+                "refused_reason": refusal.reason,
+                "refused_by": refusal.refused_by,
+                "refused_cap": refusal.refused_cap,
+                "ends_chain": refusal.ends_chain,
+                "statistics": refusal.statistics,
+                "backoff_ms": run.backoff_ms,
+            }
+        )
+
+    # The end of an attempt
+
+    def _end(self, run: ReplayedJob, attempt: Attempt, now_ms: int) -> None:
+        run.attempts.append(attempt)
+        step = self._step(run, attempt, now_ms)
+        tries_again = step == "repair" or isinstance(step, Retry)
+        if attempt.tried_again != tries_again and not attempt.short_circuited:
+            attempt = attempt.model_copy(update={"tried_again": tries_again})
+        if attempt.outcome == "success":
+            self._answered_ms[attempt.unit] = now_ms
+        self._sequence += 1
+        self._observe(run, attempt, now_ms)
+        if attempt.short_circuited:
+            self._counters.announce_refusal(attempt, now_ms)
+        else:
+            self._counters.settle(attempt, now_ms)
+        self._go_on(run, step, now_ms)
+
+    def _observe(self, run: ReplayedJob, attempt: Attempt, now_ms: int) -> None:
+        rules = run.agent.breaker
+        if rules is None:
+            return
+        key = BreakerKey.of(rules.scope, attempt.agent, attempt.unit, attempt.provider)
+        observation = observation_of(self._sequence, now_ms, attempt)
+        if not attempt.short_circuited:
+            observation = replace(observation, version=run.version)
+        self._breakers.observe(key, observation, rules, now_ms)
+
+    def _step(self, run: ReplayedJob, attempt: Attempt, now_ms: int) -> _Step | None:
+        """Returns what follows an attempt; None if the job has its answer."""
+        following = run.next_recorded
+        if attempt.short_circuited:
+            ends = attempt.ends_chain or run.is_at_last
+            step = Stop(attempt.refused_reason or "error") if ends else NextModel()
+            if run.follows and not ends and following is None:
+                self.findings.followed["time used up"] += 1  # it waited for room until its time was over
+                return Stop(attempt.refused_reason or "error")
+            return step
+        if attempt.outcome == "cancelled":
+            return Stop("cancelled")
+        if following is not None and following.attempt.cause in _REPAIRS:
+            self.findings.followed[following.attempt.cause] += 1
+            return "repair"
+        if attempt.outcome == "success" and following is None:
+            return None
+        step = self._after_failure(run, attempt, following)
+        if not run.follows:
+            return step
+        recorded = _kind_of_recorded(attempt, following)
+        if _kind_of(step) == recorded:
+            return step
+        if attempt.first_token_ms is not None and recorded == "end":
+            self.findings.followed["answer interrupted"] += 1
+            return Stop("error")
+        if attempt.outcome in {"success", "worker_lost"}:
+            self.findings.followed["worker lost"] += 1
+            return step
+        self._leave(run, "step", recorded, _kind_of(step), now_ms)
+        return step
+
+    def _after_failure(
+        self, run: ReplayedJob, attempt: Attempt, following: LoggedAttempt | None
+    ) -> Retry | Redeploy | NextModel | Stop:
+        called_ms = min(ms_from_time(tried.started_at) for tried in run.attempts if tried.unit == attempt.unit)
+        is_limited = attempt.error is not None and attempt.error.kind == "rate_limit"
+        return after_failure(
+            classification_of(attempt, attempt.completed_at),
+            policy=run.agent.retry,
+            failures=failures_on(attempt.model, run.attempts),
+            is_last_model=run.is_at_last,
+            remaining_s=(run.deadline_ms - ms_from_time(attempt.completed_at)) / 1000,
+            jitter=JITTER,
+            busy=is_limited and self._answered_ms.get(attempt.unit, 0) > called_ms,
+            elsewhere=following is not None and following.attempt.cause == "redeployment",
+        )
+
+    def _go_on(self, run: ReplayedJob, step: _Step | None, now_ms: int) -> None:
+        run.backoff_ms = 0
+        following = run.next_recorded
+        match step:
+            case None | Stop():
+                self._conclude(run, step, now_ms)
+                return
+            case NextModel():
+                run.index += 1
+                at_ms = now_ms
+            case Retry(delay_s):
+                run.backoff_ms = round(delay_s * 1000)
+                at_ms = now_ms + run.backoff_ms
+            case _:
+                at_ms = now_ms
+        if following is not None:
+            at_ms = max(now_ms, following.asked_ms)
+        self._at(at_ms, _ASKS, partial(self._ask, run))
+
+    def _conclude(self, run: ReplayedJob, step: Stop | None, now_ms: int) -> None:
+        record = run.job.record
+        run.reason = None
+        run.ended_ms = ms_from_time(record.completed_at) if run.follows else now_ms
+        if step is not None and step.reason == "cancelled":
+            run.reason = "cancelled"
+        elif step is not None:
+            run.reason, run.error = why_unanswered(run.attempts, step.reason)
+        if run.follows and len(run.attempts) == len(run.job.attempts):
+            if (run.reason, run.chosen_model if run.reason is None else None) == (record.reason, record.chosen_model):
+                self.findings.ends += 1
+            elif record.reason in {"cancelled", "worker_lost", "invalid"}:
+                self.findings.followed[record.reason] += 1
+                run.reason = record.reason
+            else:
+                self._note_difference(run, "end", record.reason or "answered", run.reason or "answered", now_ms)
+        elif run.follows:
+            self._leave(run, "end", "more attempts", run.reason or "answered", now_ms)
+        if run.agent.guard is not None and record.task_key is not None and not run.unknown:
+            name = TaskName(record.tenant, record.task_key)
+            self._tasks.end(name, self._record_of(run), run.agent.guard, now_ms)
+        self._under_way -= 1
+        self._on_end(run)
+
+    def _record_of(self, run: ReplayedJob) -> Execution:
+        """Returns the record that a job would have."""
+        record = run.job.record
+        if run.follows and run.reason == record.reason:
+            return record if record.attempts else record.model_copy(update={"attempts": tuple(run.attempts)})
+        sums = totals(run.attempts, answered=run.reason is None)
+        return record.model_copy(
+            update={
+                "attempts": tuple(run.attempts),
+                "status": status_of(run.reason),
+                "reason": run.reason,
+                "error": run.error,
+                "total_tokens": sums.input_tokens + sums.output_tokens,
+                "total_cost": sums.total_cost,
+            }
+        )
+
+    # What the replay finds
+
+    def _leave(self, run: ReplayedJob, kind: Kind, recorded: str, replayed: str, now_ms: int) -> None:
+        run.follows = False
+        self._note_difference(run, kind, recorded, replayed, now_ms)
+
+    def _note_difference(self, run: ReplayedJob, kind: Kind, recorded: str, replayed: str, now_ms: int) -> None:
+        self.findings.differences.append(Difference(run.job.record.execution_id, kind, recorded, replayed, now_ms))
+
+    def _note_transition(self, event: BreakerTransition) -> None:
+        self.findings.transitions.append(event)
+        self._alert(event)
+
+    def _note_guard(self, event: GuardEvent) -> None:
+        self.findings.guards.append(event)
+        self._alert(event)
+
+    def _note_budget(self, event: BudgetEvent) -> None:
+        self.findings.budgets.append(event)
+        self._alert(event)
+
+    def _act_on_budget(self, event: BudgetEvent) -> None:
+        self._counters.act(event)
+        self._alert(event)
+
+    def _alert(self, event: BreakerTransition | GuardEvent | BudgetEvent) -> None:
+        """Applies the signals of an event to the incidents, as the alerter does."""
+        for signal in signals_of(event):
+            keys = (
+                [key for key in self._incidents if signal.ends(key)] if isinstance(signal, Resolved) else [signal.key]
+            )
+            for key in keys:
+                self._resolve_due(ms_from_time(signal.at), key)
+                single = replace(signal, key=key, above=None) if isinstance(signal, Resolved) else signal
+                self._keep(decide(single, self._incidents.get(key), self._policy.incidents))
+
+    def _resolve_due(self, now_ms: int, *keys: str) -> None:
+        """Resolves the incidents whose time is over."""
+        now = time_from_ms(now_ms)
+        for key in keys or list(self._incidents):
+            current = self._incidents.get(key)
+            while current is not None and (at := due_at(current)) is not None and at <= now:
+                current = due(current, at, self._policy.incidents)
+                self._keep(current)
+
+    def _keep(self, alert: Alert | None) -> None:
+        if alert is not None:
+            self._incidents[alert.key] = alert
+            self.findings.alerts.append(alert)
+
+
+def is_of_person(alert: Alert) -> bool:
+    """Returns True if a person changed an incident, and no event did."""
+    return alert.change == "acknowledged" or alert.source_id == f"resolved by {alert.resolved_by}"
+
+
+_ENDS, _ASKS, _LOOKS = range(3)
+"""The order of what happens at one moment: attempts end, calls ask, breakers are looked at."""
+
+_AFTER_ALL = 2**53
+"""The place in the log of an attempt that it does not have."""
+
+_OF_CALLS = (
+    "input_tokens",
+    "output_tokens",
+    "cached_tokens",
+    "reasoning_tokens",
+    "usage_problem",
+    "response_model",
+    "finish_reason",
+    "first_token_ms",
+    "chunks",
+    "reserved_at",
+    "breaker_version",
+)
+"""The fields of an attempt that only a call has, and that may be null."""
+
+
+def _kind_of(step: _Step) -> str:
+    match step:
+        case Retry() | Redeploy() | "repair":
+            return "again"
+        case NextModel():
+            return "next model"
+        case Stop():
+            return "end"
+
+
+def _kind_of_recorded(attempt: Attempt, following: LoggedAttempt | None) -> str:
+    if following is None:
+        return "end"
+    return "again" if following.attempt.model == attempt.model else "next model"
+
+
+def _words_of(statistics: FailureStatistics | None, error: ErrorInfo | None) -> str:
+    """Returns the reason of a refusal, for people who compare two of them."""
+    if statistics is not None:
+        return statistics.in_words()
+    return "" if error is None else f"{error.message}: {error.figures}"

@@ -1,0 +1,120 @@
+"""Recorded jobs as a replay takes them, and the policy under which it replays them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from zoneinfo import ZoneInfo
+
+from breakwater.alerts.contract import Alert
+from breakwater.alerts.rules.incidents import IncidentRules
+from breakwater.breakers.contract import BreakerTransition
+from breakwater.breakers.rules.breaker import BreakerKey
+from breakwater.breakers.settings import BreakerRules
+from breakwater.calls.settings import RetryPolicy
+from breakwater.jobs.contract.execution import Attempt, Execution
+from breakwater.kernel.types import ms_from_time
+from breakwater.limits.contract import BudgetEvent, GuardEvent
+from breakwater.limits.rules.budget import LimitTable
+from breakwater.limits.settings import GuardRules
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedAttempt:
+    """A recorded attempt.
+
+    Attributes:
+        sequence: its sequence number in the event log.
+        at_ms: the time at which the log stored it, in milliseconds since the epoch.
+        attempt: the record.
+    """
+
+    sequence: int
+    at_ms: int
+    attempt: Attempt
+
+    @property
+    def asked_ms(self) -> int:
+        """The time at which its call was admitted or refused, in milliseconds since the epoch.
+
+        That of an admission is by Redis' clock, that of a refusal by its worker's.
+        """
+        attempt = self.attempt
+        asked_at = attempt.completed_at if attempt.short_circuited else attempt.reserved_at or attempt.started_at
+        return ms_from_time(asked_at)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedJob:
+    """A job that has ended: its record, and its attempts in order."""
+
+    record: Execution
+    attempts: tuple[LoggedAttempt, ...]
+
+    @property
+    def begins_ms(self) -> int:
+        """The time of its first attempt, in milliseconds since the epoch; without any, of its start."""
+        return self.attempts[0].asked_ms if self.attempts else ms_from_time(self.record.dispatched_at)
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """The decisions of the services while the jobs ran, each in the order of its stream."""
+
+    transitions: Sequence[BreakerTransition] = ()
+    budgets: Sequence[BudgetEvent] = ()
+    guards: Sequence[GuardEvent] = ()
+    alerts: Sequence[Alert] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AgentPolicy:
+    """The settings of an agent that decide what its jobs do.
+
+    Attributes:
+        chain: the models to try, in order.
+        retry: the rules for further tries.
+        breaker: the rules of its breakers; None if they are switched off.
+        guard: the limits of its tasks; None if they are switched off.
+        timeout_s: the time limit of an attempt.
+        total_timeout_s: the time limit of a job.
+        max_cost: the most that a job may cost, in nano-dollars; None without such a limit.
+    """
+
+    chain: tuple[str, ...]
+    retry: RetryPolicy
+    breaker: BreakerRules | None
+    guard: GuardRules | None
+    timeout_s: float
+    total_timeout_s: float
+    max_cost: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The settings of a config that decide what jobs do.
+
+    Attributes:
+        agents: the agents, by name.
+        breakers: the rules of the breakers of the agents' models.
+        limits: the limits on spend and rates.
+        zone: the time zone of budgets.
+        incidents: the rules of alerts.
+    """
+
+    agents: Mapping[str, AgentPolicy]
+    breakers: Mapping[BreakerKey, BreakerRules]
+    limits: LimitTable
+    zone: ZoneInfo
+    incidents: IncidentRules
+
+
+def in_order(jobs: Iterable[RecordedJob]) -> list[RecordedJob]:
+    """Returns jobs in the order in which they began."""
+    return sorted(jobs, key=lambda job: (job.begins_ms, job.attempts[0].sequence if job.attempts else 0))
+
+
+def first_of(jobs: Sequence[RecordedJob]) -> datetime | None:
+    """Returns the time at which the first of some jobs was started; None without any."""
+    return min((job.record.dispatched_at for job in jobs), default=None)

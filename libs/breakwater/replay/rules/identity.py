@@ -1,0 +1,135 @@
+"""Compares the findings of a replay under the unchanged policy with the record."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from breakwater.alerts.contract import Alert
+from breakwater.breakers.contract import BreakerTransition
+from breakwater.kernel.types import ms_from_time
+from breakwater.limits.contract import BudgetEvent, GuardEvent
+from breakwater.replay.rules.breakers import LAG_MS
+from breakwater.replay.rules.engine import ReplayFindings, is_of_person
+from breakwater.replay.rules.history import Changes, RecordedJob
+
+Subject = Literal["calls", "ends", "transitions", "thresholds", "trips", "alerts"]
+
+REPLAYED_ALERTS = frozenset(
+    {"breaker_open", "breaker_closed", "budget_soft_cap", "budget_hard_cap", "guard_tripped", "guard_soft_cap"}
+)
+"""The events of incidents that follow from breakers, budgets and guards."""
+
+
+@dataclass(slots=True)
+class Identity:
+    """The agreement of a replay and the record in one subject.
+
+    Attributes:
+        subject: what is compared.
+        equal: how many decisions are equal.
+        unequal: how many are not, by their cause.
+        examples: some of those without a cause, in words.
+    """
+
+    subject: Subject
+    equal: int = 0
+    unequal: Counter[str] = field(default_factory=Counter[str])
+    examples: list[str] = field(default_factory=list[str])
+
+
+UNEXPLAINED = "unexplained"
+"""The cause of a difference that has none."""
+
+MAX_EXAMPLES = 10
+
+
+def identity(jobs: Iterable[RecordedJob], changes: Changes, findings: ReplayFindings) -> dict[Subject, Identity]:
+    """Compares a replay with the record, one decision after the other.
+
+    Args:
+        jobs: the recorded jobs.
+        changes: what the services decided while they ran.
+        findings: what the replay found under the policy of that time.
+    """
+    parts = {subject: Identity(subject) for subject in get_args(Subject)}
+    calls = sum(len(job.attempts) for job in jobs)
+    parts["calls"].unequal.update(findings.races)
+    for difference in findings.differences:
+        part = parts["ends" if difference.kind == "end" else "calls"]
+        part.unequal[UNEXPLAINED] += 1
+        if len(part.examples) < MAX_EXAMPLES:
+            words = f"{difference.kind}: {difference.recorded!r}, replayed {difference.replayed!r}"
+            part.examples.append(f"{difference.execution_id} {words}")
+    parts["calls"].equal = calls - parts["calls"].unequal.total()
+    parts["ends"].equal = findings.ends
+    _compare(
+        parts["transitions"],
+        ((_of_transition(event), ms_from_time(event.at)) for event in changes.transitions if event.by is None),
+        ((_of_transition(event), ms_from_time(event.at)) for event in findings.transitions if event.by is None),
+    )
+    _compare(parts["thresholds"], _of_budgets(changes.budgets), _of_budgets(findings.budgets))
+    _compare(parts["trips"], _of_guards(changes.guards), _of_guards(findings.guards))
+    _compare(parts["alerts"], _of_alerts(changes.alerts), _of_alerts(findings.alerts))
+    return parts
+
+
+def share_of_unequal(parts: Iterable[Identity]) -> float:
+    """Returns the share of decisions that are not equal."""
+    unequal = equal = 0
+    for part in parts:
+        unequal += part.unequal.total()
+        equal += part.equal
+    return unequal / (equal + unequal) if equal + unequal else 0.0
+
+
+_Moment = tuple[Hashable, int]
+"""An event, and its time, in milliseconds since the epoch."""
+
+
+def _compare(part: Identity, recorded: Iterable[_Moment], replayed: Iterable[_Moment]) -> None:
+    times: dict[Hashable, list[int]] = {}
+    for happened, at_ms in recorded:
+        times.setdefault(happened, []).append(at_ms)
+    for happened, at_ms in replayed:
+        near = [other_ms for other_ms in times.get(happened, ()) if abs(other_ms - at_ms) <= LAG_MS]
+        if near:
+            times[happened].remove(near[0])
+            part.equal += 1
+        else:
+            _note(part, f"only replayed: {happened}")
+    for happened, rest in times.items():
+        for _ in rest:
+            _note(part, f"only recorded: {happened}")
+
+
+def _note(part: Identity, example: str) -> None:
+    part.unequal[UNEXPLAINED] += 1
+    if len(part.examples) < MAX_EXAMPLES:
+        part.examples.append(example)
+
+
+def _of_transition(event: BreakerTransition) -> Hashable:
+    counts = event.consecutive_failures, event.total_failures, event.unique_errors, event.errors, event.error_hash
+    states = event.from_state, event.to_state, event.waits, event.rule, event.reason
+    return event.agent, event.model, event.version, *states, *counts, event.open_for
+
+
+def _of_budgets(events: Iterable[BudgetEvent]) -> Iterable[_Moment]:
+    reached = (event for event in events if event.kind in {"soft_cap", "hard_cap"})
+    return (((event.event_id, event.kind, event.limit), ms_from_time(event.at)) for event in reached)
+
+
+def _of_guards(events: Iterable[GuardEvent]) -> Iterable[_Moment]:
+    by_rules = (event for event in events if event.kind != "reset")
+    return (
+        ((event.tenant, event.task_key, event.kind, event.rule, event.reason, event.agent), ms_from_time(event.at))
+        for event in by_rules
+    )
+
+
+def _of_alerts(alerts: Iterable[Alert]) -> Iterable[_Moment]:
+    replayed = (alert for alert in alerts if alert.event in REPLAYED_ALERTS and not is_of_person(alert))
+    return (((alert.key, alert.change, alert.severity), ms_from_time(alert.at)) for alert in replayed)

@@ -1,0 +1,258 @@
+"""The tasks of a replay, and the judgements of their guards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from breakwater.jobs.contract.execution import Attempt, Execution
+from breakwater.kernel.types import time_from_ms
+from breakwater.limits.contract import GuardEvent
+from breakwater.limits.rules.budget import spent_by
+from breakwater.limits.rules.guard import JobOutcome, Task, Trip, after_job, before_call, near_cap, outcome_of
+from breakwater.limits.settings import GuardRules
+
+MAX_KEPT = 100
+"""The most errors and confidences of a task that are kept."""
+
+KEEP_MS = 7 * 24 * 3_600_000
+"""The time after which a task is forgotten that has no call."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskName:
+    """The identity of a task. Tenants do not share tasks."""
+
+    tenant: str | None
+    task_key: str
+
+
+@dataclass(slots=True)
+class TaskState:
+    """A task, as Redis keeps it.
+
+    Attributes:
+        task: its counts.
+        trip: why it is stopped; None while it is not.
+        warned: True if people were notified that it is near a limit.
+        numbers: the jobs that have entered it, each with its number among the iterations.
+        holds: what jobs under way may have cost after their calls, in nano-dollars.
+        over: the jobs that count for nothing any more: they are counted, or of a life before a reset.
+        touched_ms: the time of its latest call or end of a job, in milliseconds since the epoch.
+    """
+
+    task: Task = field(default_factory=Task)
+    trip: Trip | None = None
+    warned: bool = False
+    numbers: dict[str, int] = field(default_factory=dict[str, int])
+    holds: dict[str, int] = field(default_factory=dict[str, int])
+    over: set[str] = field(default_factory=set[str])
+    touched_ms: int = 0
+
+    def enter(self, execution_id: str, cost: int, cap: int | None, *, steps: int = 1) -> tuple[int, bool]:
+        """Counts a job as an iteration, once, and holds its cost after its call where the limit has room for it.
+
+        Args:
+            execution_id: the job.
+            cost: its cost so far and the worst case of its call, in nano-dollars.
+            cap: the limit of the task's cost; None if there is none.
+            steps: the iterations that it is: 1, or 0.
+
+        Returns:
+            The job's number among the iterations, 0 while the task is stopped; and True if the limit has no room.
+        """
+        is_over = cap is not None and self.task.cost + self.held_by_others(execution_id) + cost > cap
+        if self.trip is not None:
+            return 0, is_over
+        number = self.numbers.get(execution_id, 0)
+        if execution_id in self.over:
+            return number, is_over
+        if number == 0:
+            self.task = replace(self.task, iterations=self.task.iterations + steps)
+            number = self.numbers[execution_id] = max(1, self.task.iterations)
+        if not is_over:
+            self.hold(execution_id, cost)
+        return number, is_over
+
+    def held_by_others(self, execution_id: str) -> int:
+        """Returns what other jobs hold, in nano-dollars."""
+        return sum(self.holds.values()) - self.holds.get(execution_id, 0)
+
+    def hold(self, execution_id: str, cost: int) -> None:
+        """Holds an amount for a job in place of what it held; 0 for none."""
+        self.holds.pop(execution_id, None)
+        if cost:
+            self.holds[execution_id] = cost
+
+    def record(self, execution_id: str, outcome: JobOutcome) -> Task:
+        """Counts a concluded job, once, in place of its hold. Returns the task after it."""
+        if execution_id in self.over:
+            return self.task
+        task = self.task
+        had_entered = self.numbers.get(execution_id, 0) > 0
+        steps = int(outcome.is_step)
+        iterations = task.iterations
+        if outcome.failed is None and not outcome.called:
+            iterations -= steps if had_entered else 0
+            self.numbers[execution_id] = 0
+        elif not had_entered:
+            iterations += steps
+            self.numbers[execution_id] = max(1, iterations)
+        self.hold(execution_id, 0)
+        errors = dict(task.errors)
+        if outcome.failed and outcome.error_hash:
+            times = errors.pop(outcome.error_hash, 0) + 1
+            if len(errors) == MAX_KEPT:
+                del errors[min(errors, key=errors.__getitem__)]
+            errors[outcome.error_hash] = times
+        confidences = task.confidences
+        if outcome.confidence is not None:
+            confidences = (*confidences, outcome.confidence)[-MAX_KEPT:]
+        consecutive = 0 if outcome.failed is False else task.consecutive_failures + int(outcome.failed is True)
+        self.task = Task(
+            iterations=iterations,
+            tokens=task.tokens + outcome.tokens,
+            cost=task.cost + outcome.cost,
+            consecutive_failures=consecutive,
+            total_failures=task.total_failures + int(outcome.failed is True),
+            errors=errors,
+            confidences=confidences,
+        )
+        self.over.add(execution_id)
+        return self.task
+
+    def reset(self) -> None:
+        """Forgets all that was counted; jobs of this life count for nothing from now on."""
+        self.over |= self.numbers.keys()
+        self.numbers.clear()
+        self.holds.clear()
+        self.task = Task()
+        self.trip = None
+        self.warned = False
+
+
+@dataclass(frozen=True, slots=True)
+class TaskVerdict:
+    """The verdict of a guard on a call.
+
+    Attributes:
+        trip: why it refuses it; None if it does not.
+        task: the counts of the task.
+        waits: True if other jobs of the task hold the rest of its cost limit.
+    """
+
+    trip: Trip | None
+    task: Task
+    waits: bool = False
+
+
+class ReplayedTasks:
+    """All tasks of a replay. A job that belongs to no other is a task of its own, and has no entry."""
+
+    def __init__(self, publish: Callable[[GuardEvent], None]) -> None:
+        """Takes `publish`, which is called with each event of a guard."""
+        self._publish = publish
+        self._tasks: dict[TaskName, TaskState] = {}
+
+    def judge(
+        self,
+        name: TaskName | None,
+        record: Execution,
+        rules: GuardRules,
+        attempts: Sequence[Attempt],
+        worst_case: int | None,
+        now_ms: int,
+    ) -> TaskVerdict:
+        """Judges a call of a job before it is made.
+
+        Args:
+            name: the job's task; None if it is one of its own.
+            record: the job.
+            rules: the guard's rules.
+            attempts: the job's earlier attempts.
+            worst_case: the most that the call can cost, in nano-dollars; None without a price.
+            now_ms: the current time, in milliseconds since the epoch.
+        """
+        tokens = sum((attempt.input_tokens or 0) + (attempt.output_tokens or 0) for attempt in attempts)
+        cost = spent_by(attempts)
+        state = TaskState() if name is None else self._tasks.setdefault(name, TaskState())
+        state.touched_ms = now_ms
+        number, is_over = 1, False
+        if name is not None:
+            steps = int(record.api != "embeddings")
+            number, is_over = state.enter(
+                record.execution_id, cost + (worst_case or 0), rules.max_cost_usd, steps=steps
+            )
+        task = state.task
+        if state.trip is not None:
+            return TaskVerdict(state.trip, task)
+        trip = before_call(task, number, rules, tokens=tokens, cost=cost, worst_case=worst_case)
+        if trip is not None:
+            iterations = task.iterations if attempts else number - 1
+            return TaskVerdict(
+                trip, replace(task, iterations=iterations, tokens=task.tokens + tokens, cost=task.cost + cost)
+            )
+        if is_over:
+            return TaskVerdict(None, task, waits=True)
+        if name is not None and not state.warned:
+            near = near_cap(task, number, rules, tokens=tokens, cost=cost)
+            if near is not None:
+                state.warned = True
+                self._announce("soft_cap", name, record, near, task, now_ms)
+        return TaskVerdict(None, task)
+
+    def stop(self, name: TaskName | None, record: Execution, verdict: TaskVerdict, now_ms: int) -> None:
+        """Stops a task, unless it is stopped already."""
+        if verdict.trip is None:
+            return
+        if name is None:
+            own_name = TaskName(record.tenant, record.execution_id)
+            self._announce("tripped", own_name, record, verdict.trip, verdict.task, now_ms)
+            return
+        state = self._tasks.setdefault(name, TaskState())
+        if state.trip is None:
+            state.trip = verdict.trip
+            self._announce("tripped", name, record, verdict.trip, verdict.task, now_ms)
+
+    def give_back(self, name: TaskName | None, execution_id: str, attempts: Sequence[Attempt]) -> None:
+        """Holds no more for a job than it has spent, as it makes no call now."""
+        if name is not None and (state := self._tasks.get(name)) is not None:
+            spent = spent_by(attempts)
+            if state.holds.get(execution_id, 0) > spent:
+                state.hold(execution_id, spent)
+
+    def end(self, name: TaskName, record: Execution, rules: GuardRules, now_ms: int) -> None:
+        """Counts a concluded job in its task, and stops the task if a rule says so."""
+        state = self._tasks.setdefault(name, TaskState())
+        state.touched_ms = now_ms
+        outcome = outcome_of(record, rules)
+        task = state.record(record.execution_id, outcome)
+        if outcome.failed is not None and (trip := after_job(task, rules)) is not None:
+            self.stop(name, record, TaskVerdict(trip, task), now_ms)
+
+    def reset(self, event: GuardEvent) -> None:
+        """Repeats an operator's reset of a task."""
+        if (state := self._tasks.get(TaskName(event.tenant, event.task_key))) is not None:
+            state.reset()
+        self._publish(event)
+
+    def forget(self, now_ms: int) -> None:
+        """Forgets tasks that have had no call for a week."""
+        self._tasks = {name: state for name, state in self._tasks.items() if now_ms - state.touched_ms < KEEP_MS}
+
+    def _announce(self, kind: str, name: TaskName, record: Execution, trip: Trip, task: Task, now_ms: int) -> None:
+        self._publish(
+            GuardEvent(
+                event_id=f"{name.tenant or ''}/{name.task_key}@{now_ms}#{kind}",
+                kind="soft_cap" if kind == "soft_cap" else "tripped",
+                agent=record.agent,
+                tenant=name.tenant,
+                task_id=record.task_id or record.job_id,
+                task_key=name.task_key,
+                execution_id=record.execution_id,
+                rule=trip.rule,
+                reason=trip.reason,
+                at=time_from_ms(now_ms),
+                **task.counts,
+            )
+        )

@@ -1,0 +1,112 @@
+"""The answers of models to calls that were never made, which are drawn from those that they gave to others."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable
+from datetime import timedelta
+from hashlib import blake2b
+
+from breakwater.jobs.contract.execution import Attempt, ErrorInfo
+from breakwater.kernel.types import ms_from_time, time_from_ms
+
+NEAREST = 32
+"""The number of calls, the nearest in time, from which an answer is drawn."""
+
+WITHIN_MS = 3_600_000
+"""The most time between a call and those from which its answer is drawn."""
+
+TIMED_OUT = ErrorInfo(
+    kind="timeout", class_="TimeoutError", message="no answer within the agent's time limit", retryable=True
+)
+
+
+class World:
+    """The recorded calls of all models, by model and time."""
+
+    def __init__(self, attempts: Iterable[Attempt]) -> None:
+        """Takes recorded attempts in any order. Refusals, lost calls and cancelled ones say nothing of a model."""
+        calls: dict[str, list[tuple[int, Attempt]]] = defaultdict(list)
+        for attempt in attempts:
+            if attempt.outcome in {"success", "error"} and not attempt.short_circuited:
+                calls[attempt.model].append((ms_from_time(attempt.started_at), attempt))
+        for of_model in calls.values():
+            of_model.sort(key=lambda call: (call[0], call[1].attempt_id))
+        self._times = {model: [at_ms for at_ms, _ in of_model] for model, of_model in calls.items()}
+        self._calls = {model: [attempt for _, attempt in of_model] for model, of_model in calls.items()}
+
+    def drawn(self, model: str, at_ms: int, draw: str) -> Attempt | None:
+        """Returns the call whose outcome a call of a model takes; None if the record has none near it.
+
+        Args:
+            model: the model.
+            at_ms: the time of the call, in milliseconds since the epoch.
+            draw: what the draw depends on: the same text draws the same call.
+        """
+        times = self._times.get(model)
+        if not times:
+            return None
+        place = bisect_left(times, at_ms)
+        first, last = max(0, place - NEAREST // 2), min(len(times), place + NEAREST // 2)
+        while first < last and at_ms - times[first] > WITHIN_MS:
+            first += 1
+        while first < last and times[last - 1] - at_ms > WITHIN_MS:
+            last -= 1
+        if first == last:
+            return None
+        digest = blake2b(draw.encode(), digest_size=8).digest()
+        return self._calls[model][first + int.from_bytes(digest) % (last - first)]
+
+
+def as_call_of(drawn: Attempt, of_job: Attempt, at_ms: int, **fields: object) -> Attempt:
+    """Returns a drawn call as a job's own.
+
+    Args:
+        drawn: the call whose model, outcome, duration and cost it takes.
+        of_job: any attempt of the job, which names its caller and its task.
+        at_ms: the time at which it begins, in milliseconds since the epoch.
+        fields: its other fields.
+    """
+    started_at = time_from_ms(at_ms)
+    of_caller = {name: getattr(of_job, name) for name in _OF_JOB}
+    times = {
+        "started_at": started_at,
+        "completed_at": started_at + timedelta(milliseconds=drawn.duration_ms),
+        "reserved_at": started_at,
+    }
+    return drawn.model_copy(update={**of_caller, **times, **fields})
+
+
+_OF_JOB = (
+    "execution_id",
+    "job_id",
+    "agent",
+    "tenant",
+    "task_id",
+    "task_key",
+    "submitted_by",
+    "user",
+    "team",
+    "caller",
+    "cost_tags",
+)
+
+
+def cut_off_after(attempt: Attempt, timeout_s: float) -> Attempt:
+    """Returns a call as a shorter time limit would have ended it; an answer that was streamed had begun before."""
+    limit_ms = round(timeout_s * 1000)
+    if attempt.duration_ms <= limit_ms or attempt.first_token_ms is not None:
+        return attempt
+    return attempt.model_copy(
+        update={
+            "outcome": "error",
+            "error": TIMED_OUT,
+            "duration_ms": limit_ms,
+            "completed_at": attempt.started_at + timedelta(milliseconds=limit_ms),
+            "counts_for_breaker": True,
+            "cost": attempt.reserved,
+            "cost_basis": "unknown" if attempt.reserved is None else "estimated",
+            "finish_reason": None,
+        }
+    )

@@ -1,0 +1,71 @@
+"""Recorded storms, and their replays."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import nats
+from nats.aio.client import Client
+
+from breakwater.config import Config, load_config
+from breakwater.kernel.nats.lookup import Lookup
+from breakwater.local.ports import free_port
+from breakwater.local.servers import nats_spec
+from breakwater.replay.log import read_log
+from breakwater.replay.rules.engine import Replay, ReplayedJob, ReplayFindings
+from breakwater.replay.rules.history import Changes, Policy, RecordedJob
+from breakwater.replay.rules.world import World
+from tests.finished_demo import FinishedDemo
+from tests.server_sources import ProcessRunner
+
+Storm = tuple[list[RecordedJob], Changes]
+
+
+async def storm_of(demo: FinishedDemo, directory: Path) -> Storm:
+    """What the streams of a finished demo hold, read from a copy of its server's files."""
+    shutil.copytree(demo.data / "nats", directory / "nats")
+    port = free_port()
+    spec = nats_spec(directory, port, {})
+    config = directory / "nats.conf"
+    account = 'accounts: {"plane": {jetstream: enabled, users: [{user: reader, password: reader}]}}\n'
+    config.write_text(config.read_text() + account)
+    server = ProcessRunner(spec)
+    server.start()
+    try:
+        client = await _connected(f"nats://reader:reader@127.0.0.1:{port}")
+        try:
+            return await read_log(Lookup(lambda: client))
+        finally:
+            await client.close()
+    finally:
+        server.stop()
+
+
+async def _connected(url: str) -> Client:
+    for _ in range(100):
+        try:
+            return await nats.connect(url, allow_reconnect=False, error_cb=_ignore)
+        except OSError:
+            await asyncio.sleep(0.05)
+    raise AssertionError(f"no server at {url}")
+
+
+async def _ignore(_: Exception) -> None: ...
+
+
+def replayed(
+    storm: Storm, policy: Policy, before: Policy | None = None
+) -> tuple[ReplayFindings, Sequence[ReplayedJob]]:
+    """Replays a storm under a policy. Returns what that finds, and the jobs."""
+    jobs, changes = storm
+    ended: list[ReplayedJob] = []
+    world = World(logged.attempt for job in jobs for logged in job.attempts)
+    replay = Replay(policy, before or policy, changes, world, on_end=ended.append)
+    return replay.run(jobs), ended
+
+
+def config_of(demo: FinishedDemo) -> Config:
+    return load_config(demo.data / "breakwater.yaml")

@@ -1,0 +1,116 @@
+"""The record of a storm, replayed under the policy it ran under, and under others."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from breakwater.breakers.settings import BreakerRules
+from breakwater.limits.rules.budget import LimitTable
+from breakwater.replay.policy import policy_of
+from breakwater.replay.rules.history import AgentPolicy, Policy
+from breakwater.replay.rules.identity import UNEXPLAINED, identity, share_of_unequal
+from tests.finished_demo import FinishedDemo
+from tests.replay.storms import Storm, config_of, replayed, storm_of
+
+pytestmark = pytest.mark.long(about_s=20, together="console")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def storm(finished_demo: FinishedDemo, tmp_path_factory: pytest.TempPathFactory) -> Storm:
+    return await storm_of(finished_demo, tmp_path_factory.mktemp("storm"))
+
+
+@pytest.fixture
+def policy(finished_demo: FinishedDemo) -> Policy:
+    return policy_of(config_of(finished_demo))
+
+
+def with_agent(policy: Policy, name: str, change: Callable[[AgentPolicy], AgentPolicy]) -> Policy:
+    return replace(policy, agents={**policy.agents, name: change(policy.agents[name])})
+
+
+def test_the_policy_of_that_time_decides_all_as_it_was_decided(storm: Storm, policy: Policy) -> None:
+    jobs, changes = storm
+    outcome, ended = replayed(storm, policy)
+    parts = identity(jobs, changes, outcome)
+    unexplained = {subject: part.examples for subject, part in parts.items() if part.unequal[UNEXPLAINED]}
+    assert unexplained == {}
+    # Two clocks and a loaded machine may leave the order of two events open, and no more than that.
+    assert share_of_unequal(parts.values()) <= 0.01, parts
+    assert len(ended) == len(jobs)
+    # There was something to decide.
+    assert min(outcome.refusals["breaker_open"], outcome.refusals["budget_exceeded"]) > 0
+    assert {event.to_state for event in outcome.transitions} == {"open", "half_open", "closed"}
+    assert parts["thresholds"].equal >= 2
+    assert parts["alerts"].equal >= 5
+
+
+def test_without_breakers_nothing_is_refused_by_them_and_more_calls_fail(storm: Storm, policy: Policy) -> None:
+    agents = {name: replace(agent, breaker=None) for name, agent in policy.agents.items()}
+    outcome, ended = replayed(storm, replace(policy, agents=agents), policy)
+    assert outcome.transitions == []
+    attempts = [attempt for run in ended for attempt in run.attempts]
+    assert "breaker_open" not in {attempt.refused_reason for attempt in attempts}
+    was = Counter(logged.attempt.outcome for job in storm[0] for logged in job.attempts)
+    assert Counter(attempt.outcome for attempt in attempts)["error"] > was["error"]
+    assert sum(run.drawn for run in ended) > 0
+
+
+def test_a_breaker_of_one_failure_opens_more_often_and_refuses_more(storm: Storm, policy: Policy) -> None:
+    strict = with_agent(
+        policy,
+        "content-writer",
+        lambda agent: replace(agent, breaker=BreakerRules(consecutive_failures=1, cooldown_s=9)),
+    )
+    outcome, ended = replayed(storm, strict, policy)
+    before, _ = replayed(storm, policy)
+    opened = [event.reason for event in outcome.transitions if event.to_state == "open"]
+    assert "1 job failed (threshold: 1)" in opened
+    refused = [attempt for run in ended for attempt in run.attempts if attempt.refused_reason == "breaker_open"]
+    assert len(refused) > before.refusals["breaker_open"]
+
+
+def test_without_caps_what_was_refused_is_called_and_paid(storm: Storm, policy: Policy) -> None:
+    free = replace(policy, limits=LimitTable(agents=policy.limits.agents))
+    outcome, ended = replayed(storm, free, policy)
+    assert outcome.budgets == []
+    of_cap = [run for run in ended if run.job.record.agent == "small-budget"]
+    assert {run.reason for run in of_cap} == {None}
+    was = sum(run.job.record.total_cost or 0 for run in of_cap)
+    assert sum(attempt.cost or 0 for run in of_cap for attempt in run.attempts) > was
+    assert {run.follows for run in of_cap} == {True, False}
+
+
+def test_a_smaller_cap_is_reached_earlier_and_refuses_more(storm: Storm, policy: Policy) -> None:
+    halved = tuple(
+        replace(limit, amount=limit.amount // 2) if limit.id.startswith("agents.small-budget") else limit
+        for limit in policy.limits.limits
+    )
+    outcome, ended = replayed(storm, replace(policy, limits=replace(policy.limits, limits=halved)), policy)
+    [before] = [event.at for event in storm[1].budgets if event.kind == "hard_cap"]
+    [after] = [event.at for event in outcome.budgets if event.kind == "hard_cap"]
+    assert after < before
+    refused = Counter(run.reason for run in ended)["budget_exceeded"]
+    assert refused > Counter(run.job.record.reason for run in ended)["budget_exceeded"]
+
+
+def test_a_time_limit_below_the_usual_duration_fails_calls(storm: Storm, policy: Policy) -> None:
+    hasty = with_agent(policy, "support-triage", lambda agent: replace(agent, timeout_s=0.05))
+    _, ended = replayed(storm, hasty, policy)
+    of_agent = [run for run in ended if run.job.record.agent == "support-triage"]
+    attempts = [attempt for run in of_agent for attempt in run.attempts]
+    assert max(attempt.duration_ms for attempt in attempts) == 50
+    assert Counter(attempt.error and attempt.error.kind for attempt in attempts)["timeout"] > 10
+    assert Counter(run.reason for run in of_agent)["error"] > 0
+
+
+def test_the_same_replay_finds_the_same(storm: Storm, policy: Policy, tmp_path: Path) -> None:
+    agents = {name: replace(agent, breaker=None) for name, agent in policy.agents.items()}
+    first, second = (replayed(storm, replace(policy, agents=agents), policy)[0] for _ in range(2))
+    assert first == second
