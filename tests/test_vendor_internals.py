@@ -59,8 +59,9 @@ async def test_uvicorn_has_what_is_read() -> None:
     config = uvicorn.Config(lambda: None, lifespan="off", ws="none", log_config=None)
     config.load()
     protocol = HttpToolsProtocol(config, ServerState(), {})
-    for name in ("cycle", "timeout_keep_alive_task", "transport"):
+    for name in ("cycle", "scope", "timeout_keep_alive_task", "transport"):
         assert hasattr(protocol, name), name
+    assert {"on_message_begin", "connection_lost"} <= vars(HttpToolsProtocol).keys()
     assert "connections" in vars(ServerState())
     server: Any = uvicorn.Server(config)
     assert {"server_state", "should_exit"} <= vars(server).keys()
@@ -92,10 +93,10 @@ def test_nats_says_of_a_server_what_presence_reads() -> None:
 
 
 def test_nats_sends_and_receives_by_what_is_called_and_replaced() -> None:
-    assert {"_send_command", "_flusher", "_parse_header_lines"} <= vars(Client).keys()
+    assert {"_send_command", "_flusher", "_remove_sub", "_parse_header_lines"} <= vars(Client).keys()
     assert "self._parse_header_lines(" in inspect.getsource(Client._process_headers)  # pyright: ignore[reportPrivateUsage]
     assert "_client" in Msg.__dataclass_fields__
-    assert {"_flush_queue", "stats"} <= vars(Client()).keys()
+    assert {"_flush_queue", "_pending", "_pending_data_size", "_sid", "_subs", "stats"} <= vars(Client()).keys()
     assert isinstance(Subscription(Client())._pending_queue, asyncio.Queue)  # pyright: ignore[reportPrivateUsage]
 
 

@@ -34,7 +34,7 @@ from breakwater.kernel.clickhouse.client import connect
 from breakwater.kernel.http.server import HttpServer, PortTakenError, listen
 from breakwater.kernel.pages.charts import LIBRARY_FOLDER, LIBRARY_PACKAGE
 from breakwater.kernel.process.settings import Settings
-from breakwater.kernel.telemetry.http_metrics import CountRequests
+from breakwater.kernel.telemetry.http_metrics import CountRequests, RequestCounter
 from breakwater.kernel.telemetry.metrics import HttpMetrics
 from breakwater.limits.pages import budgets, limits
 from breakwater.records.pages import audit, costs, execution, executions
@@ -146,7 +146,7 @@ class ConsoleService:
         app = Starlette(
             routes=routes,
             middleware=[
-                Middleware(CountRequests, counted=HttpMetrics(), routes=routes),
+                Middleware(CountRequests, counter=RequestCounter(HttpMetrics(), routes)),
                 Middleware(RequireSignIn, sessions=sessions, api=self._api, pages=self._pages),
             ],
             lifespan=self._lifespan,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -19,7 +19,6 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -30,10 +29,9 @@ from breakwater.alerts.store.incidents import IncidentLog
 from breakwater.config import Config, LiveConfig, cipher_of
 from breakwater.dialects.api import UNSERVED_PATHS, nothing_at
 from breakwater.dialects.api.errors import error_response
-from breakwater.dialects.api.request_ids import NameRequests
 from breakwater.dialects.api.stored_responses import MAX_FOLLOWED
 from breakwater.identity.api_keys import KeyRing
-from breakwater.identity.auth import AcceptedTokens, RequireApiKey
+from breakwater.identity.auth import AcceptedTokens, KeyGuard
 from breakwater.identity.event_stream import OpenStreams
 from breakwater.identity.key_log import KeyLog
 from breakwater.identity.operations import as_routed
@@ -46,7 +44,6 @@ from breakwater.jobs.store.accepted import AcceptedJobs
 from breakwater.jobs.store.executions import Executions
 from breakwater.kernel.clickhouse.client import connect
 from breakwater.kernel.errors import UnavailableError
-from breakwater.kernel.http.bodies import HoldBodies
 from breakwater.kernel.http.problems import RequestError, unavailable
 from breakwater.kernel.http.server import HttpServer, PortTakenError, Shares, listen
 from breakwater.kernel.nats.broker import Broker, make_broker, publisher_of, subscribed
@@ -58,7 +55,7 @@ from breakwater.kernel.process.byte_budget import ByteBudget
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.security.encryption import DecryptionError
-from breakwater.kernel.telemetry.http_metrics import CountRequests
+from breakwater.kernel.telemetry.http_metrics import RequestCounter
 from breakwater.kernel.telemetry.metrics import GaugeCollector, HttpMetrics, StreamMetrics
 from breakwater.limits.limit_log import LimitLog
 from breakwater.records import channels
@@ -67,6 +64,7 @@ from breakwater.records.api.query import Analyst
 from breakwater.records.api.streamed_rows import ANSWER_MARGIN_S
 from breakwater.records.contract import LONGEST_S
 from breakwater.redaction.rules.redact import Redactor
+from breakwater.services.request.exchange import ErrorResponses, Exchanges
 from breakwater.services.request.observe import RequestGauges, StreamFill
 from breakwater.services.request.openapi import documentation
 from breakwater.services.request.operations import ApiDependencies, routes
@@ -93,8 +91,9 @@ class RequestService:
         self._redis = Redis(settings.redis_url.get_secret_value())
         self._accepted = AcceptedJobs(self._redis)
         cipher = cipher_of(config, settings.plane_key)
-        self._waiters = Waiters(self._any_connection, cipher)
-        lookup = JobLookup(ResultReader(self._connection, self._reconnects, cipher), self._waiters, self._accepted)
+        results = ResultReader(self._connection, self._reconnects, cipher)
+        self._waiters = Waiters(self._any_connection, results)
+        lookup = JobLookup(results, self._waiters, self._accepted)
         publisher = publisher_of(
             self._broker,
             *(channels.JOBS, channels.AGENTS, channels.REPLAYS, channels.DISMISSALS, channels.AUDIT, channels.ALERTS),
@@ -211,28 +210,27 @@ class RequestService:
         """Ends serving, as SIGTERM does."""
         self._server.stop()
 
-    def _build_app(self, needs: ApiDependencies) -> tuple[Starlette, RequestGauges]:
+    def _build_app(self, needs: ApiDependencies) -> tuple[Exchanges, RequestGauges]:
         """Returns the app of a config, and the gauges that read the same agents and queues."""
         all_routes = [*routes(needs), *_link_routes(needs)]
-        app = Starlette(
-            routes=[*all_routes, *documentation()],
-            middleware=[
-                Middleware(CountRequests, counted=HttpMetrics(), routes=all_routes, path_of=as_routed),
-                Middleware(NameRequests),
-                Middleware(
-                    RequireApiKey,
-                    keys=self._keys,
-                    sessions=needs.sessions,
-                    openid=needs.config.console.openid,
-                    tokens=self._tokens,
-                    proxy_headers=needs.config.identity.headers,
-                    shares=self._request_shares,
-                    error_response=error_response,
-                ),
-                Middleware(HoldBodies, budget=self._body_budget),
-            ],
-            exception_handlers=_ERROR_RESPONSES,
-            lifespan=self._lifespan,
+        app = Exchanges(
+            Starlette(
+                routes=[*all_routes, *documentation()],
+                exception_handlers=dict[Any, Any](_ERROR_RESPONSES),
+                lifespan=self._lifespan,
+            ),
+            all_routes,
+            counter=RequestCounter(HttpMetrics(), all_routes, path_of=as_routed),
+            guard=KeyGuard(
+                keys=self._keys,
+                sessions=needs.sessions,
+                openid=needs.config.console.openid,
+                tokens=self._tokens,
+                proxy_headers=needs.config.identity.headers,
+                shares=self._request_shares,
+            ),
+            budget=self._body_budget,
+            error_responses=_ERROR_RESPONSES,
         )
         return app, RequestGauges(needs.agents, needs.queues, needs.bus)
 
@@ -340,7 +338,7 @@ class RequestService:
 class _LiveApp:
     """The app of the current config. A request that began before a reload ends with the app that it began with."""
 
-    def __init__(self, app: Starlette) -> None:
+    def __init__(self, app: Exchanges) -> None:
         self.current = app
         self._first = app
 
@@ -406,7 +404,7 @@ async def _bug(request: Request, _error: Exception) -> Response:
     return error_response(problem, request.url.path)
 
 
-_ERROR_RESPONSES: dict[Any, Callable[[Request, Exception], Awaitable[Response]]] = {
+_ERROR_RESPONSES: ErrorResponses = {
     RequestError: _problem,
     HTTPException: _http_error,
     ClientDisconnect: _respond_disconnected,

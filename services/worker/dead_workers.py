@@ -57,7 +57,7 @@ class DeadWorkers:
         """Sends heartbeats and takes over jobs until it is cancelled."""
 
         async def beat() -> None:
-            async with self._presence.listening():
+            with self._presence.listening():
                 while True:
                     await self.heartbeat.run_logged(self._beat, expected=UnavailableError)
                     await asyncio.sleep(background.aligned_delay(self._liveness.beat_every_s))

@@ -17,12 +17,11 @@ from aiohttp.test_utils import TestServer
 from joserfc import jws
 from joserfc.jwk import ECKey
 from starlette.requests import Request
-from starlette.types import Receive, Scope, Send
 
 from breakwater.identity import api_tokens
 from breakwater.identity.api_keys import ApiKeysError, KeyRing, create_key
 from breakwater.identity.api_tokens import ApiTokens
-from breakwater.identity.auth import AcceptedTokens, RequireApiKey, wait_until_refused
+from breakwater.identity.auth import AcceptedTokens, KeyGuard, wait_until_refused
 from breakwater.identity.json_web_tokens import KEYS_AGAIN_S, LEEWAY_S, REUSE_S
 from breakwater.identity.rules.callers import Caller
 from breakwater.identity.settings import TokenSettings
@@ -293,7 +292,7 @@ def test_a_reload_that_changes_nothing_keeps_the_verifier_and_one_without_it_end
 async def test_a_long_request_ends_when_its_token_expires_or_the_config_accepts_none(
     issuer: Issuer, tmp_path: Path
 ) -> None:
-    accepted, refused = AcceptedTokens(), list[str]()
+    accepted = AcceptedTokens()
     clock = [time.time()]
 
     def expire() -> None:
@@ -307,32 +306,26 @@ async def test_a_long_request_ends_when_its_token_expires_or_the_config_accepts_
         (expire, 0.001, "it has expired"),
         (reload, 60, "JSON Web Tokens are not accepted here"),
     ):
-
-        async def long_request(
-            scope: Scope, _receive: Receive, _send: Send, change: Any = change, every_s: float = every_s
-        ) -> None:
-            change()
-            async with asyncio.timeout(10):
-                refused.append(await wait_until_refused(Request(scope), every_s))
-
         clock[0] = time.time()
         accepted.reload(issuer.settings())
         accepted.current = ApiTokens(issuer.settings(), lambda: clock[0])
         nothing = cast("Any", None)
-        guarded = RequireApiKey(
-            app=long_request,
+        guard = KeyGuard(
             keys=KeyRing(tmp_path / "keys.json"),
             sessions=nothing,
             openid=None,
             tokens=accepted,
             proxy_headers=None,
             shares=Shares(),
-            error_response=lambda problem, _path: problem.response(),
         )
         headers = [(b"authorization", b"Bearer " + signed(claims(), OURS).encode())]
         scope = {"type": "http", "method": "GET", "path": "/api/v1/jobs/a/progress", "headers": headers}
-        await guarded(scope, nothing, nothing)
-        assert why in refused[-1]
+        watch = await guard.admit(scope)
+        change()
+        async with asyncio.timeout(10):
+            assert why in await wait_until_refused(Request(scope), every_s)
+        guard.release(watch)
+        assert not accepted.looks
 
 
 def test_no_key_has_a_name_of_a_tokens_holder(tmp_path: Any) -> None:

@@ -221,24 +221,25 @@ class KeyRing:
         plane_key = None if parts is None else self._plane_key(parts[0])
         return None if parts is None or plane_key is None else plane_key.why_refused(parts[1])
 
-    @contextmanager
-    def watching(self, caller: Caller, look: Callable[[], None]) -> Generator[None]:
-        """Has `look` called whenever the access of a key's holder may have changed, while the block runs."""
+    def watch(self, caller: Caller, look: Callable[[], None]) -> None:
+        """Calls `look` whenever the access of a key's holder may have changed, until `unwatch`."""
         if self.log is None or caller.kind != "key":
-            yield
             return
         watchers = self._watchers.get(caller.id)
         if watchers is None:
             watchers = self._watchers[caller.id] = KeyWatchers()
             self._set_timer(caller.id, watchers)
         watchers.looks.add(look)
-        try:
-            yield
-        finally:
-            watchers.looks.discard(look)
-            if not watchers.looks:
-                del self._watchers[caller.id]
-                watchers.stop_timer()
+
+    def unwatch(self, caller: Caller, look: Callable[[], None]) -> None:
+        """Undoes `watch`."""
+        watchers = self._watchers.get(caller.id)
+        if watchers is None:
+            return
+        watchers.looks.discard(look)
+        if not watchers.looks:
+            del self._watchers[caller.id]
+            watchers.stop_timer()
 
     def _look_at(self, key_ids: Iterable[str]) -> None:
         for key_id in key_ids:

@@ -6,16 +6,14 @@ The token of a session has the rights of the key that began it, or those of a pe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Generator, Iterable
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from typing import Any, Protocol
 
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope
 
 from breakwater.identity.api_keys import KeyRing
 from breakwater.identity.contract import KeyScope
@@ -37,7 +35,7 @@ from breakwater.identity.settings import OpenId, ProxyHeaders, TokenSettings
 from breakwater.identity.store import KeySession, PersonSession, Sessions
 from breakwater.kernel.http.parsing import invalid_job
 from breakwater.kernel.http.problems import RequestError, not_read, unauthorized_error, unavailable
-from breakwater.kernel.http.server import Shares
+from breakwater.kernel.http.server import CLIENT, ClientPresence, Shares
 from breakwater.kernel.redis.connection import StateUnavailableError
 from breakwater.kernel.security.addresses import is_in
 from breakwater.kernel.types import is_identifier, time_from_ms
@@ -75,6 +73,25 @@ async def wait_until_refused(request: Request, every_s: float) -> str:
     return await watch.wait(every_s)
 
 
+def on_leaving(request: Request, leave: Callable[[], None]) -> Callable[[], None]:
+    """Calls `leave` when the client has left or its caller has lost its access, until the returned function is called.
+
+    Args:
+        request: a request to a guarded path.
+        leave: called at most twice; must not block.
+    """
+    watch: CallerWatch = request.scope[_WATCH]
+    presence: ClientPresence = request.scope[CLIENT]
+
+    def stop() -> None:
+        watch.leaving.discard(leave)
+        presence.unwatch(leave)
+
+    watch.leaving.add(leave)
+    presence.watch(leave)
+    return stop
+
+
 def why_refused(request: Request) -> str | None:
     """Returns why the caller of a request has lost its access since the request began; None if it has not."""
     watch: CallerWatch = request.scope[_WATCH]
@@ -87,15 +104,19 @@ class CallerWatch:
     Waiting for the client's disconnect then ends as if the client had left, so that everything that waits with it ends.
 
     Attributes:
+        caller: the caller.
         why: the reason why the caller has lost its access; None while it has it.
         ended_wait: True if a wait was ended for that reason.
+        leaving: called when the caller has lost its access.
     """
 
-    __slots__ = ("_check", "_looks", "_refused", "_waiting", "ended_wait", "why")
+    __slots__ = ("_check", "_looks", "_refused", "_waiting", "caller", "ended_wait", "leaving", "why")
 
-    def __init__(self, check: Callable[[], Awaitable[str | None]]) -> None:
+    def __init__(self, caller: Caller, check: Callable[[], Awaitable[str | None]]) -> None:
+        self.caller = caller
         self.why: str | None = None
         self.ended_wait = False
+        self.leaving: set[Callable[[], None]] = set()
         self._check = check
         self._waiting: set[asyncio.Task[Any]] = set()
         self._refused: asyncio.Event | None = None
@@ -115,6 +136,9 @@ class CallerWatch:
         self.why = why
         for task in self._waiting:
             task.cancel()
+        for leave in tuple(self.leaving):
+            self.ended_wait = True
+            leave()
         if self._refused is not None:
             self._refused.set()
 
@@ -129,8 +153,11 @@ class CallerWatch:
                 await self._look()
         return self.why
 
-    async def receive(self, receive: Receive) -> Message:
-        """Returns the next message of the client, or its disconnect once the caller has lost its access."""
+    def receive_from(self, receive: Receive) -> Receive:
+        """Returns the function for the next message of the client, or its disconnect once its caller has no access."""
+        return partial(self._receive, receive)
+
+    async def _receive(self, receive: Receive) -> Message:
         # A task is cancelled to end its wait, as a second task for each request would cost more than all the rest here.
         task = asyncio.current_task()
         assert task is not None
@@ -165,17 +192,14 @@ class AcceptedTokens:
     looks: set[Callable[[], None]] = field(default_factory=set[Callable[[], None]])
     """Called when other settings may have ended the access of a request in progress."""
 
-    @contextmanager
-    def watching(self, caller: Caller, look: Callable[[], None]) -> Generator[None]:
-        """Calls `look` for the holder of a token, while the block runs, when other settings apply."""
-        if caller.kind != "token":
-            yield
-            return
-        self.looks.add(look)
-        try:
-            yield
-        finally:
-            self.looks.discard(look)
+    def watch(self, caller: Caller, look: Callable[[], None]) -> None:
+        """Calls `look` for the holder of a token when other settings apply, until `unwatch`."""
+        if caller.kind == "token":
+            self.looks.add(look)
+
+    def unwatch(self, look: Callable[[], None]) -> None:
+        """Undoes `watch`."""
+        self.looks.discard(look)
 
     def reload(self, settings: TokenSettings | None) -> None:
         """Uses other settings. The keys of an issuer whose settings stay are not read again."""
@@ -192,71 +216,53 @@ class AcceptedTokens:
 
 
 @dataclass(frozen=True, slots=True)
-class RequireApiKey:
-    """ASGI middleware that lets requests to guarded paths pass only with a valid `Authorization: Bearer bw_…`.
+class KeyGuard:
+    """Admits requests to guarded paths only with a valid `Authorization: Bearer bw_…`.
 
     Below `/v1`, the key may be in `x-api-key` instead. It must have one of the scopes that `scopes_for` returns. The
     token of a session has the current rights of the key that began it, or of the roles that the config gives its
     person.
 
     Args:
-        app: the application behind the middleware.
         keys: the known keys.
         sessions: the known sessions.
         openid: the config's OpenID settings; without them, sessions of persons have ended.
         tokens: the verifier of JSON Web Tokens that the current config accepts.
         proxy_headers: the headers in which a trusted proxy names users and teams.
         shares: the limit of concurrent requests by key.
-        error_response: returns the response of a refusal, for the path of the request.
     """
 
-    app: ASGIApp
     keys: KeyRing
     sessions: Sessions
     openid: OpenId | None
     tokens: AcceptedTokens
     proxy_headers: ProxyHeaders | None
     shares: Shares
-    error_response: Callable[[RequestError, str], Response]
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes the request on, or answers it with 401, 403 or 429."""
-        if scope["type"] != "http" or not is_guarded(scope["path"]):
-            await self.app(scope, receive, send)
-            return
-        try:
-            key = _key_of(scope)
-            caller = await self._caller(key)
-            if self.proxy_headers is not None:
-                caller = with_forwarded(caller, scope, self.proxy_headers)
-            scope[_CALLER] = caller
-            scope[_SESSION] = key if is_session(key) else None
-            raw_path = (scope.get("raw_path") or b"").decode("latin-1")
-            needed = scopes_for(scope["method"], scope["path"], raw_path)
-            if not caller.may(needed):
-                raise _forbidden_error(caller, needed)
-            if not self.shares.take(caller.id):
-                raise _too_many()
-        except RequestError as problem:
-            await self.error_response(problem, scope["path"])(scope, receive, send)
-            return
-        watch = scope[_WATCH] = CallerWatch(lambda: self._why_no_longer(key, needed))
-        has_begun = False
+    async def admit(self, scope: Scope) -> CallerWatch:
+        """Admits a request until `release`. Raises RequestError: 401, 403, 429 or 503."""
+        key = _key_of(scope)
+        caller = await self._caller(key)
+        if self.proxy_headers is not None:
+            caller = with_forwarded(caller, scope, self.proxy_headers)
+        scope[_CALLER] = caller
+        scope[_SESSION] = key if is_session(key) else None
+        raw_path = (scope.get("raw_path") or b"").decode("latin-1")
+        needed = scopes_for(scope["method"], scope["path"], raw_path)
+        if not caller.may(needed):
+            raise _forbidden_error(caller, needed)
+        if not self.shares.take(caller.id):
+            raise _too_many()
+        watch = scope[_WATCH] = CallerWatch(caller, partial(self._why_no_longer, key, needed))
+        self.keys.watch(caller, watch.look)
+        self.tokens.watch(caller, watch.look)
+        return watch
 
-        async def send_unless_ended(message: Message) -> None:
-            nonlocal has_begun
-            if has_begun or not watch.ended_wait:
-                has_begun = True
-                await send(message)
-
-        try:
-            with self.keys.watching(caller, watch.look), self.tokens.watching(caller, watch.look):
-                await self.app(scope, partial(watch.receive, receive), send_unless_ended)
-            if watch.ended_wait and not has_begun:
-                problem = unauthorized_error(watch.why or "")
-                await self.error_response(problem, scope["path"])(scope, receive, send)
-        finally:
-            self.shares.release(caller.id)
+    def release(self, watch: CallerWatch) -> None:
+        """Ends a request that has been answered."""
+        self.keys.unwatch(watch.caller, watch.look)
+        self.tokens.unwatch(watch.look)
+        self.shares.release(watch.caller.id)
 
     async def _caller(self, key: str) -> Caller:
         try:
@@ -328,9 +334,9 @@ def _key_of(scope: Scope) -> str:
 
     Empty if `Authorization` has another scheme. Raises RequestError: 401, there is no key.
     """
-    header = next((value for name, value in scope["headers"] if name == b"authorization"), None)
+    header = _first(scope, b"authorization")
     if header is None:
-        sdk_header = next((value for name, value in scope["headers"] if name == b"x-api-key"), None)
+        sdk_header = _first(scope, b"x-api-key")
         if sdk_header is not None and is_openai(scope["path"]):
             return sdk_header.decode("latin-1").strip()
         raise unauthorized_error("an API key is needed: send the header `Authorization: Bearer bw_…`")
@@ -370,6 +376,13 @@ def _forwarded_name(scope: Scope, header: str) -> str | None:
     if not is_identifier(name):
         raise invalid_job([FieldError(header, "must have 1 to 128 characters, none of them a control")])
     return name
+
+
+def _first(scope: Scope, header: bytes) -> bytes | None:
+    for name, value in scope["headers"]:
+        if name == header:
+            return value
+    return None
 
 
 def _forbidden_error(caller: Caller, needed: tuple[KeyScope, ...]) -> RequestError:

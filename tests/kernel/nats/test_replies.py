@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from types import SimpleNamespace
 from typing import Any
 
 import nats
@@ -56,13 +55,15 @@ async def test_who_asks_later_for_less_time_is_not_kept_waiting(own_nats_server:
 class _DeafServer:
     """A client of NATS whose server replies to nothing."""
 
-    is_connected = False
+    is_connected = is_closed = is_draining = False
+
+    def __init__(self) -> None:
+        self._sid = self._pending_data_size = 0
+        self._subs: dict[int, Any] = {}
+        self._pending: list[bytes] = []
 
     def new_inbox(self) -> str:
         return "inbox"
-
-    async def subscribe(self, *_: Any, **__: Any) -> SimpleNamespace:
-        return SimpleNamespace()
 
     async def publish(self, *_: Any, **__: Any) -> None: ...
 

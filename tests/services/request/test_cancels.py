@@ -253,7 +253,8 @@ def requests_of(api: HttpApi, redis: Redis) -> CancelRequests:
     def connection() -> Client:
         return api.bus
 
-    lookup = JobLookup(ResultReader(connection, lambda: 0), Waiters(connection), AcceptedJobs(redis))
+    results = ResultReader(connection, lambda: 0)
+    lookup = JobLookup(results, Waiters(connection, results), AcceptedJobs(redis))
     sending = Cancels(lookup, Executions(redis), Publisher(connection, "tests"), connection)
     config = f"{CONFIG}\nprograms: {{desk: {{agents: [writer]}}}}\n"
     return CancelRequests(sending, parse_config(config), Redactor.compile(RedactionRules()))

@@ -8,6 +8,7 @@ import re
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from breakwater.dialects.api.chat import ChatEvents
 from breakwater.identity import event_stream
 from breakwater.identity.api_keys import create_key
 from breakwater.jobs.api.cancels import Cancels
-from breakwater.jobs.api.results import Waiters
+from breakwater.jobs.api.results import AwaitedResult, Waiters
 from breakwater.jobs.contract.execution import AnswerChunks, PendingCancel
 from breakwater.jobs.rules.ids import key_of
 from breakwater.kernel.nats import subjects
@@ -522,15 +523,13 @@ async def test_the_answer_is_finished_where_it_can_be_asked_for_again_or_the_age
 async def test_a_job_goes_on_while_another_client_waits_for_it(
     plane: OpenAIPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    listening, waiting = Waiters.listening, list[str]()
+    listen, waiting = Waiters.listen, list[str]()
 
-    @asynccontextmanager
-    async def counted(waiters: Waiters, subject: str) -> AsyncGenerator[Any]:
-        async with listening(waiters, subject) as answer:
-            waiting.append(subject)
-            yield answer
+    def counted(waiters: Waiters, execution_id: str, **more: Any) -> AwaitedResult:
+        waiting.append(execution_id)
+        return listen(waiters, execution_id, **more)
 
-    monkeypatch.setattr(Waiters, "listening", counted)
+    monkeypatch.setattr(Waiters, "listen", counted)
     key = {"extra_headers": {"Idempotency-Key": new_id()}}
     first = await plane.sdk().chat.completions.create(model="left-shared", **ASK, **key)
     await anext(first)
@@ -587,8 +586,8 @@ async def test_an_answer_that_breaks_off_is_an_error_in_the_stream(plane: OpenAI
     # At least what the provider billed, and not the worst case.
     billed = plane.worker.sim.ledger.calls[-1]
     assert billed.output_tokens <= attempt["output_tokens"] < 400
-    record = await plane.worker.last("EVENTS", f"bw.executions.{name}.{result['execution_id']}")
-    assert record is not None
+    # The record comes after the result.
+    record = await until(partial(plane.worker.last, "EVENTS", f"bw.executions.{name}.{result['execution_id']}"))
     assert record["output"] == ANSWER[:160]
 
 

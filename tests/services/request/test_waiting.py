@@ -34,11 +34,12 @@ async def test_only_results_that_somebody_waits_for_are_delivered(api: HttpApi) 
     client = await nats.connect(api.bus.connected_url.geturl())
     own = new_id()
     try:
-        async with Waiters(lambda: client).listening(subjects.result(own)) as answer:
+        results = ResultReader(lambda: client, lambda: 0)
+        with Waiters(lambda: client, results).listen(own) as awaited:
             await client.flush()
             for job_id in (new_id(), own):
                 await publish_result(api.bus, result_of(job_id, "writer", "x"))
-            assert own in (await asyncio.wait_for(answer, 60) or b"").decode()
+            assert own in (await asyncio.wait_for(awaited.decided, 60) or b"").decode()
         await client.flush()
         await publish_result(api.bus, result_of(new_id(), "writer", "x"))
         await client.flush()
@@ -145,14 +146,11 @@ async def test_a_result_that_nobody_heard_of_is_looked_up(
     monkeypatch.setattr("breakwater.jobs.api.results.CHECK_S", 0.02)
     monkeypatch.setattr("breakwater.jobs.api.results.MIN_POLL_S", 60 if reconnects else 0.02)
     count = iter([0])
-    answers = ResultReader(lambda: api.bus, lambda: next(count, reconnects))
-    nothing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    unheard: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
+    results = ResultReader(lambda: api.bus, lambda: next(count, reconnects))
     result = result_of(new_id(), "writer")
-    deadline = time.monotonic() + 60
     await publish_result(api.bus, result)
-    found = await answers.wait(result.job_id, unheard, nothing, deadline, check_first=False)
-    assert found == result.json_bytes()
+    with Waiters(lambda: api.bus, results).listen(result.job_id) as awaited:
+        assert await asyncio.wait_for(awaited.decided, 60) == result.json_bytes()
 
 
 @pytest.mark.usefixtures("own_nats_server")

@@ -98,13 +98,14 @@ class ModelRequestHandler:
     async def _respond_when_done(self, request: Request, pending: PendingRequest, traceparent: str | None) -> Response:
         sent = pending.sent
         try:
-            async with self._intake.follow(request, sent, traceparent, LONGEST_REQUEST_S) as followed:
+            awaited, _ = await self._intake.follow(request, sent, traceparent, LONGEST_REQUEST_S)
+            with awaited:
                 if pending.accepted is not None:
                     await pending.accepted(sent)
                 if pending.drop_texts():
                     release_room(request)
-                result = await followed.deciding
-                has_left = followed.disconnection.done()
+                result = await awaited.decided
+                has_left = awaited.has_left
         except BaseException:
             await self._shared_jobs.leave(pending, cancels=False)
             raise

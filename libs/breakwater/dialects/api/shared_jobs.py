@@ -14,7 +14,6 @@ from breakwater.dialects.api.pending_request import PendingRequest
 from breakwater.jobs.api.cancels import Cancels
 from breakwater.jobs.contract.execution import Cancellation, PendingCancel
 from breakwater.jobs.store.in_flight_requests import InFlightRequests
-from breakwater.kernel.nats import subjects
 from breakwater.kernel.redis.connection import StateUnavailableError
 
 CLIENT_LEFT: Literal["client_disconnect"] = "client_disconnect"
@@ -71,7 +70,7 @@ class SharedJobs:
                 )
                 cancels = cancels and is_last
             # Other requests may wait for the job by its id.
-            if cancels and not self.cancels.lookup.waiters.waits_for(subjects.result(execution_id)):
+            if cancels and not self.cancels.lookup.waiters.waits_for(execution_id):
                 by = Cancellation(by=CLIENT_LEFT, key_id=pending.key_id, at=datetime.now(UTC))
                 await self.cancels.request(PendingCancel(execution_id=execution_id, cancellation=by, agents=(agent,)))
         except StateUnavailableError as error:

@@ -31,7 +31,6 @@ from breakwater.identity.event_stream import Ending, FollowedStream, OpenStreams
 from breakwater.identity.operations import TOO_MANY, operation
 from breakwater.identity.rules.callers import Caller
 from breakwater.jobs.api.cancels import Cancels
-from breakwater.jobs.api.results import ReceivedResult
 from breakwater.jobs.api.submission import Submission
 from breakwater.jobs.contract.execution import Cancellation, PendingCancel
 from breakwater.jobs.contract.job import Job
@@ -39,7 +38,6 @@ from breakwater.jobs.rules.chat_messages import encode_json
 from breakwater.kernel.http.bodies import take_room
 from breakwater.kernel.http.parsing import read_query
 from breakwater.kernel.http.problems import RequestError, not_done, not_read
-from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.errors import BusUnavailableError
 from breakwater.kernel.security.encryption import DecryptionError
 from breakwater.kernel.types import Event, Message
@@ -297,15 +295,13 @@ class StoredResponseRoutes:
             key_id=None if is_person else caller.id,
             at=datetime.now(UTC),
         )
-        async with lookup.waiters.listening(subjects.result(job_id)) as received:
+        with lookup.waiters.listen(job_id, wait_s=wait_s, check_first=bool(wait_s)) as awaited:
             await self.cancels.request(
                 PendingCancel(execution_id=job_id, cancellation=cancellation, agents=caller.agents or (stored.agent,))
             )
             if not wait_s:
                 return None
-            no_disconnection: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            deadline = time.monotonic() + wait_s
-            decided = await lookup.results.wait(job_id, received, no_disconnection, deadline, check_first=True)
+            decided = await awaited.decided
         return None if decided is None else orjson.loads(decided)
 
 
@@ -356,19 +352,11 @@ class _ResponseFollower(FollowedStream):
     async def open_source(self, ending: Ending) -> AsyncGenerator[Callable[[Sender], Coroutine[Any, Any, None]]]:
         """Subscribes to the chunks and the result."""
         del ending
-        subject = subjects.result(self._stored.execution_id)
-        async with (
-            self._store.chunk_subscription(self._stored, self._queue.put),
-            self._store.lookup.waiters.listening(subject) as received,
-        ):
-            yield partial(self._write, received)
+        async with self._store.chunk_subscription(self._stored, self._queue.put):
+            with self._store.lookup.waiters.listen(self._stored.execution_id, check_first=True) as awaited:
+                yield partial(self._write, awaited.decided)
 
-    async def _write(self, received: ReceivedResult, sender: Sender) -> None:
-        no_disconnection: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        waiting = self._store.lookup.results.wait(
-            self._stored.execution_id, received, no_disconnection, float("inf"), check_first=True
-        )
-        deciding = asyncio.create_task(waiting)
+    async def _write(self, deciding: asyncio.Future[bytes | None], sender: Sender) -> None:
         deciding.add_done_callback(lambda _: self._queue.changed.set())
         try:
             await self._emit(sender, self._encoder.begin())
@@ -400,8 +388,6 @@ class _ResponseFollower(FollowedStream):
             code = "undecryptable" if isinstance(error, DecryptionError | RequestError) else "unavailable"
             message = str(error) or "the stored chunks are those of another answer; read the response"
             await self._emit(sender, self._encoder.error(code, message), more=False)
-        finally:
-            deciding.cancel()
 
     async def _from_log(self, *, whole: bool) -> list[dict[str, Any]]:
         log = self._store.log

@@ -6,7 +6,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack, suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import Any
 
@@ -20,11 +20,12 @@ from breakwater.dialects.api.shared_jobs import SharedJobs
 from breakwater.dialects.api.streams import ChunkInbox, EncodedStream
 from breakwater.identity import event_stream
 from breakwater.identity.auth import why_refused
-from breakwater.jobs.api.intake import FollowedJob, JobIntake
+from breakwater.jobs.api.intake import JobIntake
+from breakwater.jobs.api.results import AwaitedResult
 from breakwater.kernel.http.bodies import release_room
 from breakwater.kernel.http.problems import unauthorized_error, unavailable
 from breakwater.kernel.nats import subjects
-from breakwater.kernel.nats.core import core_subscription
+from breakwater.kernel.nats.core import listen
 from breakwater.kernel.nats.errors import BusUnavailableError
 from breakwater.kernel.nats.lookup import ClientGetter
 from breakwater.kernel.redis.connection import StateUnavailableError
@@ -41,8 +42,8 @@ class StreamedRequest:
         self._shared_jobs = shared_jobs
         self._connection = connection
         self._inbox = ChunkInbox()
-        self._resources = AsyncExitStack()
-        self._followed: FollowedJob | None = None
+        self._resources = ExitStack()
+        self._awaited: AwaitedResult | None = None
         self._why_refused: Callable[[], str | None] = lambda: None
 
     async def begin(self, request: Request, traceparent: str | None, keepalive_s: float | None) -> bytes | None:
@@ -71,15 +72,14 @@ class StreamedRequest:
         self._why_refused = partial(why_refused, request)
         # The subscription comes first, on the same connection, so that no chunk of the job is missed.
         subject = subjects.chunks(sent.job.agent, sent.execution_id)
-        chunks = core_subscription(self._connection, subject, self._inbox.put, confirmed=False)
-        await self._resources.enter_async_context(chunks)
-        following = self._intake.follow(request, sent, traceparent, LONGEST_REQUEST_S)
-        self._followed = await self._resources.enter_async_context(following)
+        self._resources.callback(listen(self._connection, subject, self._inbox.put))
+        awaited, _ = await self._intake.follow(request, sent, traceparent, LONGEST_REQUEST_S)
+        self._awaited = self._resources.enter_context(awaited)
         if self._pending.accepted is not None:
             await self._pending.accepted(sent)
         if self._pending.drop_texts():
             release_room(request)
-        deciding = self._followed.deciding
+        deciding = awaited.decided
         await self._wait_for_beginning(deciding, keepalive_s)
         if self._inbox.first is not None or not deciding.done():
             return None
@@ -87,7 +87,7 @@ class StreamedRequest:
             raise stopping_error(sent.execution_id)
         return decided
 
-    async def _wait_for_beginning(self, deciding: asyncio.Task[bytes | None], keepalive_s: float | None) -> None:
+    async def _wait_for_beginning(self, deciding: asyncio.Future[bytes | None], keepalive_s: float | None) -> None:
         begin_at = math.inf if keepalive_s is None else time.monotonic() + keepalive_s
         while True:
             rest_s = begin_at - time.monotonic()
@@ -122,11 +122,11 @@ class StreamedRequest:
                 return bytes(error_response(problem, pending.path).body)
             return bytes(writer.response(pending, failed).body)
 
-        assert self._followed is not None
+        assert self._awaited is not None
         encoder = pending.answer.encoder(pending.sent)
         return EncodedStream(
             self._inbox,
-            self._followed.deciding,
+            self._awaited.decided,
             headers=headers,
             encoder=encoder,
             result=result,
@@ -142,17 +142,17 @@ class StreamedRequest:
             stuck: the client takes nothing any more.
         """
         pending = self._pending
-        followed = self._followed
-        has_left = followed is not None and (stuck or followed.disconnection.done())
-        cancels = pending.cancels and has_left and not _has_result(followed)
-        await self._resources.aclose()
+        awaited = self._awaited
+        has_left = awaited is not None and (stuck or awaited.has_left)
+        cancels = pending.cancels and has_left and not _has_result(awaited)
+        self._resources.close()
         if all_sent:
             await self._shared_jobs.forget(pending)
         else:
             await self._shared_jobs.leave(pending, cancels=cancels)
 
 
-def _has_result(followed: FollowedJob | None) -> bool:
-    if followed is None or not followed.deciding.done() or followed.deciding.cancelled():
+def _has_result(awaited: AwaitedResult | None) -> bool:
+    if awaited is None or not awaited.decided.done() or awaited.decided.cancelled():
         return False
-    return followed.deciding.exception() is None and bool(followed.deciding.result())
+    return awaited.decided.exception() is None and bool(awaited.decided.result())

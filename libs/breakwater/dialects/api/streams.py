@@ -59,7 +59,7 @@ class ChunkInbox:
         self._messages.clear()
         return chunks
 
-    async def wait_nonempty(self, deciding: asyncio.Task[bytes | None], timeout_s: float | None = None) -> None:
+    async def wait_nonempty(self, deciding: asyncio.Future[bytes | None], timeout_s: float | None = None) -> None:
         """Waits until there is a message, the job is decided, or the time is up."""
         self._changed.clear()
         if self._messages or deciding.done():
@@ -74,7 +74,7 @@ class ChunkInbox:
             if timer is not None:
                 timer.cancel()
 
-    def _wake(self, _: asyncio.Task[bytes | None]) -> None:
+    def _wake(self, _: asyncio.Future[bytes | None]) -> None:
         self._changed.set()
 
 
@@ -107,7 +107,7 @@ class EncodedStream(EventStream):
     def __init__(
         self,
         inbox: ChunkInbox,
-        deciding: asyncio.Task[bytes | None],
+        deciding: asyncio.Future[bytes | None],
         *,
         headers: Mapping[str, str],
         encoder: Encoder,

@@ -7,7 +7,6 @@ workers, so that a call under way is aborted immediately. A sleeping job is put 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
@@ -151,15 +150,13 @@ class CancelRoutes:
                 execution_id = job.execution_id
                 decided = job.decided
                 if decided is None:
-                    received = await stack.enter_async_context(lookup.waiters.listening(subjects.result(execution_id)))
+                    awaited = stack.enter_context(
+                        lookup.waiters.listen(execution_id, wait_s=wait_s, check_first=wait_s is not None)
+                    )
                     pending = PendingCancel(execution_id=execution_id, cancellation=cancellation, agents=caller.agents)
                     stored = await self.cancels.request(pending)
                     if wait_s is not None:
-                        no_disconnection: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-                        deadline = time.monotonic() + wait_s
-                        decided = await lookup.results.wait(
-                            execution_id, received, no_disconnection, deadline, check_first=True
-                        )
+                        decided = await awaited.decided
                     if decided is None:
                         return _response(_pending_job(job.job_id, stored), 202)
                 return _response(_status_of_cancel(decided), 200)

@@ -6,10 +6,10 @@ Jobs over HTTP, jobs of a plan and calls in the dialects of providers all take t
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncGenerator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from urllib.parse import quote
 
 import orjson
@@ -20,9 +20,10 @@ from starlette.responses import Response
 from breakwater.breakers.api import AgentAvailability
 from breakwater.config import Config
 from breakwater.config.job_validation import validate_job
+from breakwater.identity.auth import on_leaving
 from breakwater.identity.rules.callers import Attribution, Caller
 from breakwater.jobs.api.job_queue import JobQueue
-from breakwater.jobs.api.results import JobLookup, ReceivedResult, status_of
+from breakwater.jobs.api.results import AwaitedResult, JobLookup, status_of
 from breakwater.jobs.api.submission import Submission, submission
 from breakwater.jobs.contract.job import Job
 from breakwater.jobs.plan_changes import PlanLog, PlanName, PlanSource
@@ -40,11 +41,8 @@ from breakwater.jobs.store.plans import NotedJob
 from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.http.parsing import invalid_job, suggestion
 from breakwater.kernel.http.problems import RequestError, unavailable
-from breakwater.kernel.http.server import wait_for_disconnect
 from breakwater.kernel.json_values import with_field
-from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.errors import BusError, BusUnavailableError
-from breakwater.kernel.process import background
 from breakwater.kernel.redis.connection import StateUnavailableError
 from breakwater.kernel.telemetry import tracing
 from breakwater.kernel.validation import FieldError
@@ -57,20 +55,6 @@ LOOK_UP_S = 1.0
 
 class ForeignIdError(BreakwaterError):
     """A generated id belongs to another owner's job. The sender must not learn that."""
-
-
-@dataclass(frozen=True, slots=True)
-class FollowedJob:
-    """A stored job whose result a request waits for."""
-
-    duplicate: bool
-    deciding: asyncio.Task[bytes | None]
-    """Returns the result; None if it was late, the client has disconnected, or the process stops.
-
-    Raises RequestError: 409, another job has the id.
-    """
-    disconnection: asyncio.Future[None]
-    """Done when the client has disconnected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,38 +231,38 @@ class JobIntake:
             # The job is accepted nevertheless, and the worker that takes it adds it to its plan.
             structlog.get_logger().info("plan_not_changed", execution_id=sent.execution_id, error=str(error))
 
-    @asynccontextmanager
     async def follow(
-        self, request: Request, sent: Submission, traceparent: str | None, wait_s: float
-    ) -> AsyncGenerator[FollowedJob]:
-        """Publishes a job and waits for its result while the block runs. Raises what `store` raises."""
-        deadline = time.monotonic() + wait_s
-        async with AsyncExitStack() as waiting:
-            try:
-                listening = self.lookup.waiters.listening(subjects.result(sent.execution_id))
-                received = await waiting.enter_async_context(listening)
-            except BusUnavailableError as error:
-                raise unavailable("unavailable", f"the job was not accepted: {error}") from error
-            duplicate = await self.store(sent, traceparent)
-            disconnection = asyncio.ensure_future(wait_for_disconnect(request.receive))
-            deciding = asyncio.create_task(self._earlier_decision(sent, received, disconnection, deadline))
-            try:
-                yield FollowedJob(duplicate, deciding, disconnection)
-            finally:
-                disconnection.cancel()
-                await background.stop(deciding)
+        self, request: Request, sent: Submission, traceparent: str | None, wait_s: float | None
+    ) -> tuple[AwaitedResult, bool]:
+        """Publishes a job, whose result can then be awaited until the context is left. Raises what `store` raises.
 
-    async def _earlier_decision(
-        self, sent: Submission, received: ReceivedResult, disconnection: asyncio.Future[None], deadline: float
-    ) -> bytes | None:
+        Args:
+            request: the request that waits.
+            sent: the job.
+            traceparent: its W3C trace context; None without a trace.
+            wait_s: the longest wait, in seconds; None to wait as long as it takes.
+
+        Returns:
+            The result, which raises RequestError (409) if another job has the id; and True if the job was sent before.
+        """
         # If the id was used before, the result may be stored already, and is then not published again.
-        check_first = not sent.id_generated
-        result = await self.lookup.results.wait(
-            sent.execution_id, received, disconnection, deadline, check_first=check_first
-        )
-        if result is not None and check_first and _is_other_job(sent, status_of(result), decided=True):
-            raise _id_conflict(sent)
-        return result
+        was_used = not sent.id_generated
+        try:
+            awaited = self.lookup.waiters.listen(
+                sent.execution_id,
+                wait_s=wait_s,
+                check_first=was_used,
+                objection=partial(_conflict_with, sent) if was_used else None,
+            )
+        except BusUnavailableError as error:
+            raise unavailable("unavailable", f"the job was not accepted: {error}") from error
+        try:
+            duplicate = await self.store(sent, traceparent)
+            awaited.at_end(on_leaving(request, awaited.leave))
+        except BaseException:
+            awaited.close()
+            raise
+        return awaited, duplicate
 
     async def _earlier(self, sent: Submission, *, just_now: bool) -> JobStatus | None:
         """Returns the status of an earlier sending of the same job; None if there was none.
@@ -334,6 +318,11 @@ def _is_other_job(sent: Submission, earlier: JobStatus, *, decided: bool) -> boo
     if earlier.digest is not None:
         return earlier.digest != sent.digest
     return decided and earlier.agent != sent.job.agent
+
+
+def _conflict_with(sent: Submission, result: bytes) -> RequestError | None:
+    """Returns 409 if a result is that of another job."""
+    return _id_conflict(sent) if _is_other_job(sent, status_of(result), decided=True) else None
 
 
 def _id_conflict(sent: Submission) -> RequestError:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from dataclasses import dataclass
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from breakwater.identity.auth import caller_of
+from breakwater.identity.auth import caller_of, on_leaving
 from breakwater.identity.operations import TOO_MANY, operation
 from breakwater.identity.rules.callers import Caller
 from breakwater.jobs.api.intake import JobIntake, accepted_response
@@ -23,9 +21,7 @@ from breakwater.jobs.rules.record import without_figures
 from breakwater.kernel.http.bodies import read_body, release_room
 from breakwater.kernel.http.parsing import read_job, wait_s_of
 from breakwater.kernel.http.problems import unavailable
-from breakwater.kernel.http.server import wait_for_disconnect
 from breakwater.kernel.ids import new_id
-from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.errors import BusError
 from breakwater.kernel.redis.connection import StateUnavailableError
 from breakwater.kernel.types import is_identifier
@@ -84,14 +80,15 @@ class JobRoutes:
             if wait_s is None:
                 response = accepted_response(sent, duplicate=await self.intake.store(sent, trace.traceparent))
             else:
-                async with self.intake.follow(request, sent, trace.traceparent, wait_s) as followed:
+                awaited, duplicate = await self.intake.follow(request, sent, trace.traceparent, wait_s)
+                with awaited:
                     sent.drop_texts()
                     release_room(request)
-                    result = await followed.deciding
+                    result = await awaited.decided
                     if result is not None:
                         result = await self.lookup.explain(caller, result)
                 response = (
-                    accepted_response(sent, duplicate=followed.duplicate)
+                    accepted_response(sent, duplicate=duplicate)
                     if result is None
                     else Response(result, media_type=_JSON)
                 )
@@ -129,7 +126,7 @@ class JobRoutes:
             execution_id = job.execution_id
             decided = job.decided
             if decided is None and wait_s is not None:
-                decided = await self._wait_for_result(request, caller, execution_id, time.monotonic() + wait_s)
+                decided = await self._wait_for_result(request, caller, execution_id, wait_s)
             if decided is not None:
                 decided = await self.lookup.explain(caller, decided)
                 return Response(decided, media_type=_JSON)
@@ -140,16 +137,11 @@ class JobRoutes:
         return Response(body, 202, media_type=_JSON)
 
     async def _wait_for_result(
-        self, request: Request, caller: Caller, execution_id: str, deadline: float
+        self, request: Request, caller: Caller, execution_id: str, wait_s: float
     ) -> bytes | None:
-        disconnection = asyncio.ensure_future(wait_for_disconnect(request.receive))
-        try:
-            async with self.lookup.waiters.listening(subjects.result(execution_id)) as received:
-                decided = await self.lookup.results.wait(
-                    execution_id, received, disconnection, deadline, check_first=True
-                )
-        finally:
-            disconnection.cancel()
+        with self.lookup.waiters.listen(execution_id, wait_s=wait_s, check_first=True) as awaited:
+            awaited.at_end(on_leaving(request, awaited.leave))
+            decided = await awaited.decided
         if decided is not None and not job_is_of(caller, status_of(decided)):
             raise unknown_job(str(request.path_params["job_id"]))
         return decided

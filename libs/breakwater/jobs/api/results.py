@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing, asynccontextmanager, suppress
+from collections.abc import Callable
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Self
 
 import orjson
 
@@ -20,81 +19,19 @@ from breakwater.jobs.store.accepted import LINGER_S, AcceptedJobs, JobStatus
 from breakwater.jobs.store.records import is_result_of, read_record
 from breakwater.kernel.http.problems import RequestError
 from breakwater.kernel.nats import subjects
-from breakwater.kernel.nats.core import core_subscription
+from breakwater.kernel.nats.core import listen
 from breakwater.kernel.nats.errors import BusError, BusUnavailableError
 from breakwater.kernel.nats.lookup import ClientGetter, Lookup
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.security.encryption import OFF, Cipher, DecryptionError
 
 CHECK_S = 2.0
-"""Interval at which a waiting request checks whether the connection, and so perhaps the result, was lost."""
+"""Interval of the checks whether the connection, and so perhaps a result that is waited for, was lost."""
 
 _REFUSED = b'"short_circuited":true'
 
 MIN_POLL_S = 2.0
 MAX_POLL_S = 30.0
-
-
-ReceivedResult = asyncio.Future[bytes | None]
-"""The result as it was published, or None when the process stops."""
-
-
-class Waiters:
-    """Hands results to the requests that wait for them.
-
-    Each request subscribes to its own job's result while it waits, so results of other jobs don't reach this process.
-    """
-
-    def __init__(self, connection: ClientGetter, cipher: Cipher = OFF) -> None:
-        self._connection = connection
-        self._cipher = cipher
-        self._waiting: dict[str, set[ReceivedResult]] = {}
-        self._released = False
-
-    def waits_for(self, subject: str) -> bool:
-        """Returns True if a request waits for a result on this subject."""
-        return subject in self._waiting
-
-    def __len__(self) -> int:
-        return sum(len(waiting) for waiting in self._waiting.values())
-
-    @asynccontextmanager
-    async def listening(self, subject: str) -> AsyncGenerator[ReceivedResult]:
-        """Listens to a subject while the block runs. Enter it before publishing: a result may be faster than the ack.
-
-        Raises:
-            BusUnavailableError: NATS is not connected yet, or no longer.
-        """
-        received: ReceivedResult = asyncio.get_running_loop().create_future()
-        if self._released:
-            received.set_result(None)
-        self._waiting.setdefault(subject, set()).add(received)
-        try:
-            async with core_subscription(
-                self._connection, subject, partial(self._deliver, subject, received), confirmed=False
-            ):
-                yield received
-        finally:
-            waiting = self._waiting[subject]
-            waiting.discard(received)
-            if not waiting:
-                del self._waiting[subject]
-
-    def _deliver(self, subject: str, received: ReceivedResult, data: bytes) -> None:
-        if received.done() or not is_result_of(data, subjects.decode_token(subject.rpartition(".")[2])):
-            return
-        try:
-            received.set_result(self._cipher.decrypt_document(data))
-        except DecryptionError as error:
-            received.set_exception(error)
-
-    def release(self) -> None:
-        """Ends all waiting, now and from now on, because the process stops."""
-        self._released = True
-        for waiting in self._waiting.values():
-            for received in waiting:
-                if not received.done():
-                    received.set_result(None)
 
 
 class ResultReader:
@@ -103,7 +40,17 @@ class ResultReader:
     def __init__(self, connection: ClientGetter, reconnects: Callable[[], int], cipher: Cipher = OFF) -> None:
         self.connection = connection
         self.reconnects = reconnects
+        self.cipher = cipher
         self._lookup = Lookup(connection, cipher)
+
+    async def find_result(self, execution_id: str) -> bytes | None:
+        """Returns a job's result; None while there is none.
+
+        Raises:
+            BusUnavailableError: NATS does not answer.
+        """
+        result = await self._lookup.last(Stream.RESULTS, subjects.result(execution_id))
+        return None if result is None or not is_result_of(result.data, execution_id) else result.data
 
     async def find_decision(self, execution_id: str) -> bytes | None:
         """Returns a job's result, else its redacted record, which is kept longer; None while it is undecided.
@@ -111,9 +58,8 @@ class ResultReader:
         Raises:
             BusUnavailableError: NATS does not answer.
         """
-        result = await self._lookup.last(Stream.RESULTS, subjects.result(execution_id))
-        if result is not None and is_result_of(result.data, execution_id):
-            return result.data
+        if (result := await self.find_result(execution_id)) is not None:
+            return result
         record = await self._lookup.last(Stream.EVENTS, f"bw.executions.*.{subjects.encode_token(execution_id)}")
         return None if record is None or not is_result_of(record.data, execution_id) else record.data
 
@@ -131,44 +77,189 @@ class ResultReader:
                     attempts.append(attempt)
         return sorted(attempts, key=lambda attempt: attempt.number)
 
-    async def wait(
+
+class AwaitedResult:
+    """A result that a request waits for, until it is closed."""
+
+    __slots__ = (
+        "_objection",
+        "_release",
+        "decided",
+        "execution_id",
+        "has_left",
+        "looking",
+        "next_look",
+        "pause_s",
+        "reconnects",
+    )
+
+    def __init__(
+        self, execution_id: str, reconnects: int, objection: Callable[[bytes], Exception | None] | None
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        self.execution_id = execution_id
+        self.decided: asyncio.Future[bytes | None] = loop.create_future()
+        """The result as it was published; None if it was late, the client has left, or the process stops.
+
+        Raises the objection to the result, or what its look-up raises.
+        """
+        self.has_left = False
+        """True if the client has left."""
+        self.reconnects = reconnects
+        """The connection to NATS on which no result was missed."""
+        self.pause_s = MIN_POLL_S
+        self.next_look = loop.time() + MIN_POLL_S
+        """When the result is looked up, by the loop's clock."""
+        self.looking: asyncio.Task[None] | None = None
+        self._objection = objection
+        self._release: list[Callable[[], object]] = []
+
+    def at_end(self, release: Callable[[], object]) -> None:
+        """Calls `release` when the wait is over."""
+        self._release.append(release)
+
+    def leave(self) -> None:
+        """Ends the wait, because the client has left."""
+        self.has_left = True
+        self.decide(None)
+
+    def decide(self, result: bytes | None) -> None:
+        """Ends the wait with a result, or without one."""
+        error = None if result is None or self._objection is None else self._objection(result)
+        if error is not None:
+            self.fail(error)
+        elif not self.decided.done():
+            self.decided.set_result(result)
+
+    def fail(self, error: Exception) -> None:
+        """Ends the wait with an error."""
+        if not self.decided.done():
+            self.decided.set_exception(error)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the wait, whether or not there is a result."""
+        while self._release:
+            self._release.pop()()
+        if self.looking is not None:
+            self.looking.cancel()
+        if not self.decided.cancel() and not self.decided.cancelled():
+            self.decided.exception()  # perhaps nobody else has asked for it
+
+
+class Waiters:
+    """Hands results to the requests that wait for them.
+
+    Each request subscribes to its own job's result while it waits, so results of other jobs don't reach this process.
+    """
+
+    def __init__(self, connection: ClientGetter, results: ResultReader) -> None:
+        self._connection = connection
+        self._results = results
+        self._awaited: dict[str, set[AwaitedResult]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._released = False
+
+    def waits_for(self, execution_id: str) -> bool:
+        """Returns True if a request waits for the result of an execution."""
+        return execution_id in self._awaited
+
+    def listen(
         self,
         execution_id: str,
-        received: ReceivedResult,
-        disconnection: asyncio.Future[Any],
-        deadline: float,
         *,
-        check_first: bool,
-    ) -> bytes | None:
-        """Waits for a result. Returns None if it does not come in time.
+        wait_s: float | None = None,
+        check_first: bool = False,
+        objection: Callable[[bytes], Exception | None] | None = None,
+    ) -> AwaitedResult:
+        """Waits for a result, until the returned context is left. Called before publishing: a result may come at once.
 
-        The subscription delivers it as `received`. A result that it missed during a reconnect is looked up.
+        The subscription delivers it. A result that it missed during a reconnect is looked up.
 
         Args:
             execution_id: the job's execution.
-            received: the result, once the subscription has it.
-            disconnection: done when the client has disconnected.
-            deadline: the end of the wait, on the monotonic clock.
-            check_first: look it up immediately, as the result may be stored already.
+            wait_s: the longest wait, in seconds; None to wait as long as it takes.
+            check_first: look it up immediately, as it may be stored already.
+            objection: returns the error for a result that is not the right one, else None.
+
+        Raises:
+            BusUnavailableError: NATS is not connected yet, or no longer.
         """
-        reconnects = self.reconnects()
-        pause = MIN_POLL_S
-        next_check = time.monotonic() + (0.0 if check_first else pause)
-        while not received.done() and not disconnection.done() and (now := time.monotonic()) < deadline:
-            if now >= next_check or self.reconnects() != reconnects:
-                connection = self.reconnects()
-                # An outage does not end the wait: the job is accepted, and the look-up is tried again.
-                with suppress(BusUnavailableError, TimeoutError):
-                    async with asyncio.timeout(deadline - now):
-                        result = await self._lookup.last(Stream.RESULTS, subjects.result(execution_id))
-                    if result is not None and is_result_of(result.data, execution_id):
-                        return result.data
-                    reconnects = connection
-                    next_check = now + pause
-                    pause = min(pause * 2, MAX_POLL_S)
-            left_s = min(CHECK_S, deadline - time.monotonic())
-            await asyncio.wait([received, disconnection], timeout=max(left_s, 0.0), return_when=asyncio.FIRST_COMPLETED)
-        return received.result() if received.done() else None
+        awaited = AwaitedResult(execution_id, self._results.reconnects(), objection)
+        awaited.at_end(listen(self._connection, subjects.result(execution_id), partial(self._receive, awaited)))
+        self._awaited.setdefault(execution_id, set()).add(awaited)
+        awaited.at_end(partial(self._forget, awaited))
+        loop = asyncio.get_running_loop()
+        if wait_s is not None:
+            awaited.at_end(loop.call_later(wait_s, awaited.decide, None).cancel)
+        if self._released:
+            awaited.decide(None)
+        elif check_first:
+            self._look_up(awaited)
+        if self._timer is None:
+            self._timer = loop.call_later(CHECK_S, self._look_up_missed)
+        return awaited
+
+    def release(self) -> None:
+        """Ends all waiting, now and from now on, because the process stops."""
+        self._released = True
+        for awaited in self._all():
+            awaited.decide(None)
+
+    def _all(self) -> list[AwaitedResult]:
+        return [awaited for of_execution in self._awaited.values() for awaited in of_execution]
+
+    def _forget(self, awaited: AwaitedResult) -> None:
+        of_execution = self._awaited[awaited.execution_id]
+        of_execution.discard(awaited)
+        if not of_execution:
+            del self._awaited[awaited.execution_id]
+
+    def _receive(self, awaited: AwaitedResult, data: bytes) -> None:
+        if awaited.decided.done() or not is_result_of(data, awaited.execution_id):
+            return
+        try:
+            result = self._results.cipher.decrypt_document(data)
+        except DecryptionError as error:
+            awaited.fail(error)
+        else:
+            awaited.decide(result)
+
+    def _look_up_missed(self) -> None:
+        """Looks up the results that a lost connection may have cost, and now and then the others."""
+        self._timer = None
+        loop = asyncio.get_running_loop()
+        reconnects = self._results.reconnects()
+        for awaited in self._all():
+            if awaited.looking is None and (loop.time() >= awaited.next_look or awaited.reconnects != reconnects):
+                self._look_up(awaited)
+        if self._awaited:
+            self._timer = loop.call_later(CHECK_S, self._look_up_missed)
+
+    def _look_up(self, awaited: AwaitedResult) -> None:
+        awaited.looking = asyncio.create_task(self._find(awaited))
+
+    async def _find(self, awaited: AwaitedResult) -> None:
+        reconnects = self._results.reconnects()
+        try:
+            result = await self._results.find_result(awaited.execution_id)
+        except BusUnavailableError:
+            return  # an outage does not end the wait: the job is accepted, and the next look-up comes soon
+        except Exception as error:  # noqa: BLE001  it is raised where the result is awaited
+            awaited.fail(error)
+            return
+        finally:
+            awaited.looking = None
+        if result is not None:
+            awaited.decide(result)
+        awaited.reconnects = reconnects
+        awaited.next_look = asyncio.get_running_loop().time() + awaited.pause_s
+        awaited.pause_s = min(awaited.pause_s * 2, MAX_POLL_S)
 
 
 @dataclass(frozen=True, slots=True)

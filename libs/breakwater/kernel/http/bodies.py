@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from starlette.requests import ClientDisconnect, Request
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from breakwater.kernel.http.problems import BODY_IS_READ, RequestError
 from breakwater.kernel.http.server import OPEN_BODY_BYTES, OPEN_BODY_S
@@ -167,27 +166,8 @@ async def read_body(request: Request, limit: int, too_large: str = _A_JOB, withi
         ) from None
 
 
-class HoldBodies:
-    """ASGI middleware that holds the room of a request's large body in memory until the request has been answered."""
-
-    def __init__(self, app: ASGIApp, budget: ByteBudget) -> None:
-        self._app = app
-        self._budget = budget
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes the request on."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        hold = scope[HOLD] = BodyHold(self._budget)
-        try:
-            await self._app(scope, receive, send)
-        finally:
-            hold.release()
-
-
 class BodyHold:
-    """The part of the budget for large bodies that one request has taken."""
+    """The part of the budget for large bodies that one request has taken, until it has been answered."""
 
     __slots__ = ("_budget", "_taken")
 

@@ -9,10 +9,11 @@ import os
 import signal
 import socket
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from starlette.types import ASGIApp, Receive
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.process.files import raise_file_limit
@@ -95,6 +96,52 @@ class Shares:
             del self._of[caller]
 
 
+CLIENT = "breakwater.client"
+"""The entry of a request's scope with the presence of its client."""
+
+
+class ClientPresence:
+    """Tells the requests of one connection when their client has left, without a task for each."""
+
+    __slots__ = ("_has_left", "_leaving")
+
+    def __init__(self) -> None:
+        self._has_left = False
+        self._leaving: set[Callable[[], None]] = set()
+
+    def watch(self, leave: Callable[[], None]) -> None:
+        """Calls `leave` when the client has left, until `unwatch`."""
+        self._leaving.add(leave)
+        if self._has_left:
+            leave()
+
+    def unwatch(self, leave: Callable[[], None]) -> None:
+        """Undoes `watch`."""
+        self._leaving.discard(leave)
+
+    def leave(self) -> None:
+        """Tells all that watch that the client has left."""
+        self._has_left = True
+        for leave in tuple(self._leaving):
+            leave()
+
+
+class _Protocol(HttpToolsProtocol):
+    """uvicorn's connection, whose requests know the presence of their client."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._presence = ClientPresence()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        cast(dict[str, Any], self.scope)[CLIENT] = self._presence
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._presence.leave()
+
+
 class HttpServer:
     """uvicorn, which on SIGTERM or SIGINT stops accepting, lets requests finish, then releases all that wait.
 
@@ -116,7 +163,7 @@ class HttpServer:
         self._server = uvicorn.Server(
             uvicorn.Config(
                 app,
-                http="httptools",
+                http=_Protocol,
                 ws="none",
                 lifespan="on",
                 log_config=None,

@@ -6,13 +6,15 @@ import asyncio
 import json
 import re
 import ssl
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 import nats.errors
+import structlog
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
@@ -90,7 +92,7 @@ async def publish(
     client.stats["out_msgs"] += 1
     client.stats["out_bytes"] += len(payload)
     await client._send_command(command)  # pyright: ignore[reportPrivateUsage]
-    _have_flushed(client)
+    _flush_soon(client)
 
 
 async def publish_empty(client: Client, subjects: Sequence[str]) -> None:
@@ -107,13 +109,13 @@ async def publish_empty(client: Client, subjects: Sequence[str]) -> None:
         client.stats["out_msgs"] += len(subjects)
         command = "".join([f"PUB {subject} 0\r\n\r\n" for subject in subjects]).encode()
         await client._send_command(command)  # pyright: ignore[reportPrivateUsage]
-        _have_flushed(client)
+        _flush_soon(client)
         return
     for subject in subjects:
         await client.publish(subject)
 
 
-def _have_flushed(client: Client) -> None:
+def _flush_soon(client: Client) -> None:
     flushes: Any = client._flush_queue  # pyright: ignore[reportPrivateUsage]
     if flushes.empty():
         flushes.put_nowait(_NOBODY)
@@ -132,26 +134,59 @@ def parse_headers(raw: bytes) -> dict[str, str]:
     return dict(lines) if len(lines) == raw.count(b"\n") - 1 else _parse_other_headers(raw)
 
 
-class _PassesOn(asyncio.Queue[Msg]):
-    """The queue of a subscription that keeps no messages."""
+class _PassesOn:
+    """Stands for the queue of a subscription that keeps no messages."""
+
+    __slots__ = ("put_nowait",)
 
     def __init__(self, take: Callable[[Msg], None]) -> None:
-        super().__init__()
-        self._take = take
+        self.put_nowait = take
 
-    def put_nowait(self, item: Msg) -> None:
-        self._take(item)
+    async def join(self) -> None:
+        """Returns immediately: nothing waits in it."""
 
 
-async def subscribe(client: Client, subject: str, take: Callable[[Msg], None]) -> Subscription:
+def subscribe(client: Client, subject: str, take: Callable[[Msg], None]) -> Subscription:
     """Subscribes as the client does, without a task and a queue for the messages.
 
     `take` is called as they are read. It neither waits nor raises.
+
+    Raises:
+        nats.errors.Error: the connection is closed, or is being closed; or the subject is invalid.
     """
+    if not subject.isprintable() or " " in subject:
+        raise nats.errors.BadSubjectError
+    if client.is_closed:
+        raise nats.errors.ConnectionClosedError
+    if client.is_draining:
+        raise nats.errors.ConnectionDrainingError
     client._parse_header_lines = parse_headers  # pyright: ignore[reportPrivateUsage]
-    subscription = await client.subscribe(subject, pending_bytes_limit=0)
-    subscription._pending_queue = _PassesOn(take)  # pyright: ignore[reportPrivateUsage]
+    client._sid += 1  # pyright: ignore[reportPrivateUsage]
+    sid = client._sid  # pyright: ignore[reportPrivateUsage]
+    subscription = Subscription(client, sid, subject, pending_bytes_limit=0)
+    subscription._pending_queue = cast(Any, _PassesOn(take))  # pyright: ignore[reportPrivateUsage]
+    client._subs[sid] = subscription  # pyright: ignore[reportPrivateUsage]
+    _send_soon(client, b"SUB %b  %d\r\n" % (subject.encode(), sid))
     return subscription
+
+
+def unsubscribe(client: Client, subscription: Subscription) -> None:
+    """Ends a subscription of `subscribe`. The server hears of it with the next message."""
+    sid: int = subscription._id  # pyright: ignore[reportPrivateUsage]
+    client._remove_sub(sid)  # pyright: ignore[reportPrivateUsage]
+    if not client.is_closed:
+        _append(client, b"UNSUB %d\r\n" % sid)
+
+
+def _send_soon(client: Client, command: bytes) -> None:
+    _append(client, command)
+    if client.is_connected:
+        _flush_soon(client)
+
+
+def _append(client: Client, command: bytes) -> None:
+    client._pending.append(command)  # pyright: ignore[reportPrivateUsage]
+    client._pending_data_size += len(command)  # pyright: ignore[reportPrivateUsage]
 
 
 def has_dead_task(client: Client) -> bool:
@@ -210,40 +245,51 @@ async def ask(connection: ClientGetter, subject: str, data: bytes, timeout_s: fl
     return answer.data
 
 
-@asynccontextmanager
-async def core_subscription(
-    connection: ClientGetter, subject: str, hear: Callable[[bytes], None], *, confirmed: bool = True
-) -> AsyncGenerator[None]:
-    """Subscribes to a subject while the block runs. The block begins when the server has confirmed the subscription.
+def listen(connection: ClientGetter, subject: str, hear: Callable[[bytes], None]) -> Callable[[], None]:
+    """Subscribes to a subject until the returned function is called.
 
-    A lost connection is re-established; messages that are published in between are not received.
+    A lost connection is re-established; messages that are published in between are not received. Replies to this
+    connection's own later messages are.
 
     Args:
         connection: to NATS.
         subject: wildcards allowed.
         hear: called with each message's bytes; must not block.
-        confirmed: wait for the server's confirmation. Replies to this connection's own messages do not need it.
 
     Raises:
-        BusUnavailableError: NATS does not answer.
+        BusUnavailableError: the connection is closed.
     """
     client = connection()
 
-    async def receive(message: Msg) -> None:
-        hear(message.data)
+    def receive(message: Msg) -> None:
+        try:
+            hear(message.data)
+        except Exception:  # noqa: BLE001  the connection must go on
+            structlog.get_logger().exception("message_not_handled", subject=subject)
 
     with translated_errors(subject):
-        subscription = await client.subscribe(subject, cb=receive)
+        subscription = subscribe(client, subject, receive)
+    return partial(unsubscribe, client, subscription)
+
+
+@asynccontextmanager
+async def core_subscription(
+    connection: ClientGetter, subject: str, hear: Callable[[bytes], None]
+) -> AsyncGenerator[None]:
+    """Listens to a subject while the block runs, which begins when the server has confirmed the subscription.
+
+    Takes what `listen` takes. Raises BusUnavailableError: NATS does not answer.
+    """
+    stop = listen(connection, subject, hear)
     try:
+        client = connection()
         with translated_errors(subject):
             # One is not enough: nats-py's PING overtakes the subscriptions in its buffer.
-            for _ in range(2 if confirmed else 0):
+            for _ in range(2):
                 await round_trip(client, ROUND_TRIP_S)
         yield
     finally:
-        # A connection that is closed has no subscriptions left.
-        with suppress(nats.errors.Error, OSError):
-            await subscription.unsubscribe()
+        stop()
 
 
 PRESENCE_TIMEOUT_S = 0.5
@@ -265,11 +311,14 @@ class Presence:
         self._since = monotonic()
         self._heard = False
 
-    @asynccontextmanager
-    async def listening(self) -> AsyncGenerator[None]:
-        """Subscribes while the block runs. Raises BusUnavailableError: NATS does not respond."""
-        async with core_subscription(self._connection, self._subject, self._hear, confirmed=False):
+    @contextmanager
+    def listening(self) -> Generator[None]:
+        """Subscribes while the block runs. Raises BusUnavailableError: the connection is closed."""
+        stop = listen(self._connection, self._subject, self._hear)
+        try:
             yield
+        finally:
+            stop()
 
     async def heard_on(self) -> str:
         """The server on which others find this worker; empty if it is not connected or may not subscribe.

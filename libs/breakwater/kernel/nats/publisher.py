@@ -292,7 +292,7 @@ class Replies:
         """
         loop = asyncio.get_running_loop()
         if client is not self._client:
-            await self._subscribe(client)
+            self._subscribe(client)
         reply = f"{self._inbox}.{next(self._numbers)}"
         answer = loop.create_future()
         until = loop.time() + timeout_s
@@ -305,15 +305,11 @@ class Replies:
         finally:
             del self._waiting[reply]
 
-    async def _subscribe(self, client: Client) -> None:
-        # Requests made meanwhile come after the subscription in the client's buffer.
+    def _subscribe(self, client: Client) -> None:
+        inbox = client.new_inbox()
+        subscribe(client, f"{inbox}.*", self._receive)
         self._client = client
-        self._inbox = client.new_inbox()
-        try:
-            await subscribe(client, f"{self._inbox}.*", self._receive)
-        except BaseException:
-            self._client = None
-            raise
+        self._inbox = inbox
 
     def _receive(self, message: Msg) -> None:
         answer, _ = self._waiting.get(message.subject, (None, 0.0))

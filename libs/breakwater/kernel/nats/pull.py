@@ -200,7 +200,7 @@ class Pull:
             self._inbox = client.new_inbox()
             self._waiting.clear()
             self._requested = 0
-            self._subscription = await subscribe(client, f"{self._inbox}.*", self._receive)
+            self._subscription = subscribe(client, f"{self._inbox}.*", self._receive)
         if self._reconnects != client.stats["reconnects"]:
             self._reconnects = client.stats["reconnects"]
             self._requested = 0
