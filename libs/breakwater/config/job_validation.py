@@ -136,8 +136,9 @@ def _request_objection(
 
 def _tier_objection(config: Config, chain: Iterable[str], params: Mapping[str, JsonValue]) -> FieldError | None:
     """Returns the reason why a job can't ask for its terms of service, which have no price; None if it can."""
-    term = term_of(params)
-    for model in chain if term is not None else ():
+    if (term := term_of(params)) is None:
+        return None
+    for model in chain:
         settings = config.models.get(model)
         tiers = () if settings is None or settings.price is None else settings.price.service_tiers
         if term not in {name.strip().lower() for name in tiers}:
@@ -154,14 +155,17 @@ def _params_objection(
         return problem
     if (problem := _tier_objection(config, agent.chain_for(job), params)) is not None:
         return problem
+    of_connection = connection_objection(params)
+    if strictness is None and of_connection is None:
+        return None
     kinds = {
         config.providers[place.provider].api_kind(place.name)
         for model in agent.chain_for(job)
         for place in config.deployments(agent, model)
         if place.provider in config.providers and not config.is_local(place.provider)
     }
-    if kinds and (problem := connection_objection(params)) is not None:
-        return problem
+    if kinds and of_connection is not None:
+        return of_connection
     if strictness is None:
         return None
     for kind in sorted(kinds):

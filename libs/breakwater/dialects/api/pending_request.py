@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from starlette.requests import Request
@@ -12,6 +11,7 @@ from starlette.responses import Response
 from breakwater.dialects.api.streams import Encoder
 from breakwater.jobs.api.submission import Submission
 from breakwater.jobs.contract.job import Job
+from breakwater.kernel.immutable import immutable
 
 LONGEST_REQUEST_S = 90_000.0
 """The time limit of a request: more than the longest `total_timeout_s` and wait in the queue. The client decides."""
@@ -33,7 +33,7 @@ class ApiAnswer(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@immutable()
 class ParsedRequest:
     """A request as a job, and how to answer it.
 
@@ -51,7 +51,7 @@ class ParsedRequest:
     detached: Callable[[Request, Submission, bool], Awaitable[Response]] | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@immutable(kw_only=True)
 class PendingRequest:
     """A request that waits for its job.
 

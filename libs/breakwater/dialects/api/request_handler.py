@@ -75,7 +75,7 @@ class ModelRequestHandler:
             request: the request, whose body is not read yet.
             parse: parses the body. It may raise RequestError, or ValidationError if the job is invalid.
         """
-        path = request.url.path
+        path: str = request.scope["path"]
         with traced_submission(request, path) as trace:
             body = await self.read(request)
             try:
@@ -181,7 +181,7 @@ class ModelRequestHandler:
             sent=sent,
             answer=parsed.answer,
             accepted=parsed.accepted,
-            path=request.url.path,
+            path=request.scope["path"],
             request_id=request_id,
             key_id=caller.id,
             request_key=":".join((caller.id, sent.digest, idempotency_key or "")) if recorded else None,
@@ -200,4 +200,4 @@ class ModelRequestHandler:
         except BaseException:
             await self._shared_jobs.leave(pending, cancels=False)
             raise
-        return replace(pending, sent=sent)
+        return pending if sent is pending.sent else replace(pending, sent=sent)

@@ -43,6 +43,9 @@ SESSION_HEADERS = ("x-session-id", "x-claude-code-session-id", "session-id")
 _JSON_OPTIONS = frozenset({"fallback_models", "depends_on", "metadata", "breaker", "guard", "retry", "rate_limit"})
 
 
+_NO_OPTIONS = CallOptions()
+
+
 def options_of(headers: Headers, body_options: CallOptions | None) -> CallOptions:
     """Returns the options of a request. Those of its body take precedence over those of its headers.
 
@@ -60,6 +63,8 @@ def options_of(headers: Headers, body_options: CallOptions | None) -> CallOption
         if header.startswith(OPTION_PREFIX):
             name = header.removeprefix(OPTION_PREFIX).replace("-", "_")
             header_options[name] = _json(header, value) if name in _JSON_OPTIONS else value
+    if not header_options:
+        return body_options or _NO_OPTIONS
     try:
         # Headers are texts, so numbers and booleans need to be converted.
         options = CallOptions.model_validate(header_options, strict=False)

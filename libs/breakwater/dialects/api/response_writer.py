@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, cast
@@ -74,16 +74,18 @@ class ResponseWriter:
         }
         return option_headers(values, dropped) | _limit_headers(pending, result.get("limits"))
 
-    def _dropped_fields(self, sent: Submission, model: str, refused_params: Iterable[str]) -> tuple[str, ...]:
+    def _dropped_fields(self, sent: Submission, model: str, refused_params: Collection[str]) -> tuple[str, ...]:
         """Returns the fields of a request that a model was not sent: it refuses them, or has no counterpart."""
         agent = self.config.agents[sent.job.agent]
         provider = self.config.provider_name(agent, model)
         settings = None if provider is None else self.config.providers.get(provider)
         request = sent.job.api_request
         form = None if request is None else chat_form(request)
-        refused_names = own_params(params_of(sent.job), () if request is None else request.body).intersection(
-            refused_params
-        )
+        if refused_params:
+            own = own_params(params_of(sent.job), () if request is None else request.body)
+            refused_names = own.intersection(refused_params)
+        else:
+            refused_names = frozenset[str]()
         left_out = refused_names if form is None else {form.names.get(name, name) for name in refused_names}
         if settings is None or (request is not None and self.config.speaks(provider, request.api, model)):
             return tuple(sorted(left_out))

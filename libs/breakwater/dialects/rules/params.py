@@ -110,6 +110,9 @@ _PARTS = FILES | words(
 """Types of message parts that cost nothing but their tokens."""
 
 
+_MAXIMA = dict.fromkeys(OUTPUT_LIMITS, MAX_OUTPUT_TOKENS) | dict.fromkeys(CHOICES, MAX_CHOICES)
+
+
 def is_run_by_client(kind: Any) -> bool:
     """Returns True for the type of an Anthropic tool that the client runs, such as `bash_20250124`."""
     return isinstance(kind, str) and _RUN_BY_CLIENT.fullmatch(kind) is not None
@@ -128,9 +131,7 @@ def params_objection(params: Mapping[str, JsonValue]) -> FieldError | None:
             return FieldError(
                 f"{place}.type", f"{kind!r} is not supported: providers charge for such tools, unknown to budgets"
             )
-    for name, maximum in (
-        dict.fromkeys(OUTPUT_LIMITS, MAX_OUTPUT_TOKENS) | dict.fromkeys(CHOICES, MAX_CHOICES)
-    ).items():
+    for name, maximum in _MAXIMA.items():
         value = params.get(name, 1)
         if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= maximum:
             return FieldError(name, f"must be a whole number from 1 to {maximum}")

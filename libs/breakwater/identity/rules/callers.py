@@ -11,7 +11,7 @@ import hmac
 import re
 from base64 import urlsafe_b64encode
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Annotated, Any, Self, cast, get_args
@@ -250,7 +250,7 @@ class Attribution:
 NOBODY = Attribution()
 
 
-@dataclass(frozen=True, slots=True)
+@immutable()
 class Caller:
     """The sender of a request.
 
@@ -298,7 +298,7 @@ class Caller:
 
     def may(self, needed: Collection[KeyScope]) -> bool:
         """Returns True if the caller has at least one of the scopes."""
-        return any(scope in needed for scope in self.scopes)
+        return not set(needed).isdisjoint(self.scopes)
 
 
 def holder_of_key(key: ApiKey, expires_at: datetime | None = None) -> Caller:

@@ -90,7 +90,6 @@ class JobIntake:
             raise RequestError(404, "unknown_agent", message, [listing])
         by_operator = caller.may(("operate",))
         own_job = for_own_tenant(caller, job)
-        owner = owner_of(caller)
         if (objection := objection_to(caller, own_job, by_operator=by_operator)) is not None:
             status, code = (422, "invalid_job") if objection.field == "reply_to" else (403, "forbidden")
             details = [FieldError(path=objection.field, message=objection.detail)]
@@ -107,15 +106,6 @@ class JobIntake:
             job = own_job
         if (problem := validate_job(self.config, self.limits(), job, with_figures=by_operator)) is not None:
             raise invalid_job([problem])
-        sent = submission(
-            job,
-            body,
-            idempotency_key=idempotency_key,
-            generated_id=generated_id,
-            owner=owner,
-            scope=scope_of(caller, job.tenant),
-            redaction=self.config.redaction,
-        )
         agent = self.config.agents[job.agent]
         if (why := priority_problem(job.priority, agent.priority, caller.priority)) is not None:
             raise RequestError(403, "forbidden", f"priority: {why}", [FieldError(path="priority", message=why)])
@@ -123,8 +113,14 @@ class JobIntake:
         for kind, name in (("user", attribution.user), ("team", attribution.team)):
             if name is not None and (why := id_objection(self.config.redaction, name)) is not None:
                 raise invalid_job([FieldError(path=kind, message=why)])
-        return replace(
-            sent,
+        return submission(
+            job,
+            body,
+            idempotency_key=idempotency_key,
+            generated_id=generated_id,
+            owner=owner_of(caller),
+            scope=scope_of(caller, job.tenant),
+            redaction=self.config.redaction,
             submitted_by=caller.name,
             attribution=attribution,
             tags=caller.tags,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import UTC, datetime
 from functools import cached_property
+from typing import Any
 
 from breakwater.identity.rules.callers import NOBODY, Attribution
 from breakwater.jobs.contract.job import Job
@@ -15,6 +16,7 @@ from breakwater.jobs.rules.ownership import job_digest
 from breakwater.jobs.rules.turns import NOBODYS, CallerTurn
 from breakwater.jobs.store.accepted import JobStatus
 from breakwater.kernel.http.parsing import invalid_job
+from breakwater.kernel.immutable import immutable
 from breakwater.kernel.nats.bodies import IN_MESSAGE_BYTES
 from breakwater.kernel.validation import FieldError
 from breakwater.redaction.rules.redact import id_objection
@@ -23,7 +25,7 @@ from breakwater.redaction.settings import DEFAULT_REDACTION, RedactionRules
 _ID_IN_HEADER = re.compile(r"[\x20-\x7e]{1,128}\Z")
 
 
-@dataclass(frozen=True)
+@immutable(slots=False)
 class Submission:
     """A job that may be published."""
 
@@ -93,6 +95,7 @@ def submission(
     owner: str | None = None,
     scope: str | None = None,
     redaction: RedactionRules = DEFAULT_REDACTION,
+    **details: Any,
 ) -> Submission:
     """Returns a job with its ids: its own, else the Idempotency-Key header, else the generated one.
 
@@ -106,6 +109,7 @@ def submission(
         owner: the name of the API key that the job belongs to.
         scope: the scope of the job's ids.
         redaction: the config's rules, which ids must not match.
+        **details: further fields of the `Submission`.
 
     Raises:
         RequestError: 422, the Idempotency-Key can't be an id, looks like an API key, or would be redacted.
@@ -120,4 +124,4 @@ def submission(
             raise invalid_job([FieldError(path="Idempotency-Key", message=why)])
     id_generated = chosen_id is None or job.dry_run
     execution_id = generated_id if id_generated else execution_of(scope, str(chosen_id))
-    return Submission(job, chosen_id or generated_id, execution_id, id_generated, body, owner, scope=scope)
+    return Submission(job, chosen_id or generated_id, execution_id, id_generated, body, owner, scope=scope, **details)

@@ -37,7 +37,7 @@ class WaitingCallers:
     def __init__(self, publisher: Publisher) -> None:
         self._publisher = publisher
         self._until: dict[tuple[str, str], float] = {}
-        self._announced: dict[tuple[str, str], float] = {}
+        self._announced: dict[tuple[str, CallerTurn], float] = {}
 
     def has(self, agent: str, turn: CallerTurn) -> bool:
         """Returns True if jobs of a caller wait for a slot of an agent."""
@@ -49,14 +49,13 @@ class WaitingCallers:
     async def announce(self, agent: str, turn: CallerTurn) -> None:
         """Says that a caller calls an agent, unless that was said a moment ago."""
         now = monotonic()
-        caller = agent, turn.text
-        if self._announced.get(caller, 0.0) > now:
+        if self._announced.get((agent, turn), 0.0) > now:
             return
         if len(self._announced) >= MAX_CALLERS:
             self._announced.clear()
-        self._announced[caller] = now + SAY_EVERY_S
+        self._announced[agent, turn] = now + SAY_EVERY_S
         try:
-            await self._publisher.send(NEW_CALLERS, orjson.dumps(caller))
+            await self._publisher.send(NEW_CALLERS, orjson.dumps((agent, turn.text)))
         except BusUnavailableError as error:
             structlog.get_logger().debug("caller_not_announced", agent=agent, error=str(error))
 

@@ -14,8 +14,8 @@ from functools import lru_cache, partial
 from urllib.parse import unquote
 
 _CONCRETE = re.compile(r"[^\s*>\x00-\x1f\x7f.]+(\.[^\s*>\x00-\x1f\x7f.]+)*")
-_PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")
-_ENCODED = tuple(chr(byte) if byte in _PLAIN else f"%{byte:02X}" for byte in range(256))
+_PLAIN = re.compile(r"[A-Za-z0-9_-]+")
+_ENCODED = tuple(chr(byte) if _PLAIN.match(chr(byte)) else f"%{byte:02X}" for byte in range(256))
 
 DUPLICATE_WINDOW_S = 600.0
 """The time for which JetStream recognizes duplicates of jobs and results by their ids."""
@@ -118,7 +118,7 @@ def encode_token(text: str) -> str:
     """
     if not text:
         raise ValueError("a subject token can't be empty")
-    return "".join([_ENCODED[byte] for byte in text.encode()])
+    return text if _PLAIN.fullmatch(text) else "".join([_ENCODED[byte] for byte in text.encode()])
 
 
 def decode_token(token: str) -> str:
