@@ -128,7 +128,7 @@ async def test_a_job_costs_what_it_did(start_worker: StartWorker, worker_nats: R
     await listener.close()
     used.subtract(before)
     used["instructions of our Python"] = instructions.count
-    _check({name: count / JOBS for name, count in used.items()}, MEASURED)
+    check({name: count / JOBS for name, count in used.items()}, MEASURED)
 
 
 async def test_a_job_takes_the_steps_it_did(
@@ -137,10 +137,10 @@ async def test_a_job_takes_the_steps_it_did(
     with ProviderInAThread() as provider:
         made = await traces(tmp_path, worker_nats.url, worker_redis.url, provider.url)
     # Background work of the libraries may come in between, but hardly in each of the jobs.
-    _check({step: min(trace.steps[step] for trace in made) for step in STEPS}, STEPS)
+    check({step: min(trace.steps[step] for trace in made) for step in STEPS}, STEPS)
 
 
-def _check(counts: Mapping[str, float], budgets: Mapping[str, float]) -> None:
+def check(counts: Mapping[str, float], budgets: Mapping[str, float]) -> None:
     print(counts)
     assert counts.keys() == budgets.keys()
     assert {name: count for name, count in counts.items() if not LESS <= count / budgets[name] <= MORE} == {}
