@@ -23,6 +23,7 @@ from faststream.nats.subscriber.usecases.basic import DefaultSubscriber
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
+from nats.protocol.parser import Parser
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
@@ -93,10 +94,12 @@ def test_nats_says_of_a_server_what_presence_reads() -> None:
 
 
 def test_nats_sends_and_receives_by_what_is_called_and_replaced() -> None:
-    assert {"_send_command", "_flusher", "_remove_sub", "_parse_header_lines"} <= vars(Client).keys()
-    assert "self._parse_header_lines(" in inspect.getsource(Client._process_headers)  # pyright: ignore[reportPrivateUsage]
-    assert "_client" in Msg.__dataclass_fields__
-    assert {"_flush_queue", "_pending", "_pending_data_size", "_sid", "_subs", "stats"} <= vars(Client()).keys()
+    private = {"_send_command", "_flusher", "_remove_sub", "_parse_header_lines", "_process_headers"}
+    assert private <= vars(Client).keys()
+    assert "await self._ps.parse(" in inspect.getsource(Client._read_loop)  # pyright: ignore[reportPrivateUsage]
+    assert {"buf", "state", "nc"} <= vars(Parser()).keys()
+    assert [*Msg.__dataclass_fields__][:5] == ["_client", "subject", "reply", "data", "headers"]
+    assert {"_flush_queue", "_pending", "_pending_data_size", "_ps", "_sid", "_subs", "stats"} <= vars(Client()).keys()
     assert isinstance(Subscription(Client())._pending_queue, asyncio.Queue)  # pyright: ignore[reportPrivateUsage]
 
 

@@ -1,4 +1,4 @@
-"""What we write to NATS and read from it ourselves is what its client would write and read."""
+"""Messages that we write to NATS ourselves are those that its client would write."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from breakwater.kernel.nats.core import parse_headers, publish, publish_empty
+from breakwater.kernel.nats.core import publish, publish_empty
 from tests.servers import RunningServer
 
 HEADERS = {"ce-id": "é 1", "Nats-Expected-Last-Subject-Sequence": "0", "spaced": " a  b "}
@@ -70,25 +70,3 @@ async def test_messages_without_content_arrive_together(nats_server: RunningServ
     received = [await subscription.next_msg(timeout=30) for _ in range(2)]
     assert [_parts(message) for message in received] == [("a.1", "", b"", None), ("a.2", "", b"", None)]
     await client.close()
-
-
-@pytest.mark.parametrize(
-    "lines",
-    [
-        b"ce-id: e1:1\r\nce-source: breakwater/worker\r\n\r\n",
-        b"a: 1\r\na: 2\r\n\r\n",
-        b"tight:1\r\n\r\n",
-        b"empty: \r\nother: x\r\n\r\n",
-        b"a:  spaced  words \r\n\r\n",
-        b"a: \xc3\xa9\r\nb: \xff\r\n\r\n",
-        b"\xc3\xa9: 1\r\nb: 2\r\n\r\n",
-        b"two words: 1\r\nb: 2\r\n\r\n",
-        b"no colon\r\nb: 2\r\n\r\n",
-        b"a: 1\nb: 2\r\n\r\n",
-        b"a: 1\r\n",
-        b"\r\n",
-        b"",
-    ],
-)
-def test_headers_are_read_as_the_client_reads_them(lines: bytes) -> None:
-    assert parse_headers(lines) == Client._parse_header_lines(lines)  # pyright: ignore[reportPrivateUsage]

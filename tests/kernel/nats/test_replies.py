@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import nats
@@ -61,6 +62,7 @@ class _DeafServer:
         self._sid = self._pending_data_size = 0
         self._subs: dict[int, Any] = {}
         self._pending: list[bytes] = []
+        self._ps = SimpleNamespace()
 
     def new_inbox(self) -> str:
         return "inbox"

@@ -18,6 +18,7 @@ import structlog
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
+from nats.protocol.parser import AWAITING_CONTROL_LINE, Parser
 
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.errors import BusUnavailableError, NoRespondersError, unavailable
@@ -124,6 +125,7 @@ def _flush_soon(client: Client) -> None:
 _HEADER_LINE = re.compile(r"(?m)^([!#$%&'*+\-.^_`|~0-9A-Za-z]+): ([!-~]+(?: [!-~]+)*)\r\n")
 """A header as all known clients write it: one space before its value, which is of ASCII words."""
 
+_NO_STATUS = b"NATS/1.0\r\n"
 _parse_other_headers = Client._parse_header_lines  # pyright: ignore[reportPrivateUsage]
 
 
@@ -146,6 +148,52 @@ class _PassesOn:
         """Returns immediately: nothing waits in it."""
 
 
+class _Parser(Parser):
+    """Reads messages of `subscribe` in half of the client's steps, and leaves others to the client's parser."""
+
+    async def parse(self, data: bytes = b"") -> None:
+        """Overridden to hand over the complete messages at the beginning of the buffer."""
+        if self.state != AWAITING_CONTROL_LINE:
+            await super().parse(data)
+            return
+        client = cast(Client, self.nc)
+        subscriptions = client._subs  # pyright: ignore[reportPrivateUsage]
+        buffer = self.buf
+        buffer.extend(data)
+        place, messages, is_other = 0, 0, True
+        while buffer.startswith((b"HMSG ", b"MSG "), place):
+            begin = buffer.find(b"\r\n", place) + 2
+            if begin < 2:
+                break
+            # `MSG <subject> <sid> [reply] <bytes>`, or `HMSG <subject> <sid> [reply] <header bytes> <bytes>`
+            operation, subject, sid, *others = buffer[place:begin].split()
+            subscription = subscriptions.get(int(sid))
+            queue: Any = getattr(subscription, "_pending_queue", None)
+            if type(queue) is not _PassesOn:
+                break
+            end = begin + int(others.pop())
+            if len(buffer) < end + 2:
+                is_other = False
+                break
+            headers = None
+            if operation.startswith(b"H"):
+                block = bytes(buffer[begin : begin + int(others.pop())])
+                begin += len(block)
+                if block.startswith(_NO_STATUS):
+                    headers = parse_headers(block[len(_NO_STATUS) :]) or None
+                else:
+                    headers = await client._process_headers(block)  # pyright: ignore[reportPrivateUsage]
+            reply = others[0].decode() if others else ""
+            place = end + 2
+            messages += 1
+            queue.put_nowait(Msg(client, subject.decode(), reply, bytes(buffer[begin:end]), headers))
+        client.stats["in_msgs"] += messages
+        client.stats["in_bytes"] += place
+        del buffer[:place]
+        if buffer and is_other:
+            await super().parse()
+
+
 def subscribe(client: Client, subject: str, take: Callable[[Msg], None]) -> Subscription:
     """Subscribes as the client does, without a task and a queue for the messages.
 
@@ -160,7 +208,10 @@ def subscribe(client: Client, subject: str, take: Callable[[Msg], None]) -> Subs
         raise nats.errors.ConnectionClosedError
     if client.is_draining:
         raise nats.errors.ConnectionDrainingError
-    client._parse_header_lines = parse_headers  # pyright: ignore[reportPrivateUsage]
+    parser = client._ps  # pyright: ignore[reportPrivateUsage]
+    if type(parser) is not _Parser:
+        client._ps = _Parser(client)  # pyright: ignore[reportPrivateUsage]
+        client._ps.__dict__ = parser.__dict__  # pyright: ignore[reportPrivateUsage]  # it may have begun a message
     client._sid += 1  # pyright: ignore[reportPrivateUsage]
     sid = client._sid  # pyright: ignore[reportPrivateUsage]
     subscription = Subscription(client, sid, subject, pending_bytes_limit=0)
