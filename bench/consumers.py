@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from random import randrange
 
 import psutil
 import uvloop
@@ -44,10 +45,11 @@ CAP = {"daily_usd": 100_000, "monthly_usd": 1_000_000}
 def records_of_a_job() -> tuple[Attempt, Execution]:
     """An attempt that has just succeeded, and its job's record."""
     execution_id, now = new_id(), datetime.now(UTC)
-    ids = {"job_id": execution_id, "model": "sim/m", "provider": "sim", "counts_for_breaker": True}
+    cost = randrange(1_000_000)
+    ids = {"job_id": execution_id, "model": "sim/m", "provider": "sim", "counts_for_breaker": True, "cost": cost}
     tried = attempt(execution_id, started_at=now - timedelta(milliseconds=800), **ids)
     prompt = [{"role": "user", "content": "How do I return a parcel?"}]
-    return tried, execution(execution_id, attempts=(tried,), messages=prompt, output="word " * 40)
+    return tried, execution(execution_id, attempts=(tried,), messages=prompt, output="word " * 40, total_cost=cost)
 
 
 async def publish_jobs(publisher: Publisher, jobs: int, per_s: float) -> None:

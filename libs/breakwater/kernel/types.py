@@ -43,6 +43,7 @@ def usd_from_nano(nano: int) -> str:
     return f"{sign}{nano // NANO_PER_USD}.{nano % NANO_PER_USD:09d}"
 
 
+@lru_cache(maxsize=1024)  # an execution has its amounts again in its attempts, and many of them are nothing
 def nano_from_usd(usd: str | Decimal) -> int:
     """Parses a decimal USD amount into integer nano-dollars.
 

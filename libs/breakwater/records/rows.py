@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from decimal import Decimal
+from functools import cache
+from operator import attrgetter, itemgetter
 from typing import Any
 
 from pydantic_core import from_json, to_json
@@ -41,6 +43,9 @@ from breakwater.records.schema import (
 
 StoredRow = tuple[object, ...]
 
+_Reader = Callable[[Any], StoredRow]
+_Conversion = Callable[[Any], object]
+
 _ERROR_FIELDS = {
     f"error_{field.rstrip('_')}": field
     for field in ("kind", "class_", "message", "status_code", "retryable", "hash", "user_message")
@@ -72,7 +77,6 @@ def execution_row(record: Execution, sequence: int) -> StoredRow:
         prompt_preview=preview(prompt_in({"messages": record.messages, "input": record.input})),  # pyright: ignore[reportArgumentType]  # JSON
         output_preview=preview(record.output),
         run_id=record.run_id or run_id(record.tenant, record.task_key or record.execution_id),
-        **{name: _json_or_null(getattr(record, name)) for name in JSON_COLUMNS},
         **_error(record.error),
     )
 
@@ -158,14 +162,27 @@ def audit_event_of(**row: Any) -> AuditEvent:
 def _row(table: Table, message: object, sequence: int, **values: object) -> StoredRow:
     """A message as a row: the values of its columns, from `values` or converted from the message's fields."""
     values["event_sequence"] = sequence
-    return tuple(
-        values[name]
-        if name in values
-        else getattr(message, name)
-        if convert is None
-        else convert(getattr(message, name))
-        for name, convert in _COLUMNS[table.name]
-    )
+    fields_of, conversions, in_order = _reading(table.name, tuple(values))
+    fields = [*fields_of(message)]
+    for place, convert in conversions:
+        if (value := fields[place]) is not None:
+            fields[place] = convert(value)
+    return in_order((*fields, *values.values()))
+
+
+@cache
+def _reading(table: str, values: tuple[str, ...]) -> tuple[_Reader, tuple[tuple[int, _Conversion], ...], _Reader]:
+    """Prepares the rows of a table in which these columns are not fields of the message.
+
+    Returns:
+        What reads the fields; the conversions of some of them, by their place; and what puts the fields, with the
+        values behind them, in the order of the columns.
+    """
+    columns = _COLUMNS[table]
+    fields = [name for name in columns if name not in values]
+    conversions = tuple((place, convert) for place, name in enumerate(fields) if (convert := columns[name]) is not None)
+    place_of = {name: place for place, name in enumerate((*fields, *values))}
+    return attrgetter(*fields), conversions, itemgetter(*(place_of[name] for name in columns))
 
 
 def _by_cause(attempts: Iterable[Attempt]) -> tuple[Mapping[str, int], Mapping[str, Decimal]]:
@@ -184,10 +201,15 @@ def _by_cause(attempts: Iterable[Attempt]) -> tuple[Mapping[str, int], Mapping[s
     return calls, _money_by_word(costs)
 
 
-def _error(error: ErrorInfo | None) -> dict[str, object]:
-    if error is not None and error.figures is not None:
+_NO_ERROR: Mapping[str, object] = dict.fromkeys(_ERROR_FIELDS)
+
+
+def _error(error: ErrorInfo | None) -> Mapping[str, object]:
+    if error is None:
+        return _NO_ERROR
+    if error.figures is not None:
         error = error.model_copy(update={"message": for_operators(error)})
-    return {column: None if error is None else getattr(error, field) for column, field in _ERROR_FIELDS.items()}
+    return {column: getattr(error, field) for column, field in _ERROR_FIELDS.items()}
 
 
 def _error_of(row: Mapping[str, Any]) -> ErrorInfo | None:
@@ -215,26 +237,29 @@ def _time(moment: datetime) -> datetime:
     return moment
 
 
-def _or_null(convert: Callable[[Any], object]) -> Callable[[Any], object]:
-    return lambda value: None if value is None else convert(value)
-
-
 def _json(value: object) -> str:
     return to_json(value, inf_nan_mode="null").decode()
 
 
-_json_or_null = _or_null(_json)
-_money_or_null = _or_null(_money)
-_CONVERTED: Mapping[str, Callable[[Any], object]] = {
+def _money_or_null(nano: int | None) -> Decimal | None:
+    return None if nano is None else _money(nano)
+
+
+_CONVERSIONS: Mapping[str, _Conversion] = {
     MONEY: _money,
-    MONEY_OR_NULL: _money_or_null,
+    MONEY_OR_NULL: _money,
     MONEY_BY_WORD: _money_by_word,
     TIME: _time,
-    TIME_OR_NULL: _or_null(_time),
+    TIME_OR_NULL: _time,
 }
-"""Conversions of fields to values, by the type of their column; others are stored as they are."""
-_COLUMNS = {
-    table.name: tuple((name, _CONVERTED.get(type_)) for name, type_ in table.columns.items()) for table in TABLES
+"""Conversions of fields that are not None, by the type of their column; others are stored as they are."""
+
+_COLUMNS: Mapping[str, Mapping[str, _Conversion | None]] = {
+    table.name: {
+        name: _json if table is EXECUTIONS and name in JSON_COLUMNS else _CONVERSIONS.get(kind)
+        for name, kind in table.columns.items()
+    }
+    for table in TABLES
 }
 
 
