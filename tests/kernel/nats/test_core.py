@@ -9,8 +9,9 @@ import nats
 import nats.errors
 import psutil
 import pytest
+from nats.aio.client import Client
 
-from breakwater.kernel.nats.core import close, core_subscription, has_dead_task
+from breakwater.kernel.nats.core import close, core_subscription, has_dead_task, listen
 from breakwater.kernel.nats.errors import BusUnavailableError
 from tests.helpers import until
 from tests.servers import RunningServer
@@ -67,3 +68,36 @@ async def test_an_answer_that_nobody_waits_for_any_more_leaves_the_connection_al
         await until(lambda: heard == [b"heard"], "the message")
     assert not has_dead_task(client)
     await close(client)
+
+
+async def test_who_listens_hears_on_after_an_error_and_after_a_lost_connection_and_then_no_more(
+    own_nats_server: RunningServer,
+) -> None:
+    heard: list[bytes] = []
+
+    def hear(data: bytes) -> None:
+        heard.append(data)
+        if data == b"odd":
+            raise ValueError("it is odd")
+
+    client = await nats.connect(own_nats_server.url, reconnect_time_wait=0.01, max_reconnect_attempts=-1)
+    stop = listen(lambda: client, "news", hear)
+    for data in (b"odd", b"second"):
+        await client.publish("news", data)
+    await until(lambda: heard == [b"odd", b"second"], "both messages")
+    own_nats_server.restart()
+    await until(lambda: client.stats["reconnects"] == 1, "the connection")
+    await client.publish("news", b"third")
+    await until(lambda: heard[2:] == [b"third"], "the message after that")
+    stop()
+    await client.publish("news", b"fourth")
+    await client.flush()
+    assert heard[3:] == []
+    assert client.stats["in_msgs"] == 3
+    await close(client)
+
+
+async def test_nobody_listens_on_a_subject_that_would_be_another_command() -> None:
+    for subject in ("", "news 1\r\nPUB x 0", "news all"):
+        with pytest.raises(BusUnavailableError):
+            listen(Client, subject, print)

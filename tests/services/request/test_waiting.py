@@ -1,6 +1,7 @@
 """Waiting for results, asking for them later, and submitting the same job again."""
 
 import asyncio
+import json
 import time
 
 import aiohttp
@@ -159,6 +160,24 @@ async def test_a_client_that_leaves_is_waited_for_no_longer(api: HttpApi) -> Non
         async with asyncio.timeout(0.3), api.http.post(f"{api.url}/api/v1/jobs?wait_s=200", json=JOB):
             pass
     async with asyncio.timeout(30):  # the drain waits for up to a minute while somebody waits
+        await api.stop()
+
+
+@pytest.mark.usefixtures("own_nats_server")
+async def test_a_client_that_leaves_after_it_has_sent_two_requests_at_once_is_waited_for_no_longer(
+    api: HttpApi,
+) -> None:
+    _, writer = await asyncio.open_connection("127.0.0.1", api.settings.http_port)
+    body = json.dumps(JOB).encode()
+    head = f"Host: plane\r\nAuthorization: {api.http.headers['Authorization']}\r\nContent-Length: {len(body)}"
+    writer.write(2 * (f"POST /api/v1/jobs?wait_s=200 HTTP/1.1\r\n{head}\r\n\r\n".encode() + body))
+
+    async def accepted() -> bool:
+        return await api.queued() > 0
+
+    await until(accepted)
+    writer.close()
+    async with asyncio.timeout(30):
         await api.stop()
 
 

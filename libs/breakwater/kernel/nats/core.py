@@ -202,7 +202,7 @@ def subscribe(client: Client, subject: str, take: Callable[[Msg], None]) -> Subs
     Raises:
         nats.errors.Error: the connection is closed, or is being closed; or the subject is invalid.
     """
-    if not subject.isprintable() or " " in subject:
+    if not subject or not subject.isprintable() or " " in subject:
         raise nats.errors.BadSubjectError
     if client.is_closed:
         raise nats.errors.ConnectionClosedError
