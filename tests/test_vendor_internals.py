@@ -14,12 +14,17 @@ from urllib.parse import urlsplit
 import pytest
 import redis.asyncio as aioredis
 import uvicorn
+from aiohttp import TCPConnector
+from aiohttp.client_proto import ResponseHandler
+from aiohttp.client_reqrep import ClientRequest
+from aiohttp.http_writer import _serialize_headers
 from clickhouse_connect.driver._backend import httpcommon, orchestration
 from clickhouse_connect.driver.asyncclient import AsyncClient
 from faststream import FastStream
 from faststream.nats import NatsBroker, TestNatsBroker
 from faststream.nats.subscriber.specification import NatsSubscriberSpecification
 from faststream.nats.subscriber.usecases.basic import DefaultSubscriber
+from multidict import CIMultiDict
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
@@ -40,7 +45,7 @@ from tests.tables import each_row
 PYPROJECT = Path(__file__).parent.parent / "pyproject.toml"
 
 
-@each_row("package", ["chdb", "clickhouse-connect", "faststream", "nats-py", "redis", "uvicorn"])
+@each_row("package", ["aiohttp", "chdb", "clickhouse-connect", "faststream", "nats-py", "redis", "uvicorn"])
 def test_a_package_whose_internals_are_used_is_not_taken_in_a_version_that_nobody_has_tried(package: str) -> None:
     project = tomllib.loads(PYPROJECT.read_text())["project"]
     required: list[str] = [*project["dependencies"], *project["optional-dependencies"]["embedded"]]
@@ -54,6 +59,15 @@ def test_a_package_whose_internals_are_used_is_not_taken_in_a_version_that_nobod
 def overridden(ours: type, theirs: type) -> set[str]:
     """The methods of ours that replace one of the package."""
     return {name for name in vars(ours) if callable(getattr(theirs, name, None)) and not name.startswith("__")}
+
+
+def test_aiohttp_connects_and_reads_by_what_is_called() -> None:
+    assert {"headers", "loop", "proxy", "proxy_headers", "ssl"} <= inspect.signature(ClientRequest).parameters.keys()
+    assert list(inspect.signature(TCPConnector.connect).parameters) == ["self", "req", "traces", "timeout"]
+    assert inspect.iscoroutinefunction(ResponseHandler.read)
+    assert "read_until_eof" in inspect.signature(ResponseHandler.set_response_params).parameters
+    head = _serialize_headers("POST / HTTP/1.1", CIMultiDict({"Host": "h"}))
+    assert bytes(head) == b"POST / HTTP/1.1\r\nHost: h\r\n\r\n"
 
 
 async def test_uvicorn_has_what_is_read() -> None:

@@ -241,7 +241,7 @@ def failed(
     part: Usage | None,
 ) -> CallEnd:
     """Ends an attempt whose call gave no usable answer."""
-    failure = _classified(job, error)
+    failure = _failure_of(job, error)
     # The report of an answer that broke off is incomplete.
     broke_off = flight.input_tokens is not None and part is not None and error.finish_reason is None
     used = None if error.usage is None or broke_off else credible(error.usage)
@@ -264,7 +264,7 @@ def failed(
     return CallEnd(attempt, failure, answer, credential=error.credential, lowered=flight.max_tokens is not None)
 
 
-def _classified(job: Assignment, error: CallError) -> Classification:
+def _failure_of(job: Assignment, error: CallError) -> Classification:
     failure = classify(error.failure, job.now())
     if job.job.api != "embeddings" or failure.kind != "client":
         return failure

@@ -10,11 +10,11 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
-import aiohttp
 import pytest
 from aiohttp import web
 
 from breakwater.calls.providers.base import Answer, Call, CallError, Streaming
+from breakwater.calls.providers.exchange import Exchange
 from breakwater.calls.providers.python import PythonProvider, Reply
 from breakwater.calls.providers.registry import ProcessSettings
 from breakwater.calls.rules.classify import BrokenAnswer, HttpFailure, TransportFailure, classify
@@ -149,7 +149,7 @@ async def test_what_came_of_a_broken_answer_is_freed_with_the_failure(fault: Any
             with suppress(CallError):
                 asked = Streamed().call if "stream" in fault else call()
                 await perform(settings("openai", sim.url.removesuffix("/v1")), asked)
-            kept = [one for one in gc.get_objects() if isinstance(one, aiohttp.ClientResponse)]
+            kept = [one for one in gc.get_objects() if isinstance(one, Exchange)]
         finally:
             gc.enable()
         assert sim.ledger.totals.calls == 1

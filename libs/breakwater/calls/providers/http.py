@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, replace
 from dataclasses import fields as fields_of
+from dataclasses import replace
 from typing import Any, cast
 
 import aiohttp
-from aiohttp.abc import AbstractStreamWriter
 from yarl import URL
 
 from breakwater.calls.providers.base import (
@@ -31,6 +29,7 @@ from breakwater.calls.providers.connection import Certificates, Proxy
 from breakwater.calls.providers.credentials import CredentialError
 from breakwater.calls.providers.embeddings import MAX_ANSWER_BYTES as MAX_EMBEDDINGS_BYTES
 from breakwater.calls.providers.embeddings import EmbeddingsWire
+from breakwater.calls.providers.exchange import Connections, Exchange
 from breakwater.calls.providers.failures import (
     carries_error,
     error_in_answer,
@@ -71,30 +70,8 @@ class _HttpReply:
     is_complete: bool
 
 
-_Requesting = AbstractAsyncContextManager[aiohttp.ClientResponse]
-
-
-@dataclass(slots=True)
-class _RequestState:
-    """The progress of a request. `sent`: it has begun to leave this process."""
-
-    sent: bool = False
-
-
 NOTED_WAIT_S = 0.05
 """The shortest wait for a credential that shortens the time of its call."""
-
-
-class _Body(aiohttp.BytesPayload):
-    """The body of a request, which is sent with its headers. A trace would tell the same, at six times the cost."""
-
-    def __init__(self, data: bytes, state: _RequestState) -> None:
-        super().__init__(data)
-        self._state = state
-
-    async def write_with_length(self, writer: AbstractStreamWriter, content_length: int | None) -> None:
-        self._state.sent = True
-        await super().write_with_length(writer, content_length)
 
 
 class HttpProvider:
@@ -122,7 +99,7 @@ class HttpProvider:
         self._secrets = KnownSecrets([], self._placeholder)
         """Of the latest call: the key, which its answer may not repeat. A provider gets it, and may quote it."""
         self._secrets_version = -1
-        self._session: aiohttp.ClientSession | None = None
+        self._connections = Connections(self._headers, self._proxy)
 
     def __repr__(self) -> str:
         return f"HttpProvider({type(self._chat).__name__} at {self._origin})"
@@ -179,26 +156,24 @@ class HttpProvider:
     async def close(self) -> None:
         """Closes idle connections."""
         await self._credential.close()
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        await self._connections.close()
 
     async def _post(self, wire: Wire, call: Call, key: Any) -> _HttpReply:
-        state = _RequestState()
+        exchange = self._exchange(wire, call, key)
         try:
-            async with AnswerTimeout(call.timeout_s), self._request(wire, call, key, state) as response:
+            async with AnswerTimeout(call.timeout_s), exchange as response:
                 if call.on_headers is not None:
                     call.on_headers(response.headers)
                 return await _reply(response, _limit(wire))
         except TimeoutError as error:
             failure = TransportFailure("timeout", "TimeoutError", silence(call))
-            raise CallError(failure, maybe_billed=state.sent) from error
+            raise CallError(failure, maybe_billed=exchange.sent) from error
         except (aiohttp.ClientError, OSError) as error:
             # A request that never left this process is not billed: the connection was refused, or TLS failed.
-            raise CallError(transport_failure(error), maybe_billed=state.sent) from error
+            raise CallError(transport_failure(error), maybe_billed=exchange.sent) from error
 
     async def _stream(self, wire: Wire, call: Call, key: Any, secrets: KnownSecrets, streaming: Streaming) -> Answer:
-        state = _RequestState()
+        exchange = self._exchange(wire, call, key)
         ends_at = asyncio.get_running_loop().time() + streaming.total_timeout_s
         reader = wire.stream_reader(streaming.answer)
         failure: CallFailure | None = None
@@ -208,7 +183,7 @@ class HttpProvider:
         try:
             async with (
                 AnswerTimeout(min(call.timeout_s, streaming.total_timeout_s)) as limit,
-                self._request(wire, call, key, state) as response,
+                exchange as response,
             ):
                 if call.on_headers is not None:
                     call.on_headers(response.headers)
@@ -220,12 +195,12 @@ class HttpProvider:
         except TimeoutError as error:
             name = "StreamStalledError" if streaming.answer.length else "TimeoutError"
             failure = TransportFailure("timeout", name, silence(call))
-            maybe_billed = state.sent
+            maybe_billed = exchange.sent
             cause = error
         except (aiohttp.ClientError, OSError) as error:
             _release(error)
             failure = transport_failure(error)
-            maybe_billed = state.sent
+            maybe_billed = exchange.sent
             cause = error
         except StreamBrokenError as broken:
             raise self._broken_stream(wire, broken, reader, streaming.answer) from broken
@@ -243,7 +218,7 @@ class HttpProvider:
                 cause = error
         raise CallError(failure, maybe_billed=maybe_billed, usage=usage) from cause
 
-    def _request(self, wire: Wire, call: Call, key: Any, state: _RequestState) -> _Requesting:
+    def _exchange(self, wire: Wire, call: Call, key: Any) -> Exchange:
         data = encode_json(wire.body(call))
         target = wire.url(call.model, streamed=call.streaming is not None)
         headers = {"X-Client-Request-Id": call.attempt_id, **self._key_headers(wire, key, target, data)}
@@ -251,18 +226,8 @@ class HttpProvider:
             headers |= {name: self._join_header(name, value) for name, value in call.headers.items()}
         if call.traceparent:
             headers["traceparent"] = call.traceparent
-        url = URL(target, encoded=True)
-        if url.scheme == "http":
-            headers |= self._proxy.headers  # without TLS, the proxy gets the request itself, and no CONNECT before it
-        return self._client_session().post(
-            url,
-            data=_Body(data, state),
-            headers=headers,
-            allow_redirects=False,
-            proxy=self._proxy.url,
-            proxy_headers=self._proxy.headers,
-            ssl=True if self._certificates is None else self._certificates.context,
-        )
+        context = None if self._certificates is None else self._certificates.context
+        return Exchange(self._connections, target, headers, data, context)
 
     def _key_headers(self, wire: Wire, key: Any, url: str, data: bytes) -> Mapping[str, str]:
         headers = None if key is None else self._headers_of_key(key, url, data)
@@ -274,17 +239,6 @@ class HttpProvider:
             header_value for header_name, header_value in self._headers.items() if header_name.lower() == name
         )
         return ", ".join((*configured, value))
-
-    def _client_session(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                # The number of concurrent calls is bounded by the agents' concurrency; a second limit would hide it.
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30),
-                timeout=aiohttp.ClientTimeout(total=None),
-                headers=self._headers,
-                cookie_jar=aiohttp.DummyCookieJar(),
-            )
-        return self._session
 
     def _read(self, wire: Wire, call: Call, reply: _HttpReply, secrets: KnownSecrets) -> Answer:
         status = reply.status
@@ -383,7 +337,7 @@ def _limit(wire: Wire) -> int:
     return MAX_EMBEDDINGS_BYTES if isinstance(wire, EmbeddingsWire) else MAX_ANSWER_BYTES
 
 
-async def _reply(response: aiohttp.ClientResponse, limit: int) -> _HttpReply:
+async def _reply(response: Exchange, limit: int) -> _HttpReply:
     """Reads a response with its body, up to one byte more than the limit, or until the connection breaks."""
     payload = bytearray()
     is_complete = True

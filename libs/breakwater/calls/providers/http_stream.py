@@ -19,6 +19,7 @@ from breakwater.calls.providers.base import (
     UnusableAnswerError,
 )
 from breakwater.calls.providers.event_stream import EVENT_STREAM, EventStreamReader
+from breakwater.calls.providers.exchange import Exchange
 from breakwater.calls.providers.failures import carries_error, error_in_answer, first_of, read_json
 from breakwater.calls.providers.server_sent import EventReader, EventTooLargeError
 from breakwater.calls.rules.classify import CallFailure
@@ -74,7 +75,7 @@ class _IdleLimit:
 
 
 async def receive(
-    response: aiohttp.ClientResponse,
+    response: Exchange,
     reader: StreamReader,
     streaming: Streaming,
     limit: AnswerTimeout,
@@ -129,7 +130,7 @@ async def receive(
             await content.read()
 
 
-def is_stream(response: aiohttp.ClientResponse) -> bool:
+def is_stream(response: Exchange) -> bool:
     """Returns True for an answer that is streamed, by its content type."""
     return response.content_type in ("text/event-stream", EVENT_STREAM)
 
@@ -151,9 +152,9 @@ def _check_end(reader: StreamReader, answer: Assembly) -> None:
         raise UnusableAnswerError(f"the stream ended early, after {answer.chunks} chunks of content")
 
 
-async def _gather(response: aiohttp.ClientResponse) -> None:
+async def _gather(response: Exchange) -> None:
     """Pauses reading while pieces of an answer collect in the kernel's buffer, and then cost as much as one."""
-    transport = None if response.connection is None else response.connection.transport
+    transport = response.transport
     if transport is None or transport.is_closing():
         return
     transport.pause_reading()
