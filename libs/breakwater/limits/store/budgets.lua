@@ -179,8 +179,7 @@ end
 -- nil is unknown, so that the worst case stays; without `used`, the call was never made.
 local function leave(held, told, attempt_id, used)
   for _, window in ipairs(held.windows) do
-    -- A slice that is over has left the sums, or will with all that it holds.
-    if told[window.key] and redis.call('HEXISTS', window.key, 'r' .. window.slice) == 1 then
+    if told[window.key] then
       local changes = {r = -1, t = -held.tokens, u = -held.amount, c = -1}
       if used then
         local is_unknown = not used.tokens or used.is_refused and string.find(window.flags, 'p', 1, true)
@@ -195,7 +194,10 @@ local function leave(held, told, attempt_id, used)
           fields[n + 1], fields[n + 2], amounts[n + 1], amounts[n + 2] = unit, unit .. window.slice, amount, amount
         end
       end
-      add(window.key, fields, amounts)
+      local values = redis.call('HMGET', window.key, 'r' .. window.slice, unpack(fields))
+      if table.remove(values, 1) then -- else the slice is over, and has left the sums, or will with all that it holds
+        add_to(window.key, fields, values, amounts)
+      end
     end
   end
   for _, key in ipairs(held.slots) do
@@ -214,20 +216,19 @@ local function charge(held, held_key, used)
     charged = amounts_of(held)
   end
   for _, period in ipairs(held.periods) do
-    if redis.call('EXISTS', period.key) == 1 then
-      local fields, amounts, n = {}, {}, 0
-      for i, unit in ipairs(period.units) do
-        local scope = period.scopes[i]
-        if reserved[unit] ~= 0 then
-          n = n + 1
-          fields[n], amounts[n] = RESERVED[unit] .. scope, -reserved[unit]
-        end
-        if charged and charged[unit] ~= 0 then
-          n = n + 1
-          fields[n], amounts[n] = USED[unit] .. scope, charged[unit]
-        end
+    local fields, amounts, n = {}, {}, 0
+    for i, unit in ipairs(period.units) do
+      local scope = period.scopes[i]
+      if reserved[unit] ~= 0 then
+        fields[n + 1], amounts[n + 1], n = RESERVED[unit] .. scope, -reserved[unit], n + 1
       end
-      add(period.key, fields, amounts)
+      if charged and charged[unit] ~= 0 then
+        fields[n + 1], amounts[n + 1], n = USED[unit] .. scope, charged[unit], n + 1
+      end
+    end
+    local values = n > 0 and redis.call('HMGET', period.key, unpack(fields)) or {}
+    if values[1] or (n > 0 and redis.call('EXISTS', period.key) == 1) then
+      add_to(period.key, fields, values, amounts)
     end
   end
 end
