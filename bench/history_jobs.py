@@ -206,7 +206,7 @@ class Jobs:
             (
                 *(f"{execution_id}:{number}", execution_id, execution_id, job.agent.name, job.tenant),
                 *(job.task_id, job.task_id),
-                *(None, job.user, job.team, {}, number),
+                *(None, job.user, job.team, None, {}, number),
                 *(model.name, model.provider, None, None, at, at, 0),
                 *tokens_and_cost,
                 "short_circuited",
@@ -262,7 +262,7 @@ class Jobs:
             (
                 *(f"{execution_id}:{number}", execution_id, execution_id, agent.name, job.tenant),
                 *(job.task_id, job.task_id),
-                *(None, job.user, job.team, {}, number),
+                *(None, job.user, job.team, None, {}, number),
                 *(model.name, model.provider, None, None, started, completed, took),
                 *((sent, given, cached, None, None, "stop") if billed else (None,) * 6),
                 *((None, None) if begun is None else (begun, given)),

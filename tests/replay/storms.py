@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import nats
 from nats.aio.client import Client
 
 from breakwater.config import Config, load_config
+from breakwater.kernel.clickhouse.table import Table
 from breakwater.kernel.nats.lookup import Lookup
+from breakwater.kernel.types import time_from_ms
 from breakwater.local.ports import free_port
 from breakwater.local.servers import nats_spec
+from breakwater.records import rows, schema
 from breakwater.replay.log import read_log
 from breakwater.replay.rules.engine import Replay, ReplayedJob, ReplayFindings
 from breakwater.replay.rules.history import Changes, Policy, RecordedJob
@@ -64,8 +67,23 @@ def replayed(
     ended: list[ReplayedJob] = []
     world = World(logged.attempt for job in jobs for logged in job.attempts)
     replay = Replay(policy, before or policy, changes, world, on_end=ended.append)
-    return replay.run(jobs), ended
+    replay.run(jobs)
+    return replay.finish(), ended
 
 
 def config_of(demo: FinishedDemo) -> Config:
     return load_config(demo.data / "breakwater.yaml")
+
+
+def rows_of(storm: Storm) -> Iterator[tuple[Table, list[rows.StoredRow]]]:
+    """The rows of a storm, as the sink inserts them."""
+    jobs, changes = storm
+    yield schema.EXECUTIONS, [rows.execution_row(job.record, number) for number, job in enumerate(jobs, 1)]
+    logged_attempts = [logged for job in jobs for logged in job.attempts]
+    yield (
+        schema.ATTEMPTS,
+        [rows.attempt_row(logged.attempt, logged.sequence, time_from_ms(logged.at_ms)) for logged in logged_attempts],
+    )
+    yield schema.BREAKER_TRANSITIONS, [rows.transition_row(event, n) for n, event in enumerate(changes.transitions, 1)]
+    yield schema.BUDGET_EVENTS, [rows.budget_row(event, n) for n, event in enumerate(changes.budgets, 1)]
+    yield schema.ALERTS, [rows.alert_row(alert, n) for n, alert in enumerate(changes.alerts, 1)]

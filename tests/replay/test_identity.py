@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
+import yaml
 
 from breakwater.breakers.settings import BreakerRules
+from breakwater.cli.main import main
 from breakwater.limits.rules.budget import LimitTable
 from breakwater.replay.policy import policy_of
+from breakwater.replay.records import replay_records
+from breakwater.replay.rules.engine import ReplayedJob
 from breakwater.replay.rules.history import AgentPolicy, Policy
 from breakwater.replay.rules.identity import UNEXPLAINED, identity, share_of_unequal
 from tests.finished_demo import FinishedDemo
-from tests.replay.storms import Storm, config_of, replayed, storm_of
+from tests.records.samples import new_database, url_of
+from tests.replay.storms import Storm, config_of, replayed, rows_of, storm_of
+from tests.servers import RunningServer
 
 pytestmark = pytest.mark.long(about_s=20, together="console")
 
@@ -108,6 +118,68 @@ def test_a_time_limit_below_the_usual_duration_fails_calls(storm: Storm, policy:
     assert max(attempt.duration_ms for attempt in attempts) == 50
     assert Counter(attempt.error and attempt.error.kind for attempt in attempts)["timeout"] > 10
     assert Counter(run.reason for run in of_agent)["error"] > 0
+
+
+async def test_the_tables_say_of_the_storm_what_the_log_says(
+    storm: Storm, policy: Policy, clickhouse_server: RunningServer
+) -> None:
+    jobs, changes = storm
+    since = min(job.record.dispatched_at for job in jobs)
+    until = max(job.record.completed_at for job in jobs) + timedelta(seconds=1)
+    ended: list[ReplayedJob] = []
+    async with new_database(clickhouse_server.url) as analytics:
+        for table, rows in rows_of(storm):
+            await analytics.insert(table, rows)
+        findings, read_changes = await replay_records(analytics, policy, policy, since, until, on_end=ended.append)
+    assert len(ended) == len(jobs)
+    parts = identity(jobs, read_changes, findings)
+    # The tables lack the figures and the statistics of refusals.
+    assert {subject for subject, part in parts.items() if part.unequal[UNEXPLAINED]} <= {"calls"}
+    assert {difference.kind for difference in findings.differences} <= {"refusal"}
+    assert all(run.follows for run in ended)
+    assert parts["transitions"].equal == len(changes.transitions)
+
+
+def test_the_command_says_what_would_have_been_and_its_code_whether_that_is_too_much(
+    storm: Storm,
+    finished_demo: FinishedDemo,
+    clickhouse_server: RunningServer,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    before = finished_demo.data / "breakwater.yaml"
+    document = yaml.safe_load(before.read_text())
+    document["agents"]["small-budget"]["budget"]["daily_usd"] = "0.0003"
+    changed = tmp_path / "changed.yaml"
+    changed.write_text(yaml.safe_dump(document))
+    with asyncio.Runner() as runner:
+        database = new_database(clickhouse_server.url)
+        analytics = runner.run(database.__aenter__())
+        try:
+            for table, rows in rows_of(storm):
+                runner.run(analytics.insert(table, rows))
+            monkeypatch.setenv("BREAKWATER_CLICKHOUSE_URL", url_of(analytics, clickhouse_server))
+            asked = ("plan", str(changed), "--before", str(before), "--since", "1h")
+            assert main([*asked, "--json"]) == 0
+            report = json.loads(capsys.readouterr().out)
+            assert main([*asked, "--markdown", "--max-newly-refused", "0"]) == 1
+            markdown, problem = capsys.readouterr()
+            assert (
+                main(["plan", str(before), "--before", str(before), "--since", "1h", "--max-newly-refused", "0"]) == 0
+            )
+            unchanged = capsys.readouterr().out
+        finally:
+            runner.run(database.__aexit__(None, None, None))
+    assert report["jobs"] == len(storm[0])
+    refused = report["newly_refused"]
+    assert 0 < refused["low"] <= refused["after"] <= refused["high"]
+    assert float(report["spend"]["after"]) < float(report["spend"]["before"])
+    assert {limit["budget"] for limit in report["limits"]} == {"agent:small-budget/daily"}
+    assert {job["after"] for job in report["most_changed"]} == {"budget_exceeded"}
+    assert f"| jobs newly refused |  | {refused['after']:.0f} |" in markdown
+    assert "newly refused, more than --max-newly-refused 0" in problem
+    assert re.search(r"jobs newly refused +0\n", unchanged)
 
 
 def test_the_same_replay_finds_the_same(storm: Storm, policy: Policy, tmp_path: Path) -> None:

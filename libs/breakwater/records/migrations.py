@@ -112,6 +112,7 @@ def migrations(layout: Layout) -> tuple[Migration, ...]:
                 *(create_view(name, layout) for name in _DEPLOYMENT_VIEWS),
             ),
         ),
+        Migration(29, "callers of attempts", (ATTEMPTS.add_column("caller", layout),)),
     )
 
 

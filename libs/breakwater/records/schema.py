@@ -144,6 +144,7 @@ ATTEMPTS = Table(
         "submitted_by": WORD_OR_NULL,
         "user": TEXT_OR_NULL,
         "team": WORD_OR_NULL,
+        "caller": WORD_OR_NULL,
         "cost_tags": TEXT_BY_WORD,
         "number": "UInt32",
         "model": WORD,

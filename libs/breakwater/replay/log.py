@@ -10,7 +10,6 @@ from breakwater.breakers.contract import BreakerTransition
 from breakwater.jobs.contract.execution import Attempt, Execution
 from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.subjects import Stream
-from breakwater.kernel.types import ms_from_time
 from breakwater.limits.contract import BudgetEvent, GuardEvent
 from breakwater.replay.rules.history import Changes, LoggedAttempt, RecordedJob, in_order
 
@@ -32,7 +31,7 @@ async def read_log(lookup: Lookup) -> tuple[list[RecordedJob], Changes]:
             match message.subject.split(".")[1]:
                 case "attempts":
                     if (attempt := message.read(Attempt)) is not None:
-                        logged = LoggedAttempt(message.sequence, ms_from_time(message.stored_at), attempt)
+                        logged = LoggedAttempt.of(message.sequence, message.stored_at, attempt)
                         attempts[attempt.execution_id].append(logged)
                 case "executions":
                     records += [record] if (record := message.read(Execution)) is not None else []

@@ -17,6 +17,7 @@ from breakwater.limits.rules.budget import (
     LimitTable,
     OverBudget,
     Period,
+    Periods,
     budget_event,
     fits,
     periods_at,
@@ -72,6 +73,8 @@ class ReplayedCounters:
         self._holds: dict[str, tuple[_Hold, ...]] = {}
         self._announced: set[tuple[CountedPlace, int, int]] = set()
         self._raised: dict[CountedPlace, int] = {}
+        self._periods: Periods | None = None
+        """The periods of the latest day."""
 
     @property
     def sums(self) -> Mapping[CountedPlace, Sum]:
@@ -90,7 +93,7 @@ class ReplayedCounters:
             The refusal of a limit that has no room for it, if one has none; a spent one before one that calls in flight
             fill.
         """
-        periods = periods_at(time_from_ms(now_ms), self._zone)
+        periods = self._periods_at(now_ms)
         worst: Mapping[LimitUnit, int] = {"usd": call.reserved or 0, "tokens": call.reserved_tokens or 0, "requests": 1}
         holds = tuple(
             _Hold(counter, periods.of(counter.window), worst[counter.unit]) for counter in self._limits_of(call)
@@ -122,10 +125,12 @@ class ReplayedCounters:
 
     def settle(self, attempt: Attempt, now_ms: int) -> None:
         """Replaces the reservation of a call by what it used, and announces the thresholds that this reaches."""
+        holds = self._holds.pop(attempt.attempt_id, ())
+        if not holds:
+            return
         figures = figures_of(attempt)
-        for hold in self._holds.pop(attempt.attempt_id, ()):
-            place = _place(hold)
-            counted = self._sums[place]
+        for hold in holds:
+            counted = self._sums[_place(hold)]
             counted.reserved -= hold.amount
             counted.used += figures.used(hold.counter.unit)
             counted.changed_ms = now_ms
@@ -135,14 +140,14 @@ class ReplayedCounters:
         """Announces a limit that has refused a call as reached, although the spend stays below it."""
         if attempt.refused_by is None or attempt.refused_cap is None:
             return
-        periods = periods_at(time_from_ms(now_ms), self._zone)
+        periods = self._periods_at(now_ms)
         for counter in self._limits_of(attempt):
             if counter.name == attempt.refused_by:
                 self._announce(_Hold(counter, periods.of(counter.window), 0), attempt, now_ms, refused=True)
 
     def changes_near(self, call: Attempt, now_ms: int, within_ms: int) -> bool:
         """Returns True if a call has ended within some time that counts in a hard limit of this one."""
-        periods = periods_at(time_from_ms(now_ms), self._zone)
+        periods = self._periods_at(now_ms)
         hard = (counter for counter in self._limits_of(call) if counter.enforcement == "hard")
         holds = (_Hold(counter, periods.of(counter.window), 0) for counter in hard)
         sums = (self._sums.get(_place(hold)) for hold in holds)
@@ -155,6 +160,11 @@ class ReplayedCounters:
             self._raised[place] = event.limit
         elif event.kind == "raise_ended":
             self._raised.pop(place, None)
+
+    def _periods_at(self, now_ms: int) -> Periods:
+        if self._periods is None or not self._periods.day.holds(now_ms):
+            self._periods = periods_at(time_from_ms(now_ms), self._zone)
+        return self._periods
 
     def _limits_of(self, call: Attempt) -> Sequence[Counter]:
         names = CallNames.of(call)

@@ -30,6 +30,7 @@ from breakwater.calls.rules.retry import NextModel, Redeploy, Retry, Stop, after
 from breakwater.calls.rules.unanswered import why_unanswered
 from breakwater.jobs.contract.execution import Attempt, Cause, ErrorInfo, Execution, FailureStatistics, Reason
 from breakwater.jobs.rules.record import status_of, totals
+from breakwater.kernel.immutable import changed
 from breakwater.kernel.types import ms_from_time, time_from_ms
 from breakwater.limits.contract import BudgetEvent, GuardEvent
 from breakwater.limits.rules.budget import OWN_CAP, fits, spent_by
@@ -46,6 +47,9 @@ LEASE_MARGIN_S = 120.0
 
 POLL_MS = 250
 """The interval at which a call that waits for capacity asks again."""
+
+FORGET_EVERY_MS = 3_600_000
+"""The interval at which idle tasks are forgotten."""
 
 PROBE_WAIT_MS = 2_000
 """The longest wait for the end of another call's probe, as `breakers.gate` has it."""
@@ -92,10 +96,13 @@ class ReplayedRefusal:
     statistics: FailureStatistics | None = None
 
     def is_as_recorded(self, attempt: Attempt) -> bool:
-        """Returns True if a recorded attempt was refused in the same way."""
-        recorded = attempt.refused_reason, attempt.refused_by, attempt.refused_cap, attempt.statistics
-        if self.statistics is None and attempt.error is not None and attempt.error.figures != self.error.figures:
+        """Returns True if a recorded attempt was refused in the same way, as far as the record has it."""
+        figures = None if attempt.error is None else attempt.error.figures
+        if attempt.statistics is None and figures is None:  # as the tables have it
+            return (attempt.refused_reason, attempt.refused_by) == (self.reason, self.refused_by)
+        if self.statistics is None and figures != self.error.figures:
             return False
+        recorded = attempt.refused_reason, attempt.refused_by, attempt.refused_cap, attempt.statistics
         return recorded == (self.reason, self.refused_by, self.refused_cap, self.statistics)
 
 
@@ -252,24 +259,31 @@ class Replay:
         self._answered_ms: dict[str, int] = {}
         """The time of each deployment's latest answer."""
         self._incidents: dict[str, Alert] = {}
+        self._unresolved: set[str] = set()
+        """The keys of incidents that are not resolved."""
+        self._forgets_ms = 0
         self._events: list[tuple[int, int, int, int, Callable[[int], None]]] = []
         self._ties = 0
         self._sequence = 0
+        self._looks = False
+        """True once breakers are looked at."""
         self._under_way = 0
         """The number of jobs that have begun and not ended."""
         for at_ms, act in self._acts_of(changes):
             self._at(at_ms, _ENDS, act)
 
-    def run(self, jobs: Iterable[RecordedJob]) -> ReplayFindings:
-        """Replays jobs, which come in the order in which they began."""
-        looks = False
+    def run(self, jobs: Iterable[RecordedJob]) -> None:
+        """Replays jobs, which come in the order in which they began; later ones may come with another call."""
         for job in jobs:
             begins_ms = job.begins_ms
-            if not looks:
+            if not self._looks:
                 self._at(begins_ms + LOOK_EVERY_MS, _LOOKS, self._look)
-                looks = True
+                self._looks = True
             self._run_until(begins_ms)
             self._begin(job, begins_ms)
+
+    def finish(self) -> ReplayFindings:
+        """Replays what is left of the jobs that have begun. Returns all that the replay has found."""
         while self._under_way:
             self._run_next()
         return self.findings
@@ -290,8 +304,10 @@ class Replay:
 
     def _look(self, now_ms: int) -> None:
         self._breakers.look(now_ms)
-        self._tasks.forget(now_ms)
-        self._resolve_due(now_ms)
+        self._resolve_due(now_ms, *self._unresolved)
+        if now_ms >= self._forgets_ms:
+            self._tasks.forget(now_ms)
+            self._forgets_ms = now_ms + FORGET_EVERY_MS
         self._at(now_ms + LOOK_EVERY_MS, _LOOKS, self._look)
 
     def _acts_of(self, changes: Changes) -> Iterator[tuple[int, Callable[[int], None]]]:
@@ -316,18 +332,27 @@ class Replay:
 
     def _begin(self, job: RecordedJob, now_ms: int) -> None:
         record = job.record
-        agent = self._policy.agents.get(record.agent)
         before = self._before.agents.get(record.agent)
-        if agent is None or before is None or not job.attempts:
-            # Answered from the cache, invalid, cancelled in time, or of an agent that no config has: as recorded.
-            self.findings.followed[record.reason or ("cache" if record.cache_hit else "no attempt")] += 1
+        agent = self._policy.agents.get(record.agent, before)
+        if agent is None or before is None:
+            self.findings.followed["agent of no config"] += 1
             return
         # A job that names other models than its agent does keeps them.
         chain = agent.chain if record.fallback_chain == before.chain else record.fallback_chain
         deadline_ms = ms_from_time(record.dispatched_at) + round(agent.total_timeout_s * 1000)
         run = ReplayedJob(job, agent, chain or record.fallback_chain, deadline_ms, agent.timeout_s < before.timeout_s)
-        self._under_way += 1
-        self._at(now_ms, _ASKS, partial(self._ask, run))
+        if record.agent not in self._policy.agents:
+            run.follows = False
+            run.unknown = True
+            self._on_end(run)
+        elif not job.attempts:
+            # Answered from the cache, invalid, or cancelled in time: as recorded.
+            run.reason = record.reason
+            self.findings.followed[record.reason or ("cache" if record.cache_hit else "no attempt")] += 1
+            self._on_end(run)
+        else:
+            self._under_way += 1
+            self._at(now_ms, _ASKS, partial(self._ask, run))
 
     def _ask(self, run: ReplayedJob, now_ms: int) -> None:
         recorded = run.next_recorded
@@ -361,7 +386,7 @@ class Replay:
         if verdict is not None:
             self._release(run, call)
             refusal = verdict.refusal
-            refused = call if recorded is not None else self._refused(run, call, refusal, now_ms)
+            refused = call if recorded is not None else self._refusal_of(run, call, refusal, now_ms)
             if refused.refused_cap is None and refusal.refused_cap is not None:  # the tables do not have it
                 refused = refused.model_copy(update={"refused_cap": refusal.refused_cap})
             self._end_at(run, refused, recorded, now_ms)
@@ -399,7 +424,7 @@ class Replay:
         ]
         own_call = own_calls[calls] if calls < len(own_calls) else None
         attempt_id = f"{run.job.record.execution_id}:{number}"
-        answer = own_call or self._world.drawn(run.model, now_ms, attempt_id)
+        answer = own_call or self._world.draw(run.model, now_ms, attempt_id)
         if answer is None:
             return None
         run.is_drawn = own_call is None
@@ -568,7 +593,7 @@ class Replay:
         key = BreakerKey.of(rules.scope, recorded.agent, recorded.unit, recorded.provider)
         return self._breakers.changes_near(key, now_ms, RACE_MS)
 
-    def _refused(self, run: ReplayedJob, call: Attempt, refusal: ReplayedRefusal, now_ms: int) -> Attempt:
+    def _refusal_of(self, run: ReplayedJob, call: Attempt, refusal: ReplayedRefusal, now_ms: int) -> Attempt:
         """Returns the attempt of a refused call that the record does not have."""
         at = time_from_ms(now_ms)
         return call.model_copy(
@@ -617,8 +642,8 @@ class Replay:
             return
         key = BreakerKey.of(rules.scope, attempt.agent, attempt.unit, attempt.provider)
         observation = observation_of(self._sequence, now_ms, attempt)
-        if not attempt.short_circuited:
-            observation = replace(observation, version=run.version)
+        if not attempt.short_circuited and observation.version != run.version:
+            observation = changed(observation, version=run.version)
         self._breakers.observe(key, observation, rules, now_ms)
 
     def _step(self, run: ReplayedJob, attempt: Attempt, now_ms: int) -> _Step | None:
@@ -768,7 +793,7 @@ class Replay:
     def _resolve_due(self, now_ms: int, *keys: str) -> None:
         """Resolves the incidents whose time is over."""
         now = time_from_ms(now_ms)
-        for key in keys or list(self._incidents):
+        for key in keys:
             current = self._incidents.get(key)
             while current is not None and (at := due_at(current)) is not None and at <= now:
                 current = due(current, at, self._policy.incidents)
@@ -777,6 +802,10 @@ class Replay:
     def _keep(self, alert: Alert | None) -> None:
         if alert is not None:
             self._incidents[alert.key] = alert
+            if alert.status == "resolved":
+                self._unresolved.discard(alert.key)
+            else:
+                self._unresolved.add(alert.key)
             self.findings.alerts.append(alert)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
 from breakwater.alerts.contract import Alert
@@ -20,29 +21,27 @@ from breakwater.limits.rules.budget import LimitTable
 from breakwater.limits.settings import GuardRules
 
 
-@dataclass(frozen=True, slots=True)
-class LoggedAttempt:
+class LoggedAttempt(NamedTuple):
     """A recorded attempt.
 
     Attributes:
         sequence: its sequence number in the event log.
         at_ms: the time at which the log stored it, in milliseconds since the epoch.
+        asked_ms: the time at which its call was admitted or refused, in milliseconds since the epoch: of an admission
+            by Redis' clock, of a refusal by its worker's.
         attempt: the record.
     """
 
     sequence: int
     at_ms: int
+    asked_ms: int
     attempt: Attempt
 
-    @property
-    def asked_ms(self) -> int:
-        """The time at which its call was admitted or refused, in milliseconds since the epoch.
-
-        That of an admission is by Redis' clock, that of a refusal by its worker's.
-        """
-        attempt = self.attempt
+    @classmethod
+    def of(cls, sequence: int, stored_at: datetime, attempt: Attempt) -> LoggedAttempt:
+        """Returns an attempt that the log has at a place and since a time."""
         asked_at = attempt.completed_at if attempt.short_circuited else attempt.reserved_at or attempt.started_at
-        return ms_from_time(asked_at)
+        return cls(sequence, ms_from_time(stored_at), ms_from_time(asked_at), attempt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +112,3 @@ class Policy:
 def in_order(jobs: Iterable[RecordedJob]) -> list[RecordedJob]:
     """Returns jobs in the order in which they began."""
     return sorted(jobs, key=lambda job: (job.begins_ms, job.attempts[0].sequence if job.attempts else 0))
-
-
-def first_of(jobs: Sequence[RecordedJob]) -> datetime | None:
-    """Returns the time at which the first of some jobs was started; None without any."""
-    return min((job.record.dispatched_at for job in jobs), default=None)

@@ -173,12 +173,16 @@ class ReplayedTasks:
             worst_case: the most that the call can cost, in nano-dollars; None without a price.
             now_ms: the current time, in milliseconds since the epoch.
         """
-        tokens = sum((attempt.input_tokens or 0) + (attempt.output_tokens or 0) for attempt in attempts)
-        cost = spent_by(attempts)
-        state = TaskState() if name is None else self._tasks.setdefault(name, TaskState())
-        state.touched_ms = now_ms
-        number, is_over = 1, False
+        tokens = cost = 0
+        if attempts:
+            tokens = sum((attempt.input_tokens or 0) + (attempt.output_tokens or 0) for attempt in attempts)
+            cost = spent_by(attempts)
+        state = _ALONE
+        number = 1
+        is_over = False
         if name is not None:
+            state = self._state_of(name)
+            state.touched_ms = now_ms
             steps = int(record.api != "embeddings")
             number, is_over = state.enter(
                 record.execution_id, cost + (worst_case or 0), rules.max_cost_usd, steps=steps
@@ -209,7 +213,7 @@ class ReplayedTasks:
             own_name = TaskName(record.tenant, record.execution_id)
             self._announce("tripped", own_name, record, verdict.trip, verdict.task, now_ms)
             return
-        state = self._tasks.setdefault(name, TaskState())
+        state = self._state_of(name)
         if state.trip is None:
             state.trip = verdict.trip
             self._announce("tripped", name, record, verdict.trip, verdict.task, now_ms)
@@ -223,7 +227,7 @@ class ReplayedTasks:
 
     def end(self, name: TaskName, record: Execution, rules: GuardRules, now_ms: int) -> None:
         """Counts a concluded job in its task, and stops the task if a rule says so."""
-        state = self._tasks.setdefault(name, TaskState())
+        state = self._state_of(name)
         state.touched_ms = now_ms
         outcome = outcome_of(record, rules)
         task = state.record(record.execution_id, outcome)
@@ -235,6 +239,12 @@ class ReplayedTasks:
         if (state := self._tasks.get(TaskName(event.tenant, event.task_key))) is not None:
             state.reset()
         self._publish(event)
+
+    def _state_of(self, name: TaskName) -> TaskState:
+        state = self._tasks.get(name)
+        if state is None:
+            state = self._tasks[name] = TaskState()
+        return state
 
     def forget(self, now_ms: int) -> None:
         """Forgets tasks that have had no call for a week."""
@@ -256,3 +266,7 @@ class ReplayedTasks:
                 **task.counts,
             )
         )
+
+
+_ALONE = TaskState()
+"""The task of a job that is alone in it."""

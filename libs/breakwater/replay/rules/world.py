@@ -7,6 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from datetime import timedelta
 from hashlib import blake2b
+from itertools import chain
+from operator import itemgetter
 
 from breakwater.jobs.contract.execution import Attempt, ErrorInfo
 from breakwater.kernel.types import ms_from_time, time_from_ms
@@ -23,26 +25,37 @@ TIMED_OUT = ErrorInfo(
 
 
 class World:
-    """The recorded calls of all models, by model and time."""
+    """The recorded calls of all models, by model and time: those of the two latest stretches of time."""
 
-    def __init__(self, attempts: Iterable[Attempt]) -> None:
-        """Takes recorded attempts in any order. Refusals, lost calls and cancelled ones say nothing of a model."""
-        calls: dict[str, list[tuple[int, Attempt]]] = defaultdict(list)
-        for attempt in attempts:
-            if attempt.outcome in {"success", "error"} and not attempt.short_circuited:
-                calls[attempt.model].append((ms_from_time(attempt.started_at), attempt))
-        for of_model in calls.values():
-            of_model.sort(key=lambda call: (call[0], call[1].attempt_id))
-        self._times = {model: [at_ms for at_ms, _ in of_model] for model, of_model in calls.items()}
-        self._calls = {model: [attempt for _, attempt in of_model] for model, of_model in calls.items()}
+    def __init__(self, attempts: Iterable[Attempt] = ()) -> None:
+        """Takes recorded attempts in any order, as `add`."""
+        self._stretches: list[list[Attempt]] = []
+        self._times: dict[str, list[int]] = {}
+        self._calls: dict[str, list[Attempt]] = {}
+        self.add(attempts)
 
-    def drawn(self, model: str, at_ms: int, draw: str) -> Attempt | None:
+    def add(self, attempts: Iterable[Attempt]) -> None:
+        """Adds the recorded attempts of a later stretch of time, in any order.
+
+        Refusals, lost calls and cancelled ones say nothing of a model.
+        """
+        calls = [attempt for attempt in attempts if attempt.outcome in {"success", "error"}]
+        self._stretches = [*self._stretches[-1:], [call for call in calls if not call.short_circuited]]
+        by_model: dict[str, list[tuple[int, str, Attempt]]] = defaultdict(list)
+        for attempt in chain(*self._stretches):
+            by_model[attempt.model].append((ms_from_time(attempt.started_at), attempt.attempt_id, attempt))
+        for of_model in by_model.values():
+            of_model.sort(key=itemgetter(0, 1))
+        self._times = {model: [at_ms for at_ms, _, _ in of_model] for model, of_model in by_model.items()}
+        self._calls = {model: [attempt for _, _, attempt in of_model] for model, of_model in by_model.items()}
+
+    def draw(self, model: str, at_ms: int, seed: str) -> Attempt | None:
         """Returns the call whose outcome a call of a model takes; None if the record has none near it.
 
         Args:
             model: the model.
             at_ms: the time of the call, in milliseconds since the epoch.
-            draw: what the draw depends on: the same text draws the same call.
+            seed: what the draw depends on: the same text draws the same call.
         """
         times = self._times.get(model)
         if not times:
@@ -55,7 +68,7 @@ class World:
             last -= 1
         if first == last:
             return None
-        digest = blake2b(draw.encode(), digest_size=8).digest()
+        digest = blake2b(seed.encode(), digest_size=8).digest()
         return self._calls[model][first + int.from_bytes(digest) % (last - first)]
 
 

@@ -1,0 +1,221 @@
+"""Reads recorded jobs from ClickHouse, in the order in which they began, a few thousand at a time.
+
+The tables lack some of what the log has: the program that called, if no API key did, and the figures of refusals.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import zip_longest
+from typing import Any, TypeVar, cast
+
+from breakwater.breakers.contract import BreakerTransition
+from breakwater.jobs.contract.execution import Attempt, ErrorInfo, Execution, Reason
+from breakwater.kernel.clickhouse.client import Analytics, statements
+from breakwater.limits.contract import GuardEvent
+from breakwater.records.rows import alert_of, budget_of
+from breakwater.replay.rules.engine import Replay, ReplayedJob, ReplayFindings
+from breakwater.replay.rules.history import Changes, LoggedAttempt, Policy, RecordedJob, in_order
+from breakwater.replay.rules.world import World
+
+EventT = TypeVar("EventT", Attempt, Execution, ErrorInfo)
+
+SQL = statements(__file__)
+
+MOST_JOBS = 5_000
+"""The number of jobs that are read at a time, unless more begin within a minute."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A stretch of time, by the starts of jobs.
+
+    Attributes:
+        since: its beginning.
+        until: its end, which is not of it.
+        over: a time at which all jobs that were started in it had ended.
+        jobs: how many were.
+    """
+
+    since: datetime
+    until: datetime
+    over: datetime
+    jobs: int
+
+
+async def stretches(analytics: Analytics, since: datetime, until: datetime) -> list[Stretch]:
+    """Divides a stretch of time into parts with a few thousand jobs each. Raises as `Analytics.query`."""
+    result = await analytics.query(SQL["minutes"], {"since": since, "until": until})
+    parts: list[Stretch] = []
+    minutes = cast(Sequence[tuple[datetime, int, int]], result.rows)
+    begin = since
+    jobs = longest_ms = 0
+    for (minute, count, length_ms), following in zip(minutes, [*(row[0] for row in minutes[1:]), until], strict=True):
+        del minute
+        jobs += count
+        longest_ms = max(longest_ms, length_ms)
+        if jobs >= MOST_JOBS or following == until:
+            parts.append(Stretch(begin, following, following + timedelta(milliseconds=longest_ms + 1), jobs))
+            begin = following
+            jobs = longest_ms = 0
+    return parts
+
+
+async def read_stretch(analytics: Analytics, stretch: Stretch) -> list[RecordedJob]:
+    """Returns the jobs of a part, in the order in which they began. Raises as `Analytics.query`."""
+    times = {"since": stretch.since, "until": stretch.until, "over": stretch.over}
+    executions = await analytics.query(SQL["executions"], times)
+    rows = await analytics.query(SQL["attempts"], times)
+    by_job: dict[str, list[Sequence[Any]]] = defaultdict(list)
+    for row in rows.rows:
+        by_job[row[_EXECUTION_ID]].append(row)
+    records = map(_execution, executions.rows)
+    return in_order(RecordedJob(record, _attempts(record, by_job.get(record.execution_id, ()))) for record in records)
+
+
+async def replay_records(
+    analytics: Analytics,
+    policy: Policy,
+    before: Policy,
+    since: datetime,
+    until: datetime,
+    on_end: Callable[[ReplayedJob], None],
+) -> tuple[ReplayFindings, Changes]:
+    """Replays the jobs that were started in a stretch of time, a few thousand at a time.
+
+    Args:
+        analytics: the record.
+        policy: the policy to try.
+        before: the policy that the jobs ran under.
+        since: the beginning.
+        until: the end.
+        on_end: is called with each job that has ended.
+
+    Returns:
+        The findings, and what the services decided then.
+
+    Raises:
+        QueryError, AnalyticsUnavailableError: as `Analytics.query`.
+    """
+    changes = await read_changes(analytics, since, until)
+    world = World()
+    replay = Replay(policy, before, changes, world, on_end=on_end)
+    for stretch in await stretches(analytics, since, until):
+        jobs = await read_stretch(analytics, stretch)
+        world.add(logged.attempt for job in jobs for logged in job.attempts)
+        replay.run(jobs)
+    return replay.finish(), changes
+
+
+async def read_changes(analytics: Analytics, since: datetime, until: datetime) -> Changes:
+    """Returns what the services decided in a stretch of time. Raises as `Analytics.query`."""
+    times = {"since": since, "until": until}
+
+    async def rows(name: str) -> AsyncGenerator[dict[str, Any]]:
+        result = await analytics.query(SQL[name], times)
+        for row in result.named_rows():
+            yield row
+
+    return Changes(
+        [BreakerTransition.model_validate(_without_nulls(row)) async for row in rows("transitions")],
+        [budget_of(**row) async for row in rows("budgets")],
+        [GuardEvent.model_validate(row) async for row in rows("guards")],
+        [alert_of(**row) async for row in rows("alerts")],
+    )
+
+
+def _without_nulls(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a row without the columns that rows of earlier versions lack."""
+    return {name: value for name, value in row.items() if value is not None}
+
+
+_REFUSED_REASONS: Mapping[str, Reason] = {
+    "breaker_open": "breaker_open",
+    "budget_exceeded": "budget_exceeded",
+    "guard_tripped": "guard_tripped",
+    "rate_limit": "rate_limited",
+}
+"""The reasons of refusals, by the kinds of their errors; all others are `error`."""
+
+
+def _error(cells: Sequence[Any]) -> ErrorInfo | None:
+    """Returns the error of the cells for it; None if there is none."""
+    if cells[0] is None:
+        return None
+    return _message(ErrorInfo, {**_ERROR_DEFAULTS, **dict(zip(_ERROR_FIELDS, cells, strict=True))})
+
+
+def _log_entry(row: Sequence[Any], following: Sequence[Any] | None) -> LoggedAttempt:
+    """Returns the attempt of a row, without the checks that it passed when it was recorded.
+
+    Args:
+        row: the row.
+        following: the row of the job's next attempt, which says whether the model was tried again; None without one.
+    """
+    sequence, at_ms, asked_ms = row[-3:]
+    values = {**_ATTEMPT_DEFAULTS, **dict(zip(_ATTEMPT_FIELDS, row, strict=False))}
+    error = values["error"] = _error(row[-9:-3])
+    if error is not None and values["short_circuited"]:
+        values["refused_reason"] = _REFUSED_REASONS.get(error.kind, "error")
+    elif error is not None and following is not None:
+        is_same = following[_MODEL] == row[_MODEL]
+        values["tried_again"] = is_same and following[_CAUSE] != "redeployment"
+    return LoggedAttempt(sequence, at_ms, asked_ms, _message(Attempt, values))
+
+
+def _attempts(record: Execution, rows: Sequence[Sequence[Any]]) -> tuple[LoggedAttempt, ...]:
+    """Returns a job's attempts, and says of a refusal whether it ended the chain, which the table does not."""
+    attempts = [_log_entry(row, following) for row, following in zip_longest(rows, rows[1:])]
+    last = attempts[-1] if attempts else None
+    if last is not None and last.attempt.short_circuited:
+        is_at_last = bool(record.fallback_chain) and record.fallback_chain[-1] == last.attempt.model
+        ended = last.attempt.model_copy(update={"ends_chain": not is_at_last})
+        attempts[-1] = last._replace(attempt=ended)
+    return tuple(attempts)
+
+
+def _execution(row: Sequence[Any]) -> Execution:
+    """Returns the record of a row, without the checks that it passed when it was recorded."""
+    values = {**_EXECUTION_DEFAULTS, **dict(zip(_EXECUTION_FIELDS, row, strict=False))}
+    values["fallback_chain"] = tuple(values["fallback_chain"])
+    values["error"] = _error(row[-6:])
+    return _message(Execution, values)
+
+
+def _message(model: type[EventT], values: dict[str, Any]) -> EventT:
+    """Makes a message of valid values for exactly its fields; unlike `of_valid`, it does not note which were set."""
+    message = model.__new__(model)
+    object.__setattr__(message, "__dict__", values)
+    object.__setattr__(message, "__pydantic_fields_set__", _NONE_SET)
+    object.__setattr__(message, "__pydantic_extra__", None)
+    object.__setattr__(message, "__pydantic_private__", None)
+    return message
+
+
+_NONE_SET: set[str] = set()
+
+
+def _defaults(model: type[Attempt | Execution | ErrorInfo]) -> dict[str, Any]:
+    return {
+        name: None if field.is_required() else field.get_default(call_default_factory=True)
+        for name, field in model.model_fields.items()
+    }
+
+
+def _fields(statement: str) -> tuple[str, ...]:
+    """Returns the columns of a statement before those of the error, which are fields of a message."""
+    columns = statement.partition("error_kind")[0].removeprefix("SELECT").replace("\n", " ").strip(" ,").split(",")
+    return tuple(column.split()[-1] for column in columns)
+
+
+_ERROR_DEFAULTS = _defaults(ErrorInfo)
+_ERROR_FIELDS = ("kind", "class_", "message", "status_code", "retryable", "hash")
+_ATTEMPT_DEFAULTS = _defaults(Attempt)
+_ATTEMPT_FIELDS = _fields(SQL["attempts"])
+_EXECUTION_DEFAULTS = _defaults(Execution)
+_EXECUTION_FIELDS = _fields(SQL["executions"])
+_EXECUTION_ID, _MODEL, _CAUSE = map(_ATTEMPT_FIELDS.index, ("execution_id", "model", "cause"))
+"""The places of columns in a row of attempts."""

@@ -1,0 +1,317 @@
+"""The effects of a policy on recorded jobs, counted as they end: what it would have refused, saved and cost."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from heapq import heappush, heappushpop
+from zoneinfo import ZoneInfo
+
+from breakwater.alerts.contract import Alert
+from breakwater.breakers.contract import BreakerTransition
+from breakwater.jobs.contract.execution import Attempt, Reason
+from breakwater.jobs.rules.record import totals
+from breakwater.kernel.types import ms_from_time
+from breakwater.limits.contract import BudgetEvent, GuardEvent
+from breakwater.replay.rules.engine import ReplayedJob, ReplayFindings
+from breakwater.replay.rules.history import Changes
+from breakwater.replay.rules.identity import REPLAYED_ALERTS
+
+MOST_CHANGED = 10
+"""The number of jobs that are named, those whose cost or end changes most."""
+
+REFUSALS: frozenset[Reason | None] = frozenset({"breaker_open", "budget_exceeded", "guard_tripped", "rate_limited"})
+"""The reasons of jobs that were refused."""
+
+_Z = 1.96
+"""Standard deviations on either side that hold 95 % of what chance may give."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A figure under the policy beside the recorded one.
+
+    Attributes:
+        before: as recorded.
+        after: under the policy.
+        low: the least that is likely (95 %), as some outcomes are drawn and some unknown.
+        high: the most.
+    """
+
+    before: float
+    after: float
+    low: float
+    high: float
+
+
+@dataclass(slots=True)
+class DaySpend:
+    """Nano-dollars of a day: recorded and under the policy, in all and wasted."""
+
+    before: int = 0
+    after: int = 0
+    wasted_before: int = 0
+    wasted_after: int = 0
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class ChangedJob:
+    """A job that ends otherwise, or costs something else.
+
+    Attributes:
+        weight: how much it changes: a lost or won answer, then the nano-dollars.
+        execution_id: the job.
+        agent: its agent.
+        before: its end as recorded: the model that answered, or the reason.
+        after: the same under the policy.
+        cost_before: its recorded cost, in nano-dollars.
+        cost_after: its cost under the policy, in nano-dollars.
+    """
+
+    weight: tuple[int, int]
+    execution_id: str
+    agent: str
+    before: str
+    after: str
+    cost_before: int
+    cost_after: int
+
+
+@dataclass(frozen=True, slots=True)
+class CapReached:
+    """A limit in a period, and when its spend has reached it: as recorded and under the policy; None if it has not."""
+
+    budget: str
+    period: str
+    before: datetime | None
+    after: datetime | None
+
+
+@dataclass(slots=True)
+class Effects:
+    """The effects on the jobs that have been added, of one agent or of all.
+
+    Attributes:
+        zone: the time zone of days.
+        agent: the only agent whose jobs count; None for all.
+        jobs: how many jobs count.
+        unknown: those of them that history can't tell the end of.
+        drawn: those of them with a call whose outcome is drawn.
+        newly_refused: jobs that are refused, and were not.
+        refused_no_more: jobs that were refused, and are not.
+        lost: jobs that had an answer, and have none.
+        won: jobs that had none, and have one.
+        changed_model: jobs that another model answers.
+        sooner: jobs that end sooner.
+        drawn_ends: of the jobs with drawn calls, those that are refused, have an answer, or neither.
+        calls: the calls of models, recorded and under the policy.
+        days: the spend of each day.
+    """
+
+    zone: ZoneInfo
+    agent: str | None = None
+    jobs: int = 0
+    unknown: int = 0
+    drawn: int = 0
+    newly_refused: int = 0
+    refused_no_more: int = 0
+    lost: int = 0
+    won: int = 0
+    changed_model: int = 0
+    sooner: int = 0
+    drawn_ends: Counter[str] = field(default_factory=Counter[str])
+    calls: list[int] = field(default_factory=lambda: [0, 0])
+    days: dict[str, DaySpend] = field(default_factory=dict[str, DaySpend])
+    _durations_before: array[int] = field(default_factory=lambda: array("q"))
+    _durations_after: array[int] = field(default_factory=lambda: array("q"))
+    _most_changed: list[ChangedJob] = field(default_factory=list[ChangedJob])
+    _drawn_costs: dict[str, list[float]] = field(default_factory=dict[str, "list[float]"])
+    """The number, the sum and the sum of squares of the costs of drawn calls, by model."""
+
+    def add(self, run: ReplayedJob) -> None:
+        """Counts a job that has ended."""
+        record = run.job.record
+        if self.agent not in (None, record.agent):
+            return
+        self.jobs += 1
+        cost = record.total_cost or 0
+        wasted = record.wasted_cost or 0
+        calls = sum(not logged.attempt.short_circuited for logged in run.job.attempts)
+        day = self._day_of(run)
+        day.before += cost
+        day.wasted_before += wasted
+        self.calls[0] += calls
+        self._durations_before.append(record.duration_ms)
+        if run.follows:
+            day.after += cost
+            day.wasted_after += wasted
+            self.calls[1] += calls
+            self._durations_after.append(record.duration_ms)
+            return
+        self._add_changed(run, day, cost)
+
+    def _add_changed(self, run: ReplayedJob, day: DaySpend, cost: int) -> None:
+        record = run.job.record
+        sums = totals(run.attempts, answered=run.reason is None)
+        cost_after = sums.total_cost or 0
+        day.after += cost_after
+        day.wasted_after += sums.wasted_cost or 0
+        self.calls[1] += sum(not attempt.short_circuited for attempt in run.attempts)
+        duration_ms = max(0, run.ended_ms - ms_from_time(record.queued_at))
+        self._durations_after.append(duration_ms)
+        self.unknown += run.unknown
+        if run.drawn:
+            self.drawn += 1
+            end = "refused" if run.reason in REFUSALS else "failed" if run.reason is not None else "answered"
+            self.drawn_ends[end] += 1
+            for attempt in run.attempts[-run.drawn :]:
+                self._note_cost(attempt)
+        if run.unknown:
+            return
+        had_answer = record.reason is None
+        has_answer = run.reason is None
+        self.newly_refused += run.reason in REFUSALS and record.reason not in REFUSALS
+        self.refused_no_more += run.reason not in REFUSALS and record.reason in REFUSALS
+        self.lost += had_answer and not has_answer
+        self.won += has_answer and not had_answer
+        self.changed_model += had_answer and has_answer and run.chosen_model != record.chosen_model
+        self.sooner += duration_ms < record.duration_ms
+        changed = ChangedJob(
+            (int(had_answer != has_answer), abs(cost_after - cost)),
+            record.execution_id,
+            record.agent,
+            record.chosen_model or record.reason or "answered",
+            run.chosen_model or run.reason or "answered",
+            cost,
+            cost_after,
+        )
+        if len(self._most_changed) < MOST_CHANGED:
+            heappush(self._most_changed, changed)
+        else:
+            heappushpop(self._most_changed, changed)
+
+    def _day_of(self, run: ReplayedJob) -> DaySpend:
+        name = f"{run.job.record.dispatched_at.astimezone(self.zone):%Y-%m-%d}"
+        day = self.days.get(name)
+        if day is None:
+            day = self.days[name] = DaySpend()
+        return day
+
+    def _note_cost(self, attempt: Attempt) -> None:
+        sums = self._drawn_costs.setdefault(attempt.model, [0, 0.0, 0.0])
+        cost = float(attempt.cost or 0)
+        sums[0] += 1
+        sums[1] += cost
+        sums[2] += cost * cost
+
+    @property
+    def most_changed(self) -> list[ChangedJob]:
+        """The jobs that change most."""
+        return sorted(self._most_changed, reverse=True)
+
+    @property
+    def spend(self) -> Estimate:
+        """The cost of all jobs, in nano-dollars. Of a job with an unknown end, its calls so far count."""
+        before = sum(day.before for day in self.days.values())
+        after = sum(day.after for day in self.days.values())
+        variance = 0.0
+        for count, total, squares in self._drawn_costs.values():
+            variance += max(0.0, squares - total * total / count)
+        margin = _Z * math.sqrt(variance)
+        typical = after / self.jobs if self.jobs else 0.0
+        return Estimate(before, after, max(0.0, after - margin), after + margin + self.unknown * typical)
+
+    @property
+    def waste(self) -> Estimate:
+        """The cost of calls that gave no answer, in nano-dollars."""
+        before = sum(day.wasted_before for day in self.days.values())
+        after = sum(day.wasted_after for day in self.days.values())
+        spread = self.spend.after - self.spend.low
+        return Estimate(before, after, max(0.0, after - spread), after + spread)
+
+    def of_jobs(self, after: int, end: str) -> Estimate:
+        """Returns a number of jobs with its interval.
+
+        Args:
+            after: the number under the policy.
+            end: the end of such jobs in `drawn_ends`.
+        """
+        share = self.drawn_ends[end] / self.drawn if self.drawn else 0.0
+        margin = _Z * math.sqrt(self.drawn * share * (1 - share))
+        return Estimate(0, after, max(0.0, math.floor(after - margin)), math.ceil(after + margin) + self.unknown)
+
+    def duration_ms(self, share: float) -> Estimate:
+        """Returns the duration that a share of the jobs does not exceed, in milliseconds."""
+        after = sorted(self._durations_after)
+        spread = _Z * math.sqrt(self.drawn * share * (1 - share)) + self.unknown
+        places = (share * len(after), share * len(after) - spread, share * len(after) + spread)
+        before = _at(sorted(self._durations_before), share * len(self._durations_before))
+        return Estimate(before, *(_at(after, place) for place in places))
+
+
+def _at(ordered: list[int], place: float) -> float:
+    return float(ordered[min(len(ordered) - 1, max(0, math.ceil(place) - 1))]) if ordered else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CountedChange:
+    """The number of times that something happened: as recorded, and under the policy."""
+
+    name: str
+    before: int
+    after: int
+
+
+def changes_of(changes: Changes, findings: ReplayFindings, agent: str | None = None) -> list[CountedChange]:
+    """Returns how often breakers opened, tasks were stopped, thresholds were reached and incidents opened."""
+    counters = {
+        "breaker openings": (_openings(changes.transitions, agent), _openings(findings.transitions, agent)),
+        "tasks stopped": (_stops(changes.guards, agent), _stops(findings.guards, agent)),
+        "thresholds of limits": (_thresholds(changes.budgets, agent), _thresholds(findings.budgets, agent)),
+        "incidents": (_incidents(changes.alerts, agent), _incidents(findings.alerts, agent)),
+    }
+    return [CountedChange(name, sum(before), sum(after)) for name, (before, after) in counters.items()]
+
+
+def _openings(events: Iterable[BreakerTransition], agent: str | None) -> Iterator[bool]:
+    return (
+        event.to_state == "open" and event.from_state != "open" and event.rule != "probe_failed"
+        for event in events
+        if agent in (None, event.agent)
+    )
+
+
+def _stops(events: Iterable[GuardEvent], agent: str | None) -> Iterator[bool]:
+    return (event.kind == "tripped" for event in events if agent in (None, event.agent))
+
+
+def _thresholds(events: Iterable[BudgetEvent], agent: str | None) -> Iterator[bool]:
+    return (event.kind in {"soft_cap", "hard_cap"} for event in events if agent in (None, event.agent))
+
+
+def _incidents(alerts: Iterable[Alert], agent: str | None) -> Iterator[bool]:
+    return (
+        alert.change in {"opened", "reopened"} and alert.event in REPLAYED_ALERTS
+        for alert in alerts
+        if agent in (None, alert.agent)
+    )
+
+
+def cap_times(changes: Changes, findings: ReplayFindings) -> list[CapReached]:
+    """Returns the limits that were reached, or would have been, with the times, by period."""
+    before = _reached_at(changes.budgets)
+    after = _reached_at(findings.budgets)
+    return [CapReached(*place, before.get(place), after.get(place)) for place in sorted({**before, **after})]
+
+
+def _reached_at(events: Iterable[BudgetEvent]) -> Mapping[tuple[str, str], datetime]:
+    times: dict[tuple[str, str], datetime] = {}
+    for event in events:
+        if event.threshold_percent == 100:
+            budget = event.event_id.partition(f"/{event.period}/")[0]
+            times.setdefault((budget, event.period), event.at)
+    return times

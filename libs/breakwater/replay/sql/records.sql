@@ -1,0 +1,60 @@
+-- name: minutes
+SELECT
+    toStartOfMinute(dispatched_at) AS minute,
+    count() AS jobs,
+    max(dateDiff('millisecond', dispatched_at, completed_at)) AS longest_ms
+FROM executions FINAL
+WHERE dispatched_at >= {since:DateTime64(3, 'UTC')} AND dispatched_at < {until:DateTime64(3, 'UTC')}
+    AND completed_at >= {since:DateTime64(3, 'UTC')} AND NOT dry_run
+GROUP BY minute
+ORDER BY minute
+
+-- name: executions
+SELECT
+    execution_id, job_id, agent, tenant, task_id, task_key, status, reason, requested_model, chosen_model, attempts_count,
+    total_tokens, toInt64(total_cost * 1000000000) AS total_cost, toInt64(wasted_cost * 1000000000) AS wasted_cost, queued_at, dispatched_at, completed_at, duration_ms,
+    cache_hit, fallback_chain,
+    error_kind, error_class, error_message, error_status_code, error_retryable, error_hash
+FROM executions FINAL
+WHERE dispatched_at >= {since:DateTime64(3, 'UTC')} AND dispatched_at < {until:DateTime64(3, 'UTC')}
+    AND completed_at >= {since:DateTime64(3, 'UTC')} AND completed_at <= {over:DateTime64(3, 'UTC')} AND NOT dry_run
+
+-- name: attempts
+SELECT
+    attempt_id, execution_id, job_id, agent, tenant, task_id, task_key, submitted_by, caller, user, team,
+    cost_tags, number, model, provider, deployment, started_at, completed_at, duration_ms, input_tokens, output_tokens,
+    cached_tokens, first_token_ms, toInt64(cost * 1000000000) AS cost, cost_basis,
+    toInt64(reserved * 1000000000) AS reserved, reserved_tokens, reserved_at, outcome, short_circuited, refused_by,
+    counts_for_breaker, breaker_version, cause, backoff_ms,
+    error_kind, error_class, error_message, error_status_code, error_retryable, error_hash,
+    event_sequence, toUnixTimestamp64Milli(stored_at),
+    toUnixTimestamp64Milli(if(short_circuited, completed_at, ifNull(reserved_at, started_at)))
+FROM attempts FINAL
+WHERE started_at >= {since:DateTime64(3, 'UTC')} AND started_at <= {over:DateTime64(3, 'UTC')}
+    AND execution_id IN (
+        SELECT execution_id FROM executions
+        WHERE dispatched_at >= {since:DateTime64(3, 'UTC')} AND dispatched_at < {until:DateTime64(3, 'UTC')}
+            AND completed_at >= {since:DateTime64(3, 'UTC')} AND completed_at <= {over:DateTime64(3, 'UTC')}
+            AND NOT dry_run
+    )
+ORDER BY execution_id, number
+
+-- name: transitions
+SELECT * EXCEPT (event_sequence) FROM breaker_transitions FINAL
+WHERE at >= {since:DateTime64(3, 'UTC')} AND at < {until:DateTime64(3, 'UTC')}
+ORDER BY event_sequence
+
+-- name: budgets
+SELECT * EXCEPT (event_sequence) FROM budget_events FINAL
+WHERE at >= {since:DateTime64(3, 'UTC')} AND at < {until:DateTime64(3, 'UTC')}
+ORDER BY event_sequence
+
+-- name: guards
+SELECT * EXCEPT (event_sequence) FROM guard_events FINAL
+WHERE at >= {since:DateTime64(3, 'UTC')} AND at < {until:DateTime64(3, 'UTC')}
+ORDER BY event_sequence
+
+-- name: alerts
+SELECT * EXCEPT (event_sequence) FROM alerts FINAL
+WHERE at >= {since:DateTime64(3, 'UTC')} AND at < {until:DateTime64(3, 'UTC')}
+ORDER BY event_sequence
