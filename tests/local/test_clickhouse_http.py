@@ -177,6 +177,10 @@ async def test_a_statement_leaves_nothing_to_the_next_one(server: Server, client
     with pytest.raises(DatabaseError, match="UNKNOWN_QUERY_PARAMETER"):
         await client.query("SELECT {v:UInt8}")
     assert (await client.query("SELECT {v:UInt8}", parameters={"v": 2})).result_rows == [(2,)]
+    for made in ("CREATE TEMPORARY TABLE scratch (n UInt8)", "CREATE OR REPLACE TEMPORARY TABLE scratch (n UInt8)"):
+        await client.command(made)
+        with pytest.raises(DatabaseError, match="UNKNOWN_TABLE"):
+            await client.query("SELECT * FROM scratch")
 
     await client.command("CREATE DATABASE short_lived")
     async with await connect(server, database="short_lived") as other:

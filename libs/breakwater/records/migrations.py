@@ -227,13 +227,15 @@ async def migrate(analytics: Analytics, layout: Layout = PLAIN) -> tuple[str, ..
     elif is_empty:
         for statement in _current_schema(layout):
             await analytics.execute(statement)
-    for step in migrations(layout):
-        if step.version in applied:
-            continue
-        for statement in () if is_empty else step.statements:
-            await analytics.execute(statement)
-        await analytics.execute(_mark_applied(step))
-        changes.append(f"applied ClickHouse migration {step.version} ({step.name})")
+    unapplied = tuple(step for step in migrations(layout) if step.version not in applied)
+    if is_empty:
+        await analytics.execute(_mark_applied(*unapplied))
+    else:
+        for step in unapplied:
+            for statement in step.statements:
+                await analytics.execute(statement)
+            await analytics.execute(_mark_applied(step))
+    changes += [f"applied ClickHouse migration {step.version} ({step.name})" for step in unapplied]
     changes += await _create_missing(analytics, layout)
     days_kept = await retention(analytics)
     for table in TABLES:
@@ -319,6 +321,7 @@ def _days(count: int) -> str:
     return "1 day" if count == 1 else f"{count} days"
 
 
-def _mark_applied(migration: Migration) -> str:
-    name = migration.name.replace("'", "''")
-    return f"INSERT INTO schema_migrations (version, name) SELECT {migration.version}, '{name}'"
+def _mark_applied(*applied: Migration) -> str:
+    names = (migration.name.replace("'", "''") for migration in applied)
+    rows = (f"SELECT {migration.version}, '{name}'" for migration, name in zip(applied, names, strict=True))
+    return f"INSERT INTO schema_migrations (version, name) {' UNION ALL '.join(rows)}"

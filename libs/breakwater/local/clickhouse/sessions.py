@@ -4,6 +4,7 @@ Making a session takes a quarter of the CPU of a small statement. So it stays op
 conditions, unless one failed in it, or can have changed it or dropped its database.
 """
 
+import re
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,8 +14,10 @@ from typing import Any, Protocol
 from breakwater.local.clickhouse.access import MAX_EXECUTION_S, READER_LIMITS, EngineRole
 from breakwater.local.clickhouse.statements import ClickHouseError, Statement
 
-_KEEP_SESSIONS = frozenset({"ALTER", "DELETE", "INSERT", "OPTIMIZE", "SYSTEM", "TRUNCATE", "UPDATE"})
-"""Statements without a result that change nothing of a session, nor drop its database."""
+_KEEP_SESSIONS = re.compile(
+    r"(?:ALTER|CREATE (?:OR REPLACE )?(?:DATABASE|TABLE|VIEW)|DELETE|INSERT|OPTIMIZE|SYSTEM|TRUNCATE|UPDATE)\b"
+)
+"""The beginnings of statements without a result that change nothing of a session, nor drop its database."""
 
 _MOST_IDLE = 16
 
@@ -63,7 +66,7 @@ class SessionPool:
     @contextmanager
     def lend(self, statement: Statement, options: QueryOptions) -> Generator[Handle]:
         """Lends a session to one statement. Raises ClickHouseError: preparing or using it failed."""
-        keeps_sessions = statement.has_result or statement.keyword in _KEEP_SESSIONS
+        keeps_sessions = statement.has_result or _KEEP_SESSIONS.match(statement.before) is not None
         preparation = tuple(_preparation(options))
         handle, changes = self._take(preparation)
         unchanged = False
