@@ -1,7 +1,6 @@
 """The figures of the console's pages, against the same figures computed from the records."""
 
 from collections import Counter, defaultdict
-from collections.abc import AsyncGenerator
 from datetime import UTC, datetime, timedelta
 from statistics import median
 from typing import Any
@@ -16,10 +15,9 @@ from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.time_window import TimeWindow
 from breakwater.records import figures, rows, schema, search
 from breakwater.records.figures import History, WindowTotals
-from tests.records.made import END, SOME, Made, connected, filled_database, known, made, quantile
+from tests.records.made import END, SOME, Made, known, made, quantile
 from tests.records.samples import RATE_LIMITED, attempt, attempt_row, execution
 from tests.records.view_figures import fallback_costs
-from tests.server_sources import RunningServer
 from tests.tables import each_row
 
 EMPTY = TimeWindow(END + timedelta(days=1), END + timedelta(days=2), 3_600)
@@ -31,17 +29,6 @@ ITS_FAULT = ("server", "timeout", "network")
 @pytest.fixture(scope="module")
 def history() -> Made:
     return made()
-
-
-@pytest.fixture(scope="module")
-def database(clickhouse_server: RunningServer) -> str:
-    return filled_database(clickhouse_server.url)
-
-
-@pytest.fixture
-async def filled(database: str) -> AsyncGenerator[Analytics]:
-    async with connected(database) as analytics:
-        yield analytics
 
 
 def totals_of(executions: list[Execution], attempts: list[Attempt]) -> WindowTotals:

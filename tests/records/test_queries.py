@@ -1,14 +1,17 @@
 """Each question against a small set of rows whose answer was computed beforehand."""
 
+from collections.abc import AsyncGenerator
 from datetime import timedelta
 from decimal import Decimal
 
 import pytest
+import pytest_asyncio
 
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.records import figures, rows, schema, search
 from breakwater.records.figures import AgentSummary
-from tests.records.samples import NOON, RATE_LIMITED, attempt, attempt_row, execution
+from tests.records.samples import NOON, RATE_LIMITED, attempt, attempt_row, execution, new_database
+from tests.server_sources import RunningServer
 
 DAY = timedelta(days=1)
 
@@ -64,17 +67,18 @@ EXECUTIONS = [
 ]
 
 
-@pytest.fixture
-async def filled(analytics: Analytics) -> Analytics:
-    """Every row stored twice, as after a redelivery, and merges stopped so that both copies stay."""
-    for table in ("executions", "attempts"):
-        await analytics.execute(f"SYSTEM STOP MERGES {analytics.database}.{table}")
-    for _ in range(2):
-        await analytics.insert(schema.ATTEMPTS, [attempt_row(one, n) for n, one in enumerate(ATTEMPTS)])
-        await analytics.insert(schema.EXECUTIONS, [rows.execution_row(one, n) for n, one in enumerate(EXECUTIONS)])
-    copies = await analytics.query("SELECT count() FROM attempts")
-    assert copies.rows == ((2 * len(ATTEMPTS),),)
-    return analytics
+@pytest_asyncio.fixture(scope="module", loop_scope="package")
+async def filled(clickhouse_server: RunningServer, connections: dict[str, Analytics]) -> AsyncGenerator[Analytics]:
+    """Every row stored twice, as after a redelivery, and merges stopped so that both copies stay. To be read only."""
+    async with new_database(clickhouse_server.url, connections=connections) as analytics:
+        for table in ("executions", "attempts"):
+            await analytics.execute(f"SYSTEM STOP MERGES {analytics.database}.{table}")
+        for _ in range(2):
+            await analytics.insert(schema.ATTEMPTS, [attempt_row(one, n) for n, one in enumerate(ATTEMPTS)])
+            await analytics.insert(schema.EXECUTIONS, [rows.execution_row(one, n) for n, one in enumerate(EXECUTIONS)])
+        copies = await analytics.query("SELECT count() FROM attempts")
+        assert copies.rows == ((2 * len(ATTEMPTS),),)
+        yield analytics
 
 
 async def test_agents_are_summed_up(filled: Analytics) -> None:

@@ -1,6 +1,5 @@
 """Pages of executions against a list in Python that is filtered, sorted and cut."""
 
-from collections.abc import AsyncGenerator
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
@@ -13,7 +12,7 @@ from breakwater.jobs.rules.previews import preview, prompt_in
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.records import rows, schema, search
 from breakwater.records.search import Cursor, Filters
-from tests.records.made import END, Made, connected, filled_database, known, made
+from tests.records.made import END, Made, known, made
 from tests.records.samples import NOON, RATE_LIMITED, execution, new_database
 from tests.server_sources import RunningServer
 from tests.tables import each_row
@@ -24,17 +23,6 @@ DAY = timedelta(days=1)
 @pytest.fixture(scope="module")
 def history() -> Made:
     return made()
-
-
-@pytest.fixture(scope="module")
-def database(clickhouse_server: RunningServer) -> str:
-    return filled_database(clickhouse_server.url)
-
-
-@pytest.fixture
-async def filled(database: str) -> AsyncGenerator[Analytics]:
-    async with connected(database) as analytics:
-        yield analytics
 
 
 def key(record: Execution) -> tuple[datetime, str]:

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any, get_args
 
 import pytest
+import pytest_asyncio
 
 from breakwater.breakers.contract import BreakerTransition
 from breakwater.jobs.contract.error_kinds import ErrorKind
@@ -120,7 +121,7 @@ def messages() -> Messages:
     return Messages(7, 400)
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="package")
 async def filled(analytics: Analytics, messages: Messages) -> Analytics:
     attempts = [samples.attempt_row(one, number) for number, one in enumerate(messages.attempts)]
     await store_twice(analytics, schema.ATTEMPTS, attempts)
