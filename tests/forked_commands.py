@@ -1,9 +1,13 @@
-"""Commands in processes of their own that are forks: starting Python and importing all of it takes `up` 2 s of CPU."""
+"""Commands in processes of their own that are forks: starting Python and importing all of it takes `up` 2 s of CPU.
+
+And the servers that are programs of Python, of which each would take a quarter of a second to half of one.
+"""
 
 from __future__ import annotations
 
 import gc
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -16,8 +20,10 @@ from multiprocessing import current_process, get_context, util
 from multiprocessing.popen_forkserver import Popen
 from pathlib import Path
 
-from breakwater.local import fork_server
+from breakwater.kernel.process import prctl
+from breakwater.local import fork_server, supervisor
 from breakwater.local.fork_server import _Descriptor  # pyright: ignore[reportPrivateUsage]
+from breakwater.local.process import ProcessSpec, open_log, spawn
 
 CommandProcess = subprocess.Popen[bytes] | Popen
 
@@ -47,6 +53,50 @@ def start_command(
     return Popen(process)
 
 
+def spawn_program(spec: ProcessSpec, *, inherit: Sequence[int] = ()) -> CommandProcess:
+    """Starts a program as `spawn` does; one of Python is a fork, as a service is, which ends with the fork server."""
+    if not fork_server.SUPPORTED or spec.argv[:2] != (sys.executable, "-m"):
+        return spawn(spec, inherit=inherit)
+    fork_server.start()
+    directory = spec.cwd or Path.cwd()
+    inherited = [_Descriptor(number) for number in inherit]
+    with open_log(spec.log_file) as log:
+        arguments = (spec.argv[2:], directory, spec.environment, _Descriptor(log), inherited)
+        return Popen(get_context("forkserver").Process(target=_run_module, args=arguments))
+
+
+def _run_module(
+    arguments: Sequence[str],
+    directory: Path,
+    environment: Mapping[str, str],
+    log: _Descriptor,
+    inherited: Sequence[_Descriptor],
+) -> None:
+    """Runs `python -m` with arguments in a fork."""
+    os.setsid()
+    prctl.end_with_parent()
+    with Path(os.devnull).open() as nothing:
+        os.dup2(nothing.fileno(), 0)
+    _become(directory, environment, stdout=log, stderr=log)
+    sys.argv = list(arguments)
+    runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+
+
+def _become(directory: Path, environment: Mapping[str, str], stdout: _Descriptor, stderr: _Descriptor) -> None:
+    """Gives a fork the directory, the variables and the streams of another program."""
+    gc.freeze()  # a collection would copy the pages of all modules
+    os.chdir(directory)
+    os.environ.clear()
+    os.environ.update(environment)
+    time.tzset()
+    tempfile.tempdir = None
+    current_process()._config.pop("tempdir", None)  # pyright: ignore  # where multiprocessing puts its sockets
+    for number, stream in enumerate((stdout, stderr), start=1):
+        os.dup2(stream.number, number)
+    for number in {stdout.number, stderr.number}:
+        os.close(number)
+
+
 def _run(
     arguments: Sequence[str],
     directory: Path,
@@ -55,18 +105,10 @@ def _run(
     stderr: _Descriptor,
 ) -> None:
     """Runs a command in a fork, as a program does that is executed."""
-    gc.freeze()  # a collection would copy the pages of all modules
-    os.chdir(directory)
-    os.environ.clear()
-    os.environ.update(environment)
-    time.tzset()
-    tempfile.tempdir = None
-    current_process()._config.pop("tempdir", None)  # pyright: ignore  # where multiprocessing puts its sockets
-    for stream, file in enumerate((stdout, stderr), start=1):
-        os.dup2(file.number, stream)
-        os.close(file.number)
+    _become(directory, environment, stdout, stderr)
     sys.argv = ["breakwater", *arguments]
     util.spawnv_passfds = _fork_python  # multiprocessing's own, by which it starts a fork server
+    supervisor.spawn = spawn_program
     from breakwater.cli.__main__ import main
 
     sys.exit(main())

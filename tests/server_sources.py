@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Generator, Mapping
@@ -17,6 +16,7 @@ import pytest
 from breakwater.local.ports import Probe, free_port
 from breakwater.local.process import ProcessSpec, kill_group, log_size, log_tail, spawn
 from breakwater.local.servers import ServerNotFoundError, clickhouse_spec, nats_spec, redis_spec
+from tests.forked_commands import CommandProcess
 
 USER, PASSWORD = "breakwater", "only-for-tests"
 _POLL_S = 0.02
@@ -135,9 +135,15 @@ class Servers(Protocol):
 class EmbeddedServers:
     """Servers that are processes of this machine, from the same specs as the stack of `breakwater up`."""
 
-    def __init__(self, new_directory: Callable[[], Path], redis_env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        new_directory: Callable[[], Path],
+        redis_env: Mapping[str, str] | None = None,
+        spawn: Callable[[ProcessSpec], CommandProcess] = spawn,
+    ) -> None:
         self._new_directory = new_directory
         self._redis_env = redis_env or {}
+        self._spawn = spawn
         self._running: list[RunningServer] = []
 
     def nats(self) -> RunningServer:
@@ -172,7 +178,7 @@ class EmbeddedServers:
             port = free_port()
             try:
                 spec = make_spec(self._new_directory(), port)
-                server = RunningServer(url.format(port=port), ProcessRunner(spec), spec.ready)
+                server = RunningServer(url.format(port=port), ProcessRunner(spec, self._spawn), spec.ready)
                 self._running.append(server)
                 server.start()
             except ServerNotFoundError as error:
@@ -186,11 +192,12 @@ class EmbeddedServers:
 
 
 class ProcessRunner:
-    """Runs one process of a spec."""
+    """Runs one process of a spec, which `spawn` starts."""
 
-    def __init__(self, spec: ProcessSpec) -> None:
+    def __init__(self, spec: ProcessSpec, spawn: Callable[[ProcessSpec], CommandProcess] = spawn) -> None:
         self._spec = spec
-        self._process: subprocess.Popen[bytes] | None = None
+        self._spawn = spawn
+        self._process: CommandProcess | None = None
         self._log_start = 0
 
     @property
@@ -203,7 +210,7 @@ class ProcessRunner:
             self._process.terminate()
             self._process.wait(self._spec.stop_timeout_s)
         self._log_start = log_size(self._spec.log_file)
-        self._process = spawn(self._spec)
+        self._process = self._spawn(self._spec)
 
     def kill(self) -> None:
         if self._process is not None:

@@ -31,6 +31,7 @@ import pytest
 import pytest_asyncio
 
 from breakwater.kernel.redis.connection import Redis
+from tests.forked_commands import spawn_program
 from tests.server_pool import ServerPool, empty_nats, empty_redis
 from tests.server_sources import EmbeddedServers, RunningServer, Servers
 
@@ -72,7 +73,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Generator[Servers]:
     if choose_source(os.environ.get("BREAKWATER_TEST_SERVERS")) == "docker":
         found: Servers = docker_servers().DockerServers(new_directory)
     else:
-        found = EmbeddedServers(new_directory)
+        found = EmbeddedServers(new_directory, spawn=spawn_program)
     yield found
     found.stop()
 
