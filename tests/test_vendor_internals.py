@@ -118,7 +118,8 @@ def test_nats_sends_and_receives_by_what_is_called_and_replaced() -> None:
 
 
 def test_faststream_calls_what_is_overridden() -> None:
-    assert overridden(ServiceApp, FastStream) == {"start", "run", "exit"}
+    hooks = {"on_startup", "after_startup", "on_shutdown", "after_shutdown"}
+    assert overridden(ServiceApp, FastStream) == {"start", "run", "exit", *hooks}
     assert overridden(Broker, NatsBroker) == {"subscriber", "start", "stop"}
     assert overridden(ChannelSpecification, NatsSubscriberSpecification) == {"get_schema"}
     replaced = {"start", "stop", "consume", "get_one", "_create_subscription"}

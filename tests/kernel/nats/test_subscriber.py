@@ -90,7 +90,7 @@ async def test_what_a_service_publishes_and_does_not_declare_is_refused(broker: 
 def test_the_services_declare_what_their_users_may_publish_and_no_more() -> None:
     granted = {grant.user: (*grant.publish, *grant.sends) for grant in GRANTS}
     for broker in service_brokers():
-        declared = {publisher.subject.broker_address for publisher in broker.publishers}  # pyright: ignore[reportAttributeAccessIssue]
+        declared = {declared_subject(channel.address) for channel in broker.published}
         may = {
             subject
             for channel in CHANNELS

@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from pydantic import Field, SecretStr
-from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from breakwater.kernel.process.environment import EnvironmentSettings
 
 
-class Settings(BaseSettings):
+class Settings(EnvironmentSettings):
     """The environment of one process. Every field is the variable `BREAKWATER_<NAME>`."""
 
-    model_config = SettingsConfigDict(env_prefix="BREAKWATER_", frozen=True, extra="ignore", hide_input_in_errors=True)
+    PREFIX = "BREAKWATER_"
 
     config: Path = Field(default=Path("breakwater.yaml"), description="The config file.")
     last_good_config: Path | None = Field(

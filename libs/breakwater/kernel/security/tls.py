@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Protocol
 
 from pydantic import Field
-from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from breakwater.kernel.errors import ConfigError
+from breakwater.kernel.process.environment import EnvironmentSettings
 
 
 class CertificateFiles(Protocol):
@@ -23,10 +23,10 @@ class CertificateFiles(Protocol):
     def key(self) -> Path | None: ...  # noqa: D102
 
 
-class TlsSettings(BaseSettings):
+class TlsSettings(EnvironmentSettings):
     """The TLS settings. Every field is the variable `BREAKWATER_TLS_<NAME>`; all files are PEM."""
 
-    model_config = SettingsConfigDict(env_prefix="BREAKWATER_TLS_", frozen=True, extra="ignore")
+    PREFIX = "BREAKWATER_TLS_"
 
     ca: Path | None = Field(default=None, description="File of CA certificates to trust in addition to the system's.")
     cert: Path | None = Field(default=None, description="Client certificate, for servers that ask for one.")
