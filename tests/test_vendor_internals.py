@@ -77,6 +77,7 @@ async def test_uvicorn_has_what_is_read() -> None:
     for name in ("cycle", "scope", "timeout_keep_alive_task", "transport"):
         assert hasattr(protocol, name), name
     assert {"on_message_begin", "connection_lost"} <= vars(HttpToolsProtocol).keys()
+    assert {"main_loop", "on_tick", "handle_exit"} <= vars(uvicorn.Server).keys()
     assert "connections" in vars(ServerState())
     server: Any = uvicorn.Server(config)
     assert {"server_state", "should_exit"} <= vars(server).keys()

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from breakwater.kernel.http.server import MAX_CONNECTIONS, HttpServer, Shares, listen
+from breakwater.kernel.http.server import CLIENT, MAX_CONNECTIONS, ClientPresence, HttpServer, Shares, listen
 from breakwater.local.ports import free_port
 from tests.helpers import until
 
@@ -50,8 +50,10 @@ class LocalServer:
         self.port = free_port()
         self.released = asyncio.Event()
         self.waiting = 0
+        self.clients: list[ClientPresence] = []
 
     async def respond(self, request: Request) -> Response:
+        self.clients.append(request.scope[CLIENT])
         if request.url.path == "/slow":
             self.waiting += 1
             await self.released.wait()
@@ -115,6 +117,27 @@ async def test_what_takes_long_with_all_headers_sent_goes_on(local: LocalServer)
     writer.write(b"cd")
     assert await reader.readuntil(b"\r\n\r\n4")
     writer.close()
+
+
+async def test_a_request_hears_when_its_client_leaves_and_that_it_has_left(local: LocalServer) -> None:
+    first, second = [await local.connect(SLOW) for _ in range(2)]
+    await until(lambda: local.waiting == 2)
+    left = [asyncio.Event() for _ in range(4)]
+    presences = dict(zip(left, [*local.clients, *local.clients], strict=True))
+    for event, presence in presences.items():
+        presence.watch(event.set)
+    presences[left[3]].unwatch(left[3].set)
+    first[1].close()
+    async with asyncio.timeout(20):
+        await asyncio.gather(left[0].wait(), left[2].wait())
+    assert not left[1].is_set()
+    late = asyncio.Event()
+    local.clients[0].watch(late.set)
+    assert late.is_set()
+    second[1].close()
+    async with asyncio.timeout(20):
+        await left[1].wait()
+    assert not left[3].is_set()
 
 
 @pytest.mark.parametrize("local", [3], indirect=True)
