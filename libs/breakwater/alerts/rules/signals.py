@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel, JsonValue
@@ -125,6 +126,7 @@ class Resolved(_SignalFields):
 Signal = Firing | Resolved
 
 
+@lru_cache(maxsize=4096)  # each job asks for those of its deployments
 def key_of(event: AlertEvent, *names: str | None) -> str:
     """Returns the key of an incident, of which at most one is open. A missing name becomes an empty token."""
     return "/".join([event, *("" if name is None else encode_token(name) for name in names)])

@@ -26,6 +26,7 @@ from collections.abc import (
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from typing import Any, Generic
 
 import nats.errors
@@ -78,8 +79,8 @@ class Delivery(Generic[MessageT_co]):
         self.subject: str = message.subject
         self.data: bytes = message.data
         self.headers: Mapping[str, str] = trusted_headers(message.subject, message.headers or {})
-        headers = self.headers
-        self.body: BodyReference | None = BodyReference.parse(headers[_BODY]) if _BODY in headers else None
+        body = self.headers.get(_BODY)
+        self.body: BodyReference | None = None if body is None else BodyReference.parse(body)
         """The reference to a job's body, where `data` is not the job's own; None once a dead letter has the body."""
         self.body_is_lost: bool = False
         """True once the object store proved not to have the body."""
@@ -89,23 +90,39 @@ class Delivery(Generic[MessageT_co]):
         self.sequence: int = int(sequence)
         self.deliveries: int = int(deliveries)
         """1 for the first delivery."""
-        self.was_parked: bool = _QUEUED_AT in headers
-        """True if the job returns to its queue after a long wait."""
-        self.is_first: bool = self.deliveries == 1 and not self.was_parked
-        """True if this message was never delivered or parked before."""
-        self.turn: str | None = headers.get(_TURN)
-        """The turn that the job waits for, or has waited for; None if it has not waited for one."""
-        self.is_unstarted: bool = self.is_first or (self.deliveries == 1 and self.turn is not None)
-        """True if no worker has begun the job by this message, or the one from which it was parked."""
-        self.is_only_message: bool = _UNIQUE_ID in headers
-        """True if its job has no other message, so that no worker can have begun the job if this `is_first`."""
         self.published_at: datetime = datetime.fromtimestamp(int(stored_ns) / 10**9, UTC)
-        self.queued_at: datetime = self.published_at
-        """When the job was first accepted: when this message was stored, unless the job was parked."""
-        if self.was_parked:
-            self.queued_at = queued_at(headers, self.published_at)
         self.waiting: int = int(waiting)
         """The number of messages that the consumer still had to deliver when it sent this one."""
+
+    @property
+    def was_parked(self) -> bool:
+        """True if the job returns to its queue after a long wait."""
+        return _QUEUED_AT in self.headers
+
+    @property
+    def is_first(self) -> bool:
+        """True if this message was never delivered or parked before."""
+        return self.deliveries == 1 and not self.was_parked
+
+    @property
+    def turn(self) -> str | None:
+        """The turn that the job waits for, or has waited for; None if it has not waited for one."""
+        return self.headers.get(_TURN)
+
+    @property
+    def is_unstarted(self) -> bool:
+        """True if no worker has begun the job by this message, or the one from which it was parked."""
+        return self.deliveries == 1 and (_QUEUED_AT not in self.headers or _TURN in self.headers)
+
+    @property
+    def is_only_message(self) -> bool:
+        """True if its job has no other message, so that no worker can have begun the job if this `is_first`."""
+        return _UNIQUE_ID in self.headers
+
+    @cached_property
+    def queued_at(self) -> datetime:
+        """When the job was first accepted: when this message was stored, unless the job was parked."""
+        return queued_at(self.headers, self.published_at) if self.was_parked else self.published_at
 
     @property
     def stored_data(self) -> bytes:

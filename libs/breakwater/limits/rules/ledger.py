@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import astuple, fields
+from dataclasses import fields
 from datetime import datetime
+from operator import attrgetter
 from zoneinfo import ZoneInfo
 
 from pydantic import JsonValue
@@ -43,14 +44,14 @@ class AttemptSums:
     tokens: int = 0
 
     def __add__(self, sums: AttemptSums) -> AttemptSums:
-        return AttemptSums(*(a + b for a, b in zip(astuple(self), astuple(sums), strict=True)))
+        return AttemptSums(*(a + b for a, b in zip(_figures_of(self), _figures_of(sums), strict=True)))
 
     def __sub__(self, sums: AttemptSums) -> AttemptSums:
-        return AttemptSums(*(a - b for a, b in zip(astuple(self), astuple(sums), strict=True)))
+        return AttemptSums(*(a - b for a, b in zip(_figures_of(self), _figures_of(sums), strict=True)))
 
     def largest(self, sums: AttemptSums) -> AttemptSums:
         """Returns the larger one of each pair of figures."""
-        return AttemptSums(*(max(pair) for pair in zip(astuple(self), astuple(sums), strict=True)))
+        return AttemptSums(*(max(pair) for pair in zip(_figures_of(self), _figures_of(sums), strict=True)))
 
     def used(self, unit: LimitUnit) -> int:
         """Returns what counts towards a limit on a unit."""
@@ -58,10 +59,11 @@ class AttemptSums:
 
     def items(self) -> Iterable[tuple[str, int]]:
         """Returns the names and values of all figures."""
-        return ((name, getattr(self, name)) for name in FIGURES)
+        return zip(FIGURES, _figures_of(self), strict=True)
 
 
 FIGURES = tuple(figure.name for figure in fields(AttemptSums))
+_figures_of = attrgetter(*FIGURES)
 
 BudgetPlace = tuple[str, str]
 """A period's name and a scope's key: `("2026-11", "agent:writer")`."""

@@ -207,7 +207,7 @@ class LiveReservation:
     slots: tuple[RateSlots, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@immutable()
 class Settlement:
     """The amounts that an attempt's event adds to its budgets."""
 
@@ -247,8 +247,7 @@ class UsedTokens:
     @property
     def arguments(self) -> tuple[Argument, Argument, Argument]:
         """The arguments of a script."""
-        counts = ("" if tokens is None else tokens for tokens in (self.all, self.uncached))
-        return *counts, int(self.refused)  # pyright: ignore[reportReturnType]  # two and one
+        return "" if self.all is None else self.all, "" if self.uncached is None else self.uncached, int(self.refused)
 
 
 UNKNOWN_TOKENS = UsedTokens(None, None)
