@@ -195,4 +195,6 @@ async def test_where_a_cap_has_no_room_the_next_model_is_tried_or_the_job_ends_a
         [called] = [one for one in thrifty["attempts"] if one["outcome"] == "success"]
         assert int(called["reserved"].replace(".", "")) >= int(called["cost"].replace(".", ""))
         assert called["reserved_at"] is not None
-        assert thrifty["attempts"][0]["reserved"] is None
+        refused = thrifty["attempts"][0]
+        assert (refused["reserved_at"], refused["cost"]) == (None, "0.000000000")
+        assert float(refused["reserved"]) > 0.003, "what it would have reserved"
