@@ -1,5 +1,5 @@
 # One image for all services: `python -m breakwater.services <name>`, or `breakwater …`.
-FROM python:3.11-slim-bookworm AS build
+FROM python:3.14-slim-bookworm AS build
 RUN python -m venv /opt/build && python -m venv --without-pip /opt/breakwater
 WORKDIR /src
 # The packages change seldom, the code often: two layers.
@@ -13,7 +13,7 @@ COPY services services
 RUN /opt/build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /tmp/wheel . \
  && /opt/build/bin/pip --python /opt/breakwater/bin/python install --no-cache-dir --no-deps --no-index /tmp/wheel/*.whl
 
-FROM python:3.11-slim-bookworm
+FROM python:3.14-slim-bookworm
 RUN useradd --system --uid 10001 --no-create-home --shell /usr/sbin/nologin breakwater \
  && install --directory --owner breakwater --group breakwater --mode 0700 /var/lib/breakwater /var/lib/breakwater-config
 COPY --from=build /opt/breakwater /opt/breakwater

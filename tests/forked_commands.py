@@ -115,7 +115,7 @@ def _run(
 
 
 def _fork_python(_: object, command: Sequence[object], descriptors: Sequence[int]) -> int:
-    """Runs `python -c CODE`, which is a fork server's, in a fork of this process. Returns its pid."""
+    """Runs `python -c CODE …`, which is a fork server's, in a fork of this process. Returns its pid."""
     if pid := os.fork():
         return pid
     try:
@@ -129,7 +129,9 @@ def _fork_python(_: object, command: Sequence[object], descriptors: Sequence[int
                 signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.modules.pop("breakwater.local.preload", None)  # which has the pid of another server
-        exec(str(command[-1]), {})
+        code, *arguments = map(str, command[command.index("-c") + 1 :])
+        sys.argv = ["-c", *arguments]
+        exec(code, {})
     except SystemExit:
         os._exit(0)
     except BaseException:  # noqa: BLE001  as the interpreter does

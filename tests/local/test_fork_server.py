@@ -201,6 +201,7 @@ def test_a_service_that_cannot_be_imported_says_why_in_its_log(tmp_path: Path, m
     (tmp_path / "uvloop.py").write_text("raise ImportError('broken')")
     with monkeypatch.context() as patch:
         patch.setenv("PYTHONPATH", str(tmp_path))
+        patch.syspath_prepend(str(tmp_path))  # which the server gets from here since Python 3.14
         process = fork(tmp_path)
     assert process.wait(60) == 1
     assert "broken" in (tmp_path / "breaker.log").read_text()

@@ -10,13 +10,12 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 
 import pytest
 import pytest_asyncio
-from backports import zstd
 from hypothesis import given
 from hypothesis import strategies as st
 from starlette.requests import Request
 
 from breakwater.kernel.http import bodies
-from breakwater.kernel.http.bodies import A_REQUEST, read_body
+from breakwater.kernel.http.bodies import A_REQUEST, read_body, zstd
 from breakwater.kernel.http.problems import RequestError
 from tests.services.request.conftest import ALERTING, LINK_SECRET, HttpApi, StartApi
 from tests.services.request.test_scopes import operations
