@@ -36,9 +36,9 @@ class ModelNameTable:
         Raises:
             RequestError: 404, there is no such agent or model for this key.
         """
-        usable = self._usable(caller)
-        if name in usable:
+        if name in self._config.agents and (not caller.agents or name in caller.agents):
             return name, None
+        usable = self._usable(caller)
         bound = caller.agents[0] if len(caller.agents) == 1 and usable else None
         if bound is not None and (model := self._listed_model(bound, name)) is not None:
             return bound, model
