@@ -88,11 +88,12 @@ async def test_a_request_costs_what_it_did(api: HttpApi, monkeypatch: pytest.Mon
 
     await run(2)
     gc.collect()
+    of_other_tests = requests_in_memory()
     gc.disable()
     try:
         await run(TRACED)
         # Without a cycle, a request is gone with its last reference: it needs no garbage collector.
-        assert requests_in_memory() == 0
+        assert requests_in_memory() <= of_other_tests
     finally:
         gc.enable()
 
