@@ -28,6 +28,8 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
+from breakwater.kernel.event_json import json_of
+
 NANO_PER_USD = 1_000_000_000
 MAX_NANO = 10**18 - 1
 """The largest amount in ClickHouse's Decimal(18, 9): just under a billion dollars."""
@@ -226,7 +228,7 @@ class Event(BaseModel):
 
     def json_bytes(self) -> bytes:
         """Returns the message as JSON, as it is on the wire."""
-        return self.model_dump_json().encode()
+        return json_of(self)
 
 
 _Fields = ParamSpec("_Fields")

@@ -38,16 +38,19 @@ JOBS = 20
 CAP = {"daily_usd": 1000, "monthly_usd": 10_000, "enforcement": "hard"}
 AGENTS = {"writer": {"model": "sim/m", "budget": CAP, "rate_limit": {"requests_per_minute": 100_000}}}
 
-MEASURED = {"instructions of our Python": 23_000, "commands of Redis": 67, "messages to NATS": 11}
+MEASURED = {"instructions of our Python": 26_000, "commands of Redis": 58.5, "messages to NATS": 11}
 """Of a job with a breaker, a guard, caps for a day and a month, a rate limit and a retry budget. Instructions are those
-of `libs` and `services`, which also write to NATS and read what Redis answers; commands are also those that scripts
-run; messages are those that the server is sent."""
+of `libs` and `services`, which also write to NATS, read what Redis answers, send requests to providers and write the
+JSON of messages, all of which libraries would do with more instructions of their own; commands are also those that
+scripts run; messages are those that the server is sent."""
 
-STEPS = {"awaits": 218, "wake-ups": 30, "tasks": 5.5, "futures": 27.5}
+STEPS = {"awaits": 198, "wake-ups": 30, "tasks": 4.5, "futures": 26}
 """Of a job alone, as `python -m bench.trace_job` counts them in the whole process, without the worker's upkeep. It also
 counts timers, which have no budget here: a slow job has more of them."""
 
-MORE, LESS = 1.1, 0.9
+TOLERANCE = 0.1
+LEAST_TOLERANCE = 0.5
+"""Of a task more or less, which depends on what else goes to Redis at the same time."""
 
 
 class Instructions:
@@ -143,4 +146,5 @@ async def test_a_job_takes_the_steps_it_did(
 def check(counts: Mapping[str, float], budgets: Mapping[str, float]) -> None:
     print(counts)
     assert counts.keys() == budgets.keys()
-    assert {name: count for name, count in counts.items() if not LESS <= count / budgets[name] <= MORE} == {}
+    tolerances = {name: max(budget * TOLERANCE, LEAST_TOLERANCE) for name, budget in budgets.items()}
+    assert {name: count for name, count in counts.items() if abs(count - budgets[name]) > tolerances[name]} == {}
