@@ -149,8 +149,10 @@ class EmbeddedServers:
     def nats(self) -> RunningServer:
         def spec(data: Path, port: int) -> ProcessSpec:
             made, config = nats_spec(data, port, {}), data / "nats.conf"
-            # Streams set their limits aside in full; how much disk there is must not decide how a test ends.
-            config.write_text(config.read_text().replace("jetstream {", "jetstream {\n  max_file_store: 64GB", 1))
+            # Streams set their limits aside in full; how much disk there is must not decide how a test ends. And no
+            # test cuts the power: to flush each stream each second is most of what an idle server does.
+            text = config.read_text().replace("jetstream {", "jetstream {\n  max_file_store: 64GB", 1)
+            config.write_text(text.replace("sync_interval: 1s", "sync_interval: 1h", 1))
             return made
 
         return self._run(spec, "nats://127.0.0.1:{port}")
