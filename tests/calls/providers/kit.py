@@ -27,7 +27,7 @@ def call(**more: Any) -> Call:
         "model": "m",
         "messages": [{"role": "user", "content": "hello"}],
         "params": {"max_tokens": 100},
-        "timeout_s": 5.0,
+        "timeout_s": 60.0,
     }
     return Call(**(fields | more))
 

@@ -91,7 +91,7 @@ BREAKS = {
     "ended": "early",
     "failed": "too much",
 }
-ONCE: dict[str, Any] = {"retry": {"max_attempts": 1}, "breaker": "off", "timeout_s": 1, "stream_idle_timeout_s": 0.5}
+ONCE: dict[str, Any] = {"retry": {"max_attempts": 1}, "breaker": "off", "timeout_s": 3, "stream_idle_timeout_s": 1.5}
 GO_ON = {**ONCE, "on_stream_break": "continue"}
 REST = f"""cat > /dev/null; echo '{{"status": "success", "code": 0, "result": "{ANSWER[150:]}"}}'"""
 LINES = """cat > /dev/null; for word in one two three; do echo "{\\"delta\\": \\"$word \\"}"; sleep 0.1; done
