@@ -149,6 +149,7 @@ class AcceptedJobs:
         await background.stop(self._saving)
 
     async def _find(self, execution_id: str) -> JobStatus | None:
+        unsaved = self._unsaved.get(execution_id)  # before Redis is read: it may be saved meanwhile
         async with self._redis.client.pipeline(transaction=False) as pipe:
             key = Claim(execution_id, "").key
             pipe.exists(key)
@@ -157,7 +158,7 @@ class AcceptedJobs:
                 pipe.hget(recent, execution_id)
             answers: list[Any] = await pipe.execute()
         taken, (checkpoint, digest, taken_over, tenant, owner), *saved = answers
-        notes: list[str | None] = [self._unsaved.get(execution_id), taken_over, *saved]
+        notes: list[str | None] = [unsaved, taken_over, *saved]
         note = next((note for note in notes if note is not None), None)
         if note is None and not taken:
             return None
