@@ -18,7 +18,7 @@ from tests.shown import Show
 NAMES = ("west", "east", "north")
 WRITER = {"model": "m", "concurrency": 20, "retry": {"base_s": 0.2}}
 LISTED = {"price": PRICE, "affinity": "none", "deployments": [{"provider": "sim", "name": name} for name in NAMES]}
-PER_STEP = 60
+PER_STEP = 40
 RATE = 40.0
 SERVICES = (*WORKERS, "breaker", "budget")
 
@@ -79,7 +79,7 @@ async def test_an_outage_of_one_deployment_and_then_of_two_fails_no_job_and_open
         Counter(result["attempts"][-1]["deployment"] for result in results[start : start + PER_STEP])
         for start in range(0, load.sent, PER_STEP)
     ]
-    assert min(answered[0][f"sim/{name}"] for name in NAMES) >= 5
+    assert min(answered[0][f"sim/{name}"] for name in NAMES) >= 3
     rows = [[step, *(one[f"sim/{name}"] for name in NAMES)] for step, one in enumerate(answered)]
     show("Answers by deployment", ["deployments down", *NAMES], rows)
 

@@ -374,15 +374,15 @@ async def test_counters_that_are_wrong_are_repaired_from_the_record_and_the_repa
     agents = {"writer": {"model": "sim/m", "budget": {"daily_usd": 1, "enforcement": "hard"}}}
     async with start_money({"sim/m": model()}, agents, budgets={"timezone": ZONE.key}) as money:
         plane: Plane = money.plane
-        for number in range(20):
+        for number in range(8):
             await plane.publish({"agent": "writer", "job_id": f"j{number}", "prompt": PROMPT})
-        for number in range(20):
+        for number in range(8):
             await plane.result(f"j{number}")
 
         async def all_counted() -> BudgetComparison | None:
             # What was foreseen of a call is counted after what it has cost.
             found = await money.agree()
-            return found if found and all(one.gauged == 20 for one in found.snapshot.figures.values()) else None
+            return found if found and all(one.gauged == 8 for one in found.snapshot.figures.values()) else None
 
         right: BudgetComparison = await until(all_counted, what="counters that agree with the record")
         [key] = [one async for one in money.redis.client.scan_iter("bw:limits:daily:*")]

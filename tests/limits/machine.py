@@ -34,7 +34,7 @@ class RedisMachine(RuleBasedStateMachine):
         type(self).steps += 1
 
 
-STEPS = 25
+STEPS = 15
 """For each example that the profile of Hypothesis wants of a test."""
 MORE = 10
 """Times as many steps, at most, for what is seldom reached by chance."""
