@@ -68,6 +68,8 @@ class Reconciler:
         self._comparing = Outage("comparing the budgets with the record")
         self._completing = Outage("counting what was spent before limits were made")
         self._log: str | None = None
+        self._source: CounterSource | None = None
+        """That of the latest check, until something is done about it."""
         self._run: str | None = None
         self._restarted = False
         self._looked = asyncio.Event()
@@ -195,6 +197,7 @@ class Reconciler:
                 filled = await self._counters.source()
         if filled is not None and self._is_ours(filled):
             self._metrics.set_complete(yes=True)
+            self._source = filled
             self._looked.set()
             # Redis may have restarted with older data.
             if (version := self._limits().version) and filled.limits != version:
@@ -205,11 +208,14 @@ class Reconciler:
 
         Dimensions of former limits are counted until there are too many: another service may still need them.
         """
-        source = await self._counters.source()
+        source = self._source
         if source is None or not self._is_ours(source):
             return
         needed = self._limits().dimensions
         counted = source.dimensions.including(needed)
+        if counted == source.dimensions and not counted.pending:
+            return
+        self._source = None
         if counted != source.dimensions and not await self._counters.count(source, counted):
             return  # another budget service did; the next check looks again
         if counted.pending and await self.reconcile() is not None:
