@@ -141,7 +141,7 @@ async def test_faststream_runs_a_handler_by_what_the_subscriber_sets() -> None:
     assert (read.pull_sub.batch, read.stream.name, read.filter_subjects) == (True, "EVENTS", ["bw.guards.*"])
     async with TestNatsBroker(broker):
         message = Msg(Client(), "bw.guards.a", "$JS.ACK.EVENTS.guards.1.2.3.4.0", b"{}", {})
-        await read.consume([message])
+        await read.process_message([message])
     assert [one.sequence for one in came] == [2]
 
 

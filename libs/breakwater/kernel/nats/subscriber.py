@@ -180,10 +180,10 @@ class PullSubscriber(DefaultSubscriber[Any]):
     async def consume(self, msg: Any) -> None:
         """Overridden, as FastStream logs with its own logger, and swallows the errors of handlers."""
         try:
-            if self.pull_sub.batch or self._broker_middlewares:
+            if self._broker_middlewares:
                 await self.process_message(msg)
             else:
-                # FastStream would only call it, too, but spend 30 µs on each message.
+                # FastStream would only call it, too, but spend 30 µs on each message or batch.
                 await self.calls[0].handler(msg)
         except Exception:  # noqa: BLE001  this message is delivered again, and the next one may succeed
             structlog.get_logger().exception("handler_failed", consumer=self.declaration.durable)
