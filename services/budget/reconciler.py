@@ -69,7 +69,7 @@ class Reconciler:
         self._completing = Outage("counting what was spent before limits were made")
         self._log: str | None = None
         self._source: CounterSource | None = None
-        """That of the latest check, until something is done about it."""
+        """The source at the latest check, until something is done about it."""
         self._run: str | None = None
         self._restarted = False
         self._looked = asyncio.Event()
