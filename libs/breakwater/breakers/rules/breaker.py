@@ -296,7 +296,19 @@ def observe(
     # The log's clock may be ahead of ours. That must neither keep an outcome counting for longer nor delay it.
     if observation.at_ms > now_ms:
         observation = changed(observation, at_ms=now_ms)
-    if observation.failed is not None and (callers := _with_caller(breaker.callers, observation)) != breaker.callers:
+    callers = breaker.callers if observation.failed is None else _with_caller(breaker.callers, observation)
+    is_probed = breaker.state == "half_open" and concerns
+    if observation.failed is False and observation.sequence > breaker.closed_at and not is_probed:
+        counted = _with_call(breaker, observation, rules, now_ms)
+        return changed(
+            counted,
+            callers=callers,
+            successes=_with_success(counted, observation),
+            last_success=max(counted.last_success, observation.sequence),
+            last_success_ms=max(counted.last_success_ms, observation.at_ms),
+            limited_since_ms=0,
+        ), None
+    if callers != breaker.callers:
         breaker = changed(breaker, callers=callers)
     if observation.failed is None and observation.limited and observation.at_ms > breaker.last_success_ms:
         breaker = changed(breaker, limited_since_ms=breaker.limited_since_ms or observation.at_ms)
@@ -304,25 +316,15 @@ def observe(
         observation = changed(
             observation, failed=observation.at_ms - breaker.limited_since_ms >= _window_ms(rules) or None
         )
-    if breaker.state == "half_open" and concerns:
+    if is_probed:
         return _after_probe(breaker, observation, rules, now_ms, jitter)
     if observation.gave_up and observation.failed is None:
         return _after_giving_up(breaker, observation, rules, now_ms, jitter)
-    if observation.failed is None or observation.sequence <= breaker.closed_at:
+    if not observation.failed or observation.sequence <= breaker.closed_at:
         return breaker, None
-    if observation.failed and (
-        observation.sequence <= breaker.forgotten or observation.sequence in _sequences(breaker)
-    ):
+    if observation.sequence <= breaker.forgotten or observation.sequence in _sequences(breaker):
         return breaker, None  # it has been counted
     counted = _with_call(breaker, observation, rules, now_ms)
-    if not observation.failed:
-        return changed(
-            counted,
-            successes=_with_success(counted, observation),
-            last_success=max(counted.last_success, observation.sequence),
-            last_success_ms=max(counted.last_success_ms, observation.at_ms),
-            limited_since_ms=0,
-        ), None
     return _open_if_due(_with_failure(counted, observation, rules, now_ms), observation, rules, now_ms, jitter)
 
 
