@@ -394,24 +394,31 @@ async def test_statements_of_a_reader_take_their_share_and_the_plane_goes_on(tar
     assert slowest < 20
 
 
-async def test_readers_that_take_nothing_lose_their_turn(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def impatient_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """An engine whose `reader` has the rights of a server's `alerter`, and two seconds to take an answer."""
+    grants = tuple(query.text for query in ET.parse(USERS_XML).getroot().iterfind("users/alerter/grants/query"))
     program = (
-        "import sys; from breakwater.local.clickhouse import __main__, http;"
-        " http._LONGEST_ANSWER_S = 2; sys.exit(__main__.main())"
+        "from breakwater.local.clickhouse import __main__, access, http\n"
+        f"access.READER_GRANTS = {grants!r}\n"
+        "http._LONGEST_ANSWER_S = 2\n"
+        "raise SystemExit(__main__.main())"
     )
-    server = start(tmp_path / "data", program)
-    try:
-        target = Target(server.url, tmp_path, socket.socket())
-        url = f"{server.url}?user={READER}&query=SELECT+number+FROM+system.numbers"
-        async with aiohttp.ClientSession(headers={"X-ClickHouse-User": READER, "X-ClickHouse-Key": PASSWORD}) as http:
-            held = [await http.get(url) for _ in range(READER_SLOTS)]
-            await asyncio.sleep(1)  # or its own time ends with theirs
-            async with asyncio.timeout(30):
-                assert await target.ask(READER, "SELECT 1") == (200, "1\n")
-            for answer in held:
-                answer.close()
-    finally:
-        stop(server)
+    server = start(tmp_path_factory.mktemp("impatient") / "data", program)
+    yield server
+    stop(server)
+
+
+async def test_readers_that_take_nothing_lose_their_turn(impatient_engine: Server) -> None:
+    target = Target(impatient_engine.url, impatient_engine.data.parent, socket.socket())
+    url = f"{impatient_engine.url}?user={READER}&query=SELECT+number+FROM+system.numbers"
+    async with aiohttp.ClientSession(headers={"X-ClickHouse-User": READER, "X-ClickHouse-Key": PASSWORD}) as http:
+        held = [await http.get(url) for _ in range(READER_SLOTS)]
+        await asyncio.sleep(1)  # or its own time ends with theirs
+        async with asyncio.timeout(30):
+            assert await target.ask(READER, "SELECT 1") == (200, "1\n")
+        for answer in held:
+            answer.close()
 
 
 @pytest.mark.parametrize("name", READER_LIMITS)
@@ -517,32 +524,21 @@ def test_a_real_server_is_given_the_same_rights() -> None:
     assert written.findtext("profiles/default/max_memory_usage") == "0"
 
 
-async def test_the_alerter_reads_what_anomalies_are_judged_by_and_no_text(tmp_path: Path) -> None:
-    written = ET.parse(USERS_XML).getroot()
-    grants = tuple(query.text for query in written.iterfind("users/alerter/grants/query"))
-    assert written.findtext("users/alerter/profile") == "reader"
-    program = (
-        "from breakwater.local.clickhouse import __main__, access\n"
-        f"access.READER_GRANTS = {grants!r}\n"
-        "raise SystemExit(__main__.main())"
+async def test_the_alerter_reads_what_anomalies_are_judged_by_and_no_text(impatient_engine: Server) -> None:
+    assert ET.parse(USERS_XML).getroot().findtext("users/alerter/profile") == "reader"
+    plane, alerter = (
+        connect(f"http://{user}:{PASSWORD}@127.0.0.1:{impatient_engine.port}/breakwater") for user in (PLANE, READER)
     )
-    server = start(tmp_path / "data", program)
-    try:
-        plane, alerter = (
-            connect(f"http://{user}:{PASSWORD}@127.0.0.1:{server.port}/breakwater") for user in (PLANE, READER)
-        )
-        await migrate(plane)
-        fell_back = execution(agent="writer", chosen_model="mini", requested_model_cost=10)
-        await plane.insert(EXECUTIONS, [execution_row(fell_back, 1)])
-        await plane.insert(ATTEMPTS, [attempt_row(attempt(agent="writer", first_token_ms=200), 1)])
-        now, rules = NOON + timedelta(minutes=5), AnomalyRules(minimum_calls=1, minimum_minutes=5)
-        latest = await latest_minutes(alerter, rules, now)
-        assert {measure for _, measure in latest} == FIGURES.keys()
-        assert await baselines(alerter, rules, now) == {}
-        for refused in ("SELECT messages FROM executions", "SELECT * FROM alerts", "TRUNCATE TABLE attempts"):
-            with pytest.raises(QueryError, match="Not enough privileges"):
-                await alerter.query(refused)
-        await plane.close()
-        await alerter.close()
-    finally:
-        stop(server)
+    await migrate(plane)
+    fell_back = execution(agent="writer", chosen_model="mini", requested_model_cost=10)
+    await plane.insert(EXECUTIONS, [execution_row(fell_back, 1)])
+    await plane.insert(ATTEMPTS, [attempt_row(attempt(agent="writer", first_token_ms=200), 1)])
+    now, rules = NOON + timedelta(minutes=5), AnomalyRules(minimum_calls=1, minimum_minutes=5)
+    latest = await latest_minutes(alerter, rules, now)
+    assert {measure for _, measure in latest} == FIGURES.keys()
+    assert await baselines(alerter, rules, now) == {}
+    for refused in ("SELECT messages FROM executions", "SELECT * FROM alerts", "TRUNCATE TABLE attempts"):
+        with pytest.raises(QueryError, match="Not enough privileges"):
+            await alerter.query(refused)
+    await plane.close()
+    await alerter.close()

@@ -41,25 +41,10 @@ async def test_a_later_step_reaches_a_database_that_exists_and_keeps_its_rows(
     assert (await analytics.query("SELECT region, count() FROM executions GROUP BY region")).rows == (("", 2),)
 
 
-async def test_every_statement_can_run_again_without_losing_a_row_and_its_view_may_need_a_column_that_was_missing(
-    analytics: Analytics,
-) -> None:
-    await analytics.insert(schema.EXECUTIONS, [rows.execution_row(samples.execution(), 1)])
-    await analytics.execute("DROP VIEW plans")
-    await analytics.execute("ALTER TABLE executions DROP INDEX by_plan_key, DROP COLUMN plan_key")
-    await analytics.execute("TRUNCATE TABLE schema_migrations")
-    await analytics.execute("INSERT INTO schema_migrations (version, name) SELECT 16, 'of an earlier version'")
-    assert await migrate(analytics) == (
-        "created column executions.plan_key in ClickHouse: it was missing",
-        *(f"applied ClickHouse migration {one.version} ({one.name})" for one in MIGRATIONS),
-    )
-    assert await migrate(analytics) == ()
-    assert (await analytics.query("SELECT count() FROM executions")).rows == ((1,),)
-
-
-async def test_a_database_from_before_opaque_ids_becomes_like_a_new_one(
+async def test_a_database_from_before_opaque_ids_becomes_like_a_new_one_and_loses_no_row(
     analytics: Analytics, clickhouse_server: RunningServer
 ) -> None:
+    """Every statement runs, though most of what they make is there; a view may need a column that was missing."""
     before = (
         "ALTER TABLE executions DROP INDEX by_job_id, DROP INDEX by_plan_key, DROP COLUMN job_id, DROP COLUMN task_key,"
         " DROP COLUMN parent_job_id, DROP COLUMN plan_key,"
@@ -72,11 +57,23 @@ async def test_a_database_from_before_opaque_ids_becomes_like_a_new_one(
         "INSERT INTO executions (execution_id, agent, plan_id, completed_at)"
         " VALUES ('e0', 'writer', 'report-47', now())",
         "TRUNCATE TABLE schema_migrations",
-        "INSERT INTO schema_migrations (version, name) SELECT 20, 'tables and views'",
+        "INSERT INTO schema_migrations (version, name) SELECT 16, 'of an earlier version'",
     )
     for statement in before:
         await analytics.execute(statement)
-    assert "applied ClickHouse migration 21 (opaque ids, and the callers' own)" in await migrate(analytics)
+    lacking = {
+        "executions": ("job_id", "task_key", "parent_job_id", "plan_key"),
+        "attempts": ("job_id", "task_key"),
+        "guard_events": ("task_key",),
+        "plan_changes": ("plan_key", "job_id"),
+    }
+    columns = [f"{table}.{column}" for table, names in lacking.items() for column in names]
+    assert sorted(await migrate(analytics)) == sorted(
+        (
+            *(f"created column {column} in ClickHouse: it was missing" for column in columns),
+            *(f"applied ClickHouse migration {one.version} ({one.name})" for one in MIGRATIONS),
+        )
+    )
     assert await migrate(analytics) == ()
 
     plans = [samples.execution(key, plan_id="report-47", plan_key=key) for key in ("k1", "k2")]
