@@ -5,8 +5,11 @@ The tables lack some of what the log has: the program that called, if no API key
 
 from __future__ import annotations
 
+import asyncio
+import gc
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import zip_longest
@@ -103,11 +106,34 @@ async def replay_records(
     changes = await read_changes(analytics, since, until)
     world = World()
     replay = Replay(policy, before, changes, world, on_end=on_end)
-    for stretch in await stretches(analytics, since, until):
-        jobs = await read_stretch(analytics, stretch)
+
+    def add(jobs: Sequence[RecordedJob]) -> None:
         world.add(logged.attempt for job in jobs for logged in job.attempts)
         replay.run(jobs)
-    return replay.finish(), changes
+
+    with _uncollected():
+        replaying: Awaitable[None] | None = None
+        for stretch in await stretches(analytics, since, until):
+            # ClickHouse reads the next jobs while these are replayed.
+            jobs = await read_stretch(analytics, stretch)
+            if replaying is not None:
+                await replaying
+            replaying = asyncio.ensure_future(asyncio.to_thread(add, jobs))
+        if replaying is not None:
+            await replaying
+        return replay.finish(), changes
+
+
+@contextmanager
+def _uncollected() -> Generator[None]:
+    """Stops the collector of cycles, which would look at all jobs again and again: they have none."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 async def read_changes(analytics: Analytics, since: datetime, until: datetime) -> Changes:

@@ -99,6 +99,11 @@ class ReplayedBreakers:
         if change is not None:
             self._publish_change(key, breaker, change, rules, now_ms)
 
+    @property
+    def any_open(self) -> bool:
+        """True if any breaker is not closed."""
+        return any(breaker.state in {"open", "half_open"} for breaker in self._breakers.values())
+
     def look(self, now_ms: int) -> None:
         """Makes breakers half-open whose cool-down is over without a call, or that have lost their probe."""
         for key, breaker in list(self._breakers.items()):

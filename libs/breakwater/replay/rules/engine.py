@@ -48,9 +48,6 @@ LEASE_MARGIN_S = 120.0
 POLL_MS = 250
 """The interval at which a call that waits for capacity asks again."""
 
-FORGET_EVERY_MS = 3_600_000
-"""The interval at which idle tasks are forgotten."""
-
 PROBE_WAIT_MS = 2_000
 """The longest wait for the end of another call's probe, as `breakers.gate` has it."""
 
@@ -261,12 +258,11 @@ class Replay:
         self._incidents: dict[str, Alert] = {}
         self._unresolved: set[str] = set()
         """The keys of incidents that are not resolved."""
-        self._forgets_ms = 0
         self._events: list[tuple[int, int, int, int, Callable[[int], None]]] = []
         self._ties = 0
         self._sequence = 0
         self._looks = False
-        """True once breakers are looked at."""
+        """True while breakers are looked at."""
         self._under_way = 0
         """The number of jobs that have begun and not ended."""
         for at_ms, act in self._acts_of(changes):
@@ -274,13 +270,12 @@ class Replay:
 
     def run(self, jobs: Iterable[RecordedJob]) -> None:
         """Replays jobs, which come in the order in which they began; later ones may come with another call."""
+        begins_ms = 0
         for job in jobs:
             begins_ms = job.begins_ms
-            if not self._looks:
-                self._at(begins_ms + LOOK_EVERY_MS, _LOOKS, self._look)
-                self._looks = True
             self._run_until(begins_ms)
             self._begin(job, begins_ms)
+        self._tasks.forget(begins_ms)
 
     def finish(self) -> ReplayFindings:
         """Replays what is left of the jobs that have begun. Returns all that the replay has found."""
@@ -303,12 +298,11 @@ class Replay:
             self._run_next()
 
     def _look(self, now_ms: int) -> None:
+        """Looks at the breakers, every 10 s while any is not closed."""
         self._breakers.look(now_ms)
-        self._resolve_due(now_ms, *self._unresolved)
-        if now_ms >= self._forgets_ms:
-            self._tasks.forget(now_ms)
-            self._forgets_ms = now_ms + FORGET_EVERY_MS
-        self._at(now_ms + LOOK_EVERY_MS, _LOOKS, self._look)
+        self._looks = self._breakers.any_open
+        if self._looks:
+            self._at(now_ms + LOOK_EVERY_MS, _LOOKS, self._look)
 
     def _acts_of(self, changes: Changes) -> Iterator[tuple[int, Callable[[int], None]]]:
         """Yields what operators did, and when breakers were looked at without a call, each with its time."""
@@ -681,8 +675,10 @@ class Replay:
     def _after_failure(
         self, run: ReplayedJob, attempt: Attempt, following: LoggedAttempt | None
     ) -> Retry | Redeploy | NextModel | Stop:
-        called_ms = min(ms_from_time(tried.started_at) for tried in run.attempts if tried.unit == attempt.unit)
-        is_limited = attempt.error is not None and attempt.error.kind == "rate_limit"
+        is_busy = False
+        if attempt.error is not None and attempt.error.kind == "rate_limit":
+            called_ms = min(ms_from_time(tried.started_at) for tried in run.attempts if tried.unit == attempt.unit)
+            is_busy = self._answered_ms.get(attempt.unit, 0) > called_ms
         return after_failure(
             classification_of(attempt, attempt.completed_at),
             policy=run.agent.retry,
@@ -690,7 +686,7 @@ class Replay:
             is_last_model=run.is_at_last,
             remaining_s=(run.deadline_ms - ms_from_time(attempt.completed_at)) / 1000,
             jitter=JITTER,
-            busy=is_limited and self._answered_ms.get(attempt.unit, 0) > called_ms,
+            busy=is_busy,
             elsewhere=following is not None and following.attempt.cause == "redeployment",
         )
 
@@ -766,6 +762,9 @@ class Replay:
     def _note_transition(self, event: BreakerTransition) -> None:
         self.findings.transitions.append(event)
         self._alert(event)
+        if not self._looks and event.to_state == "open":
+            self._looks = True
+            self._at(ms_from_time(event.at) + LOOK_EVERY_MS, _LOOKS, self._look)
 
     def _note_guard(self, event: GuardEvent) -> None:
         self.findings.guards.append(event)
@@ -786,27 +785,29 @@ class Replay:
                 [key for key in self._incidents if signal.ends(key)] if isinstance(signal, Resolved) else [signal.key]
             )
             for key in keys:
-                self._resolve_due(ms_from_time(signal.at), key)
+                self._resolve_due(key, ms_from_time(signal.at))
                 single = replace(signal, key=key, above=None) if isinstance(signal, Resolved) else signal
                 self._keep(decide(single, self._incidents.get(key), self._policy.incidents))
 
-    def _resolve_due(self, now_ms: int, *keys: str) -> None:
-        """Resolves the incidents whose time is over."""
+    def _resolve_due(self, key: str, now_ms: int) -> None:
+        """Resolves an incident whose time is over, or reminds of it."""
         now = time_from_ms(now_ms)
-        for key in keys:
-            current = self._incidents.get(key)
-            while current is not None and (at := due_at(current)) is not None and at <= now:
-                current = due(current, at, self._policy.incidents)
-                self._keep(current)
+        current = self._incidents.get(key)
+        while current is not None and (at := due_at(current)) is not None and at <= now:
+            current = due(current, at, self._policy.incidents)
+            self._keep(current)
 
     def _keep(self, alert: Alert | None) -> None:
-        if alert is not None:
-            self._incidents[alert.key] = alert
-            if alert.status == "resolved":
-                self._unresolved.discard(alert.key)
-            else:
-                self._unresolved.add(alert.key)
-            self.findings.alerts.append(alert)
+        if alert is None:
+            return
+        self._incidents[alert.key] = alert
+        self.findings.alerts.append(alert)
+        if alert.status == "resolved":
+            self._unresolved.discard(alert.key)
+            return
+        self._unresolved.add(alert.key)
+        if (at := due_at(alert)) is not None:
+            self._at(ms_from_time(at), _LOOKS, partial(self._resolve_due, alert.key))
 
 
 def is_of_person(alert: Alert) -> bool:
