@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.types import ms_from_time
+from breakwater.limits.contract import BudgetEvent
 from breakwater.limits.rules.budget import OverBudget
 from breakwater.limits.rules.scopes import CallNames
+from breakwater.limits.settings import Caps
 from breakwater.limits.store.budgets import Budgets, Settlement
 from breakwater.replay.rules.counters import ReplayedCounters
 from tests.limits.limit_tables import limit_table
@@ -86,3 +88,17 @@ async def _agree(redis: Redis, steps: list[tuple[Any, ...]]) -> None:
                 counters.release(made.attempt_id)
             case _:
                 pass
+
+
+def test_what_was_used_before_counts_and_its_thresholds_are_not_announced_again() -> None:
+    events: list[BudgetEvent] = []
+    now_ms = ms_from_time(datetime(2026, 11, 21, 10, tzinfo=UTC))
+    used = {("2026-11-21", "agent:a", "usd"): 100, ("2026-11", "agent:a", "usd"): 120}
+    table = limit_table(None, {"a": Caps.model_construct(daily_usd=120, monthly_usd=150, enforcement="hard",
+                                                         soft_at_percent=(50, 90))}, {})  # fmt: skip
+    counters = ReplayedCounters(table, ZONE, events.append, used)
+    assert isinstance(counters.reserve(call_of("j1:1", "a", 21), now_ms), OverBudget)
+    assert counters.reserve(call_of("j2:1", "a", 20), now_ms) is None
+    counters.settle(call_of("j2:1", "a", 20, cost=15), now_ms)
+    # Half of both was used before: only what the call has reached is announced.
+    assert [(event.window, event.threshold_percent) for event in events] == [("daily", 90), ("monthly", 90)]

@@ -11,15 +11,19 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import zip_longest
 from typing import Any, TypeVar, cast
 
 from breakwater.breakers.contract import BreakerTransition
 from breakwater.jobs.contract.execution import Attempt, ErrorInfo, Execution, Reason
 from breakwater.kernel.clickhouse.client import Analytics, statements
-from breakwater.limits.contract import GuardEvent
+from breakwater.kernel.types import time_from_ms
+from breakwater.limits.contract import GuardEvent, LimitUnit, Window
+from breakwater.limits.rules.budget import periods_at
+from breakwater.limits.rules.scopes import CallNames, Dimensions
 from breakwater.records.rows import alert_of, budget_of
+from breakwater.replay.rules.counters import CountedPlace
 from breakwater.replay.rules.engine import Replay, ReplayedJob, ReplayFindings
 from breakwater.replay.rules.history import Changes, LoggedAttempt, Policy, RecordedJob, in_order
 from breakwater.replay.rules.world import World
@@ -105,7 +109,8 @@ async def replay_records(
     """
     changes = await read_changes(analytics, since, until)
     world = World()
-    replay = Replay(policy, before, changes, world, on_end=on_end)
+    used = await read_used(analytics, policy, since)
+    replay = Replay(policy, before, changes, world, on_end=on_end, used_before=used)
 
     def add(jobs: Sequence[RecordedJob]) -> None:
         world.add(logged.attempt for job in jobs for logged in job.attempts)
@@ -134,6 +139,37 @@ def _uncollected() -> Generator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+async def read_used(analytics: Analytics, policy: Policy, since: datetime) -> dict[CountedPlace, int]:
+    """Returns what was used of each limit in its period before a moment. Raises as `Analytics.query`.
+
+    Of limits in total, only what the table still has.
+    """
+    used: dict[CountedPlace, int] = defaultdict(int)
+    dimensions = Dimensions(policy.limits.dimensions)
+    periods = periods_at(since, policy.zone)
+    windows: set[Window] = {dimension.window for dimension in dimensions.all}
+    for window in windows:
+        counted = periods.of(window)
+        begin = max(time_from_ms(counted.start_ms), _EARLIEST)
+        times = {"begin": begin, "begin_of_calls": begin - LONGEST_WAIT, "since": since}
+        result = await analytics.query(SQL["used"], times)
+        for *names, tags, deployment, spent, tokens, calls in result.rows:
+            agent, tenant, model, provider, key, user, team = names
+            of_call = CallNames(agent, tenant, model, provider, key, user, team, tuple(tags.items()), deployment)
+            amounts: Mapping[LimitUnit, int] = {"usd": spent, "tokens": tokens, "requests": calls}
+            for counter in policy.limits.counters(of_call, dimensions):
+                if counter.window == window and counter.effective is not None:
+                    used[counted.name, counter.key, counter.unit] += amounts[counter.unit]
+    return dict(used)
+
+
+_EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)
+"""A time before all records, which ClickHouse can store."""
+
+LONGEST_WAIT = timedelta(days=1)
+"""The most time between the start of an attempt and its reservation."""
 
 
 async def read_changes(analytics: Analytics, since: datetime, until: datetime) -> Changes:

@@ -69,7 +69,8 @@ class ReplayedCounters:
         self._publish = publish
         self._dimensions = Dimensions(limits.dimensions)
         self._limited: dict[CallNames, tuple[Counter, ...]] = {}
-        self._sums = {place: Sum(used) for place, used in (used_before or {}).items()}
+        self._used_before = used_before or {}
+        self._sums = {place: Sum(used) for place, used in self._used_before.items()}
         self._holds: dict[str, tuple[_Hold, ...]] = {}
         self._announced: set[tuple[CountedPlace, int, int]] = set()
         self._raised: dict[CountedPlace, int] = {}
@@ -184,8 +185,9 @@ class ReplayedCounters:
             return
         counted = self._sums.get(place) or Sum()
         refused = refused and attempt.refused_cap == limit
+        announced = reached_thresholds(counter, limit, self._used_before.get(place, 0))
         for percent in reached_thresholds(counter, limit, counted.used, refused=refused):
-            if (place, limit, percent) in self._announced:
+            if percent in announced or (place, limit, percent) in self._announced:
                 continue
             self._announced.add((place, limit, percent))
             self._publish(

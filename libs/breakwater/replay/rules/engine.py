@@ -346,7 +346,18 @@ class Replay:
             self._on_end(run)
         else:
             self._under_way += 1
-            self._at(now_ms, _ASKS, partial(self._ask, run))
+            first = job.attempts[0]
+            if first.asked_ms > now_ms:
+                self._enter_task(run, first.attempt, now_ms)
+            self._at(first.asked_ms, _ASKS, partial(self._ask, run))
+
+    def _enter_task(self, run: ReplayedJob, waiting: Attempt, now_ms: int) -> None:
+        """Counts a job as an iteration of its task while it waits for room, as the gate of tasks does."""
+        record = run.job.record
+        if run.agent.guard is not None and record.task_key is not None:
+            task = TaskName(record.tenant, record.task_key)
+            self._tasks.judge(task, record, run.agent.guard, (), waiting.reserved, now_ms)
+            self._tasks.give_back(task, record.execution_id, ())
 
     def _ask(self, run: ReplayedJob, now_ms: int) -> None:
         recorded = run.next_recorded

@@ -53,8 +53,14 @@ class RecordedJob:
 
     @property
     def begins_ms(self) -> int:
-        """The time of its first attempt, in milliseconds since the epoch; without any, of its start."""
-        return self.attempts[0].asked_ms if self.attempts else ms_from_time(self.record.dispatched_at)
+        """The time at which it first asks for a call, in milliseconds since the epoch; without any, of its start.
+
+        It may wait for room from then on, until it is admitted or refused.
+        """
+        if not self.attempts:
+            return ms_from_time(self.record.dispatched_at)
+        first = self.attempts[0]
+        return first.asked_ms - first.attempt.backoff_ms
 
 
 @dataclass(frozen=True, slots=True)

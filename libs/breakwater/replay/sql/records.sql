@@ -58,3 +58,18 @@ ORDER BY event_sequence
 SELECT * EXCEPT (event_sequence) FROM alerts FINAL
 WHERE at >= {since:DateTime64(3, 'UTC')} AND at < {until:DateTime64(3, 'UTC')}
 ORDER BY event_sequence
+
+-- name: used
+SELECT
+    agent, tenant, model, provider, submitted_by, user, team, cost_tags, deployment,
+    toInt64(sum(ifNull(cost, 0)) * 1000000000) AS spent,
+    sum(if(
+        input_tokens IS NULL AND output_tokens IS NULL,
+        ifNull(reserved_tokens, 0),
+        ifNull(input_tokens, 0) + ifNull(output_tokens, 0)
+    )) AS tokens,
+    count() AS calls
+FROM attempts FINAL
+WHERE NOT short_circuited AND ifNull(reserved_at, started_at) >= {begin:DateTime64(3, 'UTC')}
+    AND ifNull(reserved_at, started_at) < {since:DateTime64(3, 'UTC')} AND started_at >= {begin_of_calls:DateTime64(3, 'UTC')}
+GROUP BY ALL
