@@ -89,6 +89,7 @@ def on_leaving(request: Request, leave: Callable[[], None]) -> Callable[[], None
 
     watch.leaving.add(leave)
     presence.watch(leave)
+    watch.end_if_refused()
     return stop
 
 
@@ -136,11 +137,15 @@ class CallerWatch:
         self.why = why
         for task in self._waiting:
             task.cancel()
-        for leave in tuple(self.leaving):
-            self.ended_wait = True
-            leave()
+        self.end_if_refused()
         if self._refused is not None:
             self._refused.set()
+
+    def end_if_refused(self) -> None:
+        """Ends what waits if the caller has lost its access, perhaps before it began to wait."""
+        for leave in tuple(self.leaving) if self.why is not None else ():
+            self.ended_wait = True
+            leave()
 
     async def wait(self, every_s: float) -> str:
         """Waits until the caller has lost its access, checks that regularly, and returns the reason."""

@@ -182,6 +182,24 @@ async def test_a_client_that_leaves_after_it_has_sent_two_requests_at_once_is_wa
 
 
 @pytest.mark.usefixtures("own_nats_server")
+async def test_a_client_that_leaves_after_a_large_body_is_waited_for_no_longer(api: HttpApi) -> None:
+    _, writer = await asyncio.open_connection("127.0.0.1", api.settings.http_port)
+    body = json.dumps(JOB | {"prompt": "x" * 100_000}).encode()
+    head = f"Host: plane\r\nAuthorization: {api.http.headers['Authorization']}\r\nContent-Length: {len(body)}"
+    writer.write(f"POST /api/v1/jobs?wait_s=200 HTTP/1.1\r\n{head}\r\n\r\n".encode())
+    await asyncio.sleep(0.3)  # the server waits for the body, which then is there at once
+    writer.write(body)
+
+    async def accepted() -> bool:
+        return await api.queued() > 0
+
+    await until(accepted)
+    writer.close()
+    async with asyncio.timeout(30):
+        await api.stop()
+
+
+@pytest.mark.usefixtures("own_nats_server")
 @pytest.mark.parametrize("drain_s", [1])
 async def test_a_stopping_service_answers_who_still_waits_that_the_job_is_accepted(api: HttpApi) -> None:
     waiting = asyncio.create_task(api.post(JOB, query="?wait_s=200"))

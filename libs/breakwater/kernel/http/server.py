@@ -108,9 +108,11 @@ CLIENT = "breakwater.client"
 class ClientPresence:
     """Tells the requests of one connection when their client has left, without a task for each."""
 
-    __slots__ = ("_has_left", "_leaving")
+    __slots__ = ("_has_left", "_leaving", "_read_on")
 
-    def __init__(self) -> None:
+    def __init__(self, read_on: Callable[[], None]) -> None:
+        """Takes the function that reads on, as the client's leaving is read as well."""
+        self._read_on = read_on
         self._has_left = False
         self._leaving: set[Callable[[], None]] = set()
 
@@ -119,6 +121,8 @@ class ClientPresence:
         self._leaving.add(leave)
         if self._has_left:
             leave()
+        else:
+            self._read_on()
 
     def unwatch(self, leave: Callable[[], None]) -> None:
         """Undoes `watch`."""
@@ -134,9 +138,10 @@ class ClientPresence:
 class _Protocol(HttpToolsProtocol):
     """uvicorn's connection, whose requests know the presence of their client."""
 
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._presence = ClientPresence()
+    def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        super().connection_made(transport)
+        # A large body that comes at once pauses reading, and is received without a further message.
+        self._presence = ClientPresence(self.flow.resume_reading)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
