@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from pydantic import ConfigDict
 
 from breakwater.jobs.contract.execution import (
     Attempt,
@@ -84,3 +85,30 @@ def test_a_moment_of_another_form_is_left_to_pydantic() -> None:
 
     assert json_of(Plain(at=NOW)) == Plain(at=NOW).model_dump_json().encode()
     assert json_of(Plain()) == b'{"at":null}'
+
+
+def test_fields_that_a_message_does_not_declare_are_written_too() -> None:
+    class Open(Event):
+        model_config = ConfigDict(extra="allow")
+
+        name: str
+
+    class Outer(Event):
+        inner: Open
+
+    message = Outer(inner=Open.model_validate({"name": "a", "more": 1}))
+    assert json_of(message) == message.model_dump_json().encode() == b'{"inner":{"name":"a","more":1}}'
+
+
+def test_what_a_subclass_adds_is_left_out_as_by_pydantic() -> None:
+    class Listed(Event):
+        name: str
+
+    class New(Listed):
+        secret: str
+
+    class Names(Event):
+        listed: tuple[Listed, ...]
+
+    message = Names(listed=(New(name="a", secret="b"),))
+    assert json_of(message) == b'{"listed":[{"name":"a"}]}'

@@ -36,6 +36,7 @@ def _writes(model: type[BaseModel]) -> Mapping[str, Write] | None:
     """Returns how to write the fields that are not written as they are; None if pydantic has to write all of them."""
     decorators = model.__pydantic_decorators__
     has_other_names = any(field.serialization_alias or field.exclude for field in model.model_fields.values())
+    has_other_names = has_other_names or model.model_config.get("extra") == "allow"
     if has_other_names or decorators.model_serializers or decorators.field_serializers or decorators.computed_fields:
         return None
     writes = {name: _write_of(field.annotation, field.metadata) for name, field in model.model_fields.items()}
@@ -53,7 +54,7 @@ def _write_of(kind: Any, metadata: Any = ()) -> Write | None:
             if kind is JsonValue or kind in _AS_IT_IS:
                 return None
             if isinstance(kind, type) and issubclass(kind, BaseModel):
-                return _fragment
+                return _fragment_of(kind)
         case origin if origin is Annotated:
             return _write_of(arguments[0], arguments[1:])
         case origin if origin is Literal:
@@ -73,8 +74,14 @@ def _write_of(kind: Any, metadata: Any = ()) -> Write | None:
     return _refuse
 
 
-def _fragment(message: BaseModel) -> orjson.Fragment:
-    return orjson.Fragment(json_of(message))
+@cache
+def _fragment_of(model: type[BaseModel]) -> Write:
+    def fragment(message: BaseModel) -> orjson.Fragment:
+        if type(message) is not model:
+            raise TypeError("pydantic leaves out what a subclass adds")
+        return orjson.Fragment(json_of(message))
+
+    return fragment
 
 
 def _refuse(value: object) -> object:
