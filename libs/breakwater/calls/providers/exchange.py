@@ -36,8 +36,9 @@ class Connections:
         self._headers = headers
         self._proxy = proxy
         self._connector: aiohttp.TCPConnector | None = None
-        self._requests: dict[tuple[str, ssl.SSLContext | None], ClientRequest] = {}
-        """The common part of requests, by their target and their TLS context."""
+        self._context: ssl.SSLContext | None = None
+        self._requests: dict[str, ClientRequest] = {}
+        """The common part of requests with this TLS context, by their target."""
 
     async def connect(self, target: str, context: ssl.SSLContext | None) -> tuple[ClientRequest, Connection]:
         """Returns the common part of all requests to a target, and a connection to it.
@@ -48,7 +49,10 @@ class Connections:
         if self._connector is None:
             # The number of concurrent calls is bounded by the agents' concurrency; a second limit would hide it.
             self._connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=30)
-        request = self._requests.get((target, context))
+        if context is not self._context:
+            self._requests.clear()  # a replaced context, of up to a megabyte, is not needed again
+            self._context = context
+        request = self._requests.get(target)
         if request is None:
             request = self._request(target, context)
         return request, await self._connector.connect(request, [], _UNLIMITED)
@@ -69,7 +73,7 @@ class Connections:
         if proxy.url is None:  # connecting to a proxy changes the request
             if len(self._requests) >= _MOST_TARGETS:
                 self._requests.clear()
-            self._requests[target, context] = request
+            self._requests[target] = request
         return request
 
     async def close(self) -> None:
@@ -144,8 +148,19 @@ class Exchange(AbstractAsyncContextManager["Exchange"]):
         except BaseException:
             connection.close()
             raise
-        self.content.on_eof(connection.release)
+        self.content.on_eof(self._end)
         return self
+
+    def _end(self) -> None:
+        connection = self._connection
+        transport = self.transport
+        if connection is None:
+            return
+        # A server may answer before it has read the request, and need not read the rest: a further one would wait.
+        if transport is not None and transport.get_write_buffer_size():
+            connection.close()
+        else:
+            connection.release()
 
     async def _send(self, request: ClientRequest, connection: Connection) -> None:
         headers = request.headers.copy()
