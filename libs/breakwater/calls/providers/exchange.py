@@ -10,6 +10,7 @@ import asyncio
 import ssl
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from types import TracebackType
 from typing import Any, cast
 
@@ -148,19 +149,8 @@ class Exchange(AbstractAsyncContextManager["Exchange"]):
         except BaseException:
             connection.close()
             raise
-        self.content.on_eof(self._end)
+        self.content.on_eof(partial(_release, connection))
         return self
-
-    def _end(self) -> None:
-        connection = self._connection
-        transport = self.transport
-        if connection is None:
-            return
-        # A server may answer before it has read the request, and need not read the rest: a further one would wait.
-        if transport is not None and transport.get_write_buffer_size():
-            connection.close()
-        else:
-            connection.release()
 
     async def _send(self, request: ClientRequest, connection: Connection) -> None:
         headers = request.headers.copy()
@@ -187,3 +177,13 @@ class Exchange(AbstractAsyncContextManager["Exchange"]):
         """Closes the connection, unless all of the response was read."""
         if self._connection is not None:
             self._connection.release()
+
+
+def _release(connection: Connection) -> None:
+    """Keeps a connection for further requests, if it can be used for them."""
+    transport = connection.transport
+    # A server may answer before it has read the request, and need not read the rest: a further one would wait.
+    if transport is not None and transport.get_write_buffer_size():
+        connection.close()
+    else:
+        connection.release()
