@@ -135,10 +135,10 @@ async def test_a_job_costs_what_it_did(start_worker: StartWorker, worker_nats: R
 
 
 async def test_a_job_takes_the_steps_it_did(
-    tmp_path: Path, worker_nats: RunningServer, worker_redis: RunningServer
+    tmp_path: Path, own_nats_server: RunningServer, own_redis_server: RunningServer
 ) -> None:
     with ProviderInAThread() as provider:
-        made = await traces(tmp_path, worker_nats.url, worker_redis.url, provider.url)
+        made = await traces(tmp_path, own_nats_server.url, own_redis_server.url, provider.url)
     # Background work of the libraries may come in between, but hardly in each of the jobs.
     check({step: min(trace.steps[step] for trace in made) for step in STEPS}, STEPS)
 
