@@ -37,6 +37,8 @@ INSTEAD = {
     r"\banew\b|\bbeside\b|\bat once\b|\b(?:no|any|some)body\b|\bwhoever\b|\btold\b": "plain words",
 }
 
+pytestmark = pytest.mark.long(about_s=6, together=True)
+
 
 @pytest.fixture(scope="module")
 def found() -> list[ShownString]:

@@ -21,6 +21,7 @@ LAUGHS = "\n".join(
 STAIRS = "\n".join(["a0: &a0 [x]", *(f"a{n}: &a{n} [*a{n - 1}]" for n in range(1, 5000))])
 
 
+@pytest.mark.long(about_s=7)
 @each_row(
     ("text", "says"),
     [

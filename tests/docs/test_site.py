@@ -16,6 +16,8 @@ from tests.docs.markdown import PAGES
 
 LOADED = re.compile(r'<(?:script|img|link|source)\b[^>]*?(?:src|href)="(https?:)?//', re.IGNORECASE)
 
+pytestmark = pytest.mark.long(about_s=8, together=True)
+
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pytest
 import redis.asyncio as aioredis
 
 from breakwater.kernel.security.encryption import Cipher, new_key
@@ -55,6 +56,7 @@ async def breakwater(whole: Whole, *arguments: str, stdin: bytes = b"") -> str:
     return ran.stdout
 
 
+@pytest.mark.long(about_s=5)
 async def test_no_text_stands_at_rest_and_results_replays_records_and_exports_are_readable(
     start_whole: Any, tmp_path: Path, own_nats_server: RunningServer
 ) -> None:

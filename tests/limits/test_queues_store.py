@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from itertools import chain
 from zoneinfo import ZoneInfo
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -233,6 +234,7 @@ async def test_a_spent_counter_takes_a_waiting_call_out_of_its_queue(redis: Redi
     assert await caller.queue_keys() == []
 
 
+@pytest.mark.long(about_s=7)
 async def test_who_waits_has_a_place_and_who_is_refused_or_runs_has_none(redis: Redis) -> None:
     """Random histories of calls under a cap, on models of which one has limits, that wait, end, or are refused."""
     kinds: Counter[str] = Counter()

@@ -104,6 +104,7 @@ async def test_headers_that_do_not_come_in_time_end_the_connection(local: LocalS
         assert await rest(reader) == b""
 
 
+@pytest.mark.long(about_s=7)
 async def test_what_takes_long_with_all_headers_sent_goes_on(local: LocalServer) -> None:
     reader, writer = await local.connect(GET)
     assert await reader.readuntil(b"hello")

@@ -48,6 +48,7 @@ async def connected(server: RunningServer, user: str, stack: AsyncExitStack) -> 
     return client
 
 
+@pytest.mark.long(about_s=8)
 async def test_a_server_that_could_not_write_is_named_until_it_is_started_again(
     server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

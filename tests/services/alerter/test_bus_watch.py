@@ -44,6 +44,7 @@ def parts_of(bus: Bus) -> tuple[LeaderLease, IncidentRecorder]:
     return lease, IncidentRecorder(log, IncidentRules.of(CONFIG.alerts))
 
 
+@pytest.mark.long(about_s=6)
 async def test_people_are_told_of_a_full_disk_of_nats_while_it_stores_nothing_and_the_incident_is_recorded_with_its_end(
     own_nats_server: RunningServer, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:

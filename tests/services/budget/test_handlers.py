@@ -88,6 +88,7 @@ async def test_each_threshold_is_reported_once_and_a_jump_reports_all_it_passes(
         assert await field(plane, "spent:agent:writer") == 1_710_000_000
 
 
+@pytest.mark.long(about_s=5)
 async def test_two_thousand_replays_of_an_attempt_move_no_budget(start_plane: StartPlane) -> None:
     async with start_plane({"sim/m": model()}, AGENTS, **BUDGET) as plane:
         await publish_attempt(plane, "a", 1_500_000)

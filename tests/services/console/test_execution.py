@@ -8,6 +8,7 @@ from html import unescape
 from typing import Any
 
 import aiohttp
+import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from yarl import URL
@@ -332,6 +333,7 @@ async def progress_from(answer: Callable[[web.Request], Awaitable[web.StreamResp
         await server.close()
 
 
+@pytest.mark.long(about_s=12)
 async def test_an_api_that_hangs_does_not_hang_the_page(console: Console, monkeypatch: Any):
     monkeypatch.setattr("breakwater.client.ACT_TIMEOUT_S", 0.3)
     async with progress_from(hanging, monkeypatch), asyncio.timeout(60):

@@ -76,6 +76,7 @@ def requests_in_memory() -> int:
     return sum(type(thing) is Request for thing in gc.get_objects())
 
 
+@pytest.mark.long(about_s=7)
 async def test_a_request_costs_what_it_did(api: HttpApi, monkeypatch: pytest.MonkeyPatch) -> None:
     # One task saves the notes of all jobs that were accepted meanwhile, so its steps are those of no request.
     monkeypatch.setattr(AcceptedJobs, "mark", lambda *_, **__: None)

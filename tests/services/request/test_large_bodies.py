@@ -308,6 +308,7 @@ STEPS = {
 }
 
 
+@pytest.mark.long(about_s=6)
 async def test_a_worker_that_dies_at_any_step_loses_no_large_job_and_leaves_no_body(open_plane: OpenPlane) -> None:
     async with open_plane() as plane:
         for number, (when, step) in enumerate(STEPS.items()):

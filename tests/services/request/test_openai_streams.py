@@ -675,6 +675,7 @@ PINGED = {
 """Of each API: a request, a ping, the end of a stream, and a failure in one."""
 
 
+@pytest.mark.long(about_s=10)
 async def test_a_client_that_asked_for_it_is_pinged_before_its_answer_begins(plane: OpenAIPlane, subtests: Any) -> None:
     headers = {"Authorization": f"Bearer {plane.key()}"}
     for path, (body, ping, end, failure) in PINGED.items():

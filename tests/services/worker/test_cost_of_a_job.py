@@ -18,6 +18,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 import nats
+import pytest
 from nats.aio.msg import Msg
 
 from bench.trace_job import ProviderInAThread, traces
@@ -44,13 +45,13 @@ of `libs` and `services`, which also write to NATS, read what Redis answers, sen
 JSON of messages, all of which libraries would do with more instructions of their own; commands are also those that
 scripts run; messages are those that the server is sent."""
 
-STEPS = {"awaits": 198, "wake-ups": 30, "tasks": 4.5, "futures": 26}
+STEPS = {"awaits": 198, "wake-ups": 30, "tasks": 4, "futures": 26}
 """Of a job alone, as `python -m bench.trace_job` counts them in the whole process, without the worker's upkeep. It also
 counts timers, which have no budget here: a slow job has more of them."""
 
 TOLERANCE = 0.1
-LEAST_TOLERANCE = 0.5
-"""Of a task more or less, which depends on what else goes to Redis at the same time."""
+LEAST_TOLERANCE = 1
+"""A task more or less depends on what else goes to Redis at the same time."""
 
 
 class Instructions:
@@ -89,6 +90,7 @@ def jobs_in_memory() -> int:
     return sum(type(thing) is Assignment for thing in gc.get_objects())
 
 
+@pytest.mark.long(about_s=5)
 async def test_a_job_costs_what_it_did(start_worker: StartWorker, worker_nats: RunningServer) -> None:
     listener, messages = await nats.connect(worker_nats.url), Counter[str]()
 
@@ -134,6 +136,7 @@ async def test_a_job_costs_what_it_did(start_worker: StartWorker, worker_nats: R
     check({name: count / JOBS for name, count in used.items()}, MEASURED)
 
 
+@pytest.mark.long(about_s=8)
 async def test_a_job_takes_the_steps_it_did(
     tmp_path: Path, own_nats_server: RunningServer, own_redis_server: RunningServer
 ) -> None:

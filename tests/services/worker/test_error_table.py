@@ -33,6 +33,7 @@ def _model(row: Row, index: int) -> str:
     return f"{row.endpoint or 'sim'}/m{index}"
 
 
+@pytest.mark.long(about_s=7)
 async def test_every_failure_is_called_delayed_recorded_and_charged_as_the_table_says(
     start_worker: StartWorker,
 ) -> None:

@@ -124,6 +124,7 @@ def test_low_priority_leaves_slots_to_high_priority_of_the_same_key() -> None:
         assert slots.has_room("x", 8, high)
 
 
+@pytest.mark.long(about_s=8)
 async def test_the_slow_jobs_of_one_tenant_leave_slots_to_another_and_all_of_them_run(
     start_worker: StartWorker,
 ) -> None:
