@@ -163,14 +163,8 @@ async def test_a_client_that_leaves_is_waited_for_no_longer(api: HttpApi) -> Non
         await api.stop()
 
 
-@pytest.mark.usefixtures("own_nats_server")
-async def test_a_client_that_leaves_after_it_has_sent_two_requests_at_once_is_waited_for_no_longer(
-    api: HttpApi,
-) -> None:
-    _, writer = await asyncio.open_connection("127.0.0.1", api.settings.http_port)
-    body = json.dumps(JOB).encode()
-    head = f"Host: plane\r\nAuthorization: {api.http.headers['Authorization']}\r\nContent-Length: {len(body)}"
-    writer.write(2 * (f"POST /api/v1/jobs?wait_s=200 HTTP/1.1\r\n{head}\r\n\r\n".encode() + body))
+async def leave_and_stop(api: HttpApi, writer: asyncio.StreamWriter) -> None:
+    """Closes a client's connection once its job is accepted, and stops the service, which then waits for nobody."""
 
     async def accepted() -> bool:
         return await api.queued() > 0
@@ -179,6 +173,17 @@ async def test_a_client_that_leaves_after_it_has_sent_two_requests_at_once_is_wa
     writer.close()
     async with asyncio.timeout(30):
         await api.stop()
+
+
+@pytest.mark.usefixtures("own_nats_server")
+async def test_a_client_that_leaves_after_it_has_sent_two_requests_at_once_is_waited_for_no_longer(
+    api: HttpApi,
+) -> None:
+    _, writer = await asyncio.open_connection("127.0.0.1", api.settings.http_port)
+    body = json.dumps(JOB).encode()
+    head = f"Host: plane\r\nAuthorization: {api.http.headers['Authorization']}\r\nContent-Length: {len(body)}"
+    writer.write(2 * (f"POST /api/v1/jobs?wait_s=200 HTTP/1.1\r\n{head}\r\n\r\n".encode() + body))
+    await leave_and_stop(api, writer)
 
 
 @pytest.mark.usefixtures("own_nats_server")
@@ -189,14 +194,7 @@ async def test_a_client_that_leaves_after_a_large_body_is_waited_for_no_longer(a
     writer.write(f"POST /api/v1/jobs?wait_s=200 HTTP/1.1\r\n{head}\r\n\r\n".encode())
     await asyncio.sleep(0.3)  # the server waits for the body, which then is there at once
     writer.write(body)
-
-    async def accepted() -> bool:
-        return await api.queued() > 0
-
-    await until(accepted)
-    writer.close()
-    async with asyncio.timeout(30):
-        await api.stop()
+    await leave_and_stop(api, writer)
 
 
 @pytest.mark.usefixtures("own_nats_server")
