@@ -210,8 +210,6 @@ class Balancer:
 
     def _blocked_s(self, agent: str, deployment: str, now: float) -> float:
         blocked = self._blocked
-        if not blocked:
-            return 0.0
         return max(0.0, blocked.get((agent, deployment), 0.0) - now, blocked.get(("", deployment), 0.0) - now)
 
     def _block(self, agent: str, deployment: str, wait_s: float) -> None:
