@@ -60,7 +60,7 @@ NOW = datetime(2026, 11, 21, tzinfo=UTC)
 LABELS = ("agent", "model", "status", "reason", "outcome", "kind", "direction", "cause")
 METRICS_TABLE = [
     (name, *type_and_labels.partition(", ")[::2], served_by, what)
-    for name, type_and_labels, served_by, what in rows(ROOT / "docs" / "observability.md", "metric")
+    for name, type_and_labels, served_by, what in rows(ROOT / "proto" / "metrics.md", "metric")
 ]
 THRESHOLD = BudgetEvent(
     event_id="global/daily/2026-11-21/50/1",
