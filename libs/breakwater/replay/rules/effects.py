@@ -58,6 +58,29 @@ class DaySpend:
     wasted_after: int = 0
 
 
+@dataclass(slots=True)
+class StepFigures:
+    """Nano-dollars and refused jobs of a step of time: recorded and under the policy."""
+
+    before: int = 0
+    after: int = 0
+    refused_before: int = 0
+    refused_after: int = 0
+
+
+STEPS_S = (60, 300, 900, 3_600, 6 * 3_600, 24 * 3_600)
+"""The lengths of steps of time in seconds."""
+
+MOST_STEPS = 60
+"""The number of steps that a stretch of time is divided into at most, unless it is longer than so many days."""
+
+
+def step_ms_of(since: datetime, until: datetime) -> int:
+    """Returns the length of the steps that a stretch of time is shown in, in milliseconds."""
+    length_s = (until - since).total_seconds()
+    return 1_000 * next((step_s for step_s in STEPS_S if length_s <= step_s * MOST_STEPS), STEPS_S[-1])
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class ChangedJob:
     """A job that ends otherwise, or costs something else.
@@ -98,6 +121,7 @@ class Effects:
     Attributes:
         zone: the time zone of days.
         agent: the only agent whose jobs count; None for all.
+        step_ms: the length of the steps of time, in milliseconds.
         jobs: how many jobs count.
         unknown: those of them that history can't tell the end of.
         drawn: those of them with a call whose outcome is drawn.
@@ -110,10 +134,12 @@ class Effects:
         drawn_ends: of the jobs with drawn calls, those that are refused, have an answer, or neither.
         calls: the calls of models, recorded and under the policy.
         days: the spend of each day.
+        steps: the spend and refusals of each step, by its beginning in milliseconds since the epoch.
     """
 
     zone: ZoneInfo
     agent: str | None = None
+    step_ms: int = 1_000 * STEPS_S[-1]
     jobs: int = 0
     unknown: int = 0
     drawn: int = 0
@@ -126,6 +152,7 @@ class Effects:
     drawn_ends: Counter[str] = field(default_factory=Counter[str])
     calls: list[int] = field(default_factory=lambda: [0, 0])
     days: dict[str, DaySpend] = field(default_factory=dict[str, DaySpend])
+    steps: dict[int, StepFigures] = field(default_factory=dict[int, StepFigures])
     _durations_before: array[int] = field(default_factory=lambda: array("q"))
     _durations_after: array[int] = field(default_factory=lambda: array("q"))
     _most_changed: list[ChangedJob] = field(default_factory=list[ChangedJob])
@@ -146,7 +173,12 @@ class Effects:
         day.wasted_before += wasted
         self.calls[0] += calls
         self._durations_before.append(record.duration_ms)
+        step = self._step_of(run)
+        step.before += cost
+        step.refused_before += record.reason in REFUSALS
+        step.refused_after += run.reason in REFUSALS
         if run.follows:
+            step.after += cost
             day.after += cost
             day.wasted_after += wasted
             self.calls[1] += calls
@@ -159,6 +191,7 @@ class Effects:
         sums = totals(run.attempts, answered=run.reason is None)
         cost_after = sums.total_cost or 0
         day.after += cost_after
+        self._step_of(run).after += cost_after
         day.wasted_after += sums.wasted_cost or 0
         self.calls[1] += sum(not attempt.short_circuited for attempt in run.attempts)
         duration_ms = max(0, run.ended_ms - ms_from_time(record.queued_at))
@@ -200,6 +233,10 @@ class Effects:
         if day is None:
             day = self.days[name] = DaySpend()
         return day
+
+    def _step_of(self, run: ReplayedJob) -> StepFigures:
+        begun_ms = ms_from_time(run.job.record.dispatched_at)
+        return self.steps.setdefault(begun_ms - begun_ms % self.step_ms, StepFigures())
 
     def _note_cost(self, attempt: Attempt) -> None:
         sums = self._drawn_costs.setdefault(attempt.model, [0, 0.0, 0.0])

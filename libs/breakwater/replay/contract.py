@@ -1,0 +1,107 @@
+"""The report of a plan as programs read it: the effects of a changed config on recorded jobs."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from breakwater.kernel.types import Count, Event, Identifier, Money, Timestamp
+
+
+class PlannedFigure(Event):
+    """A figure under the changed config beside the recorded one."""
+
+    before: float = Field(description="As recorded.")
+    after: float = Field(description="Under the changed config.")
+    low: float = Field(
+        description="Lower end of the interval of 95 %, which is there as some outcomes are drawn, and some unknown."
+    )
+    high: float = Field(description="Its upper end.")
+
+
+class PlannedSpend(Event):
+    """An amount under the changed config beside the recorded one."""
+
+    before: Money = Field(description="As recorded.")
+    after: Money = Field(description="Under the changed config.")
+    low: Money = Field(description="Lower end of the interval of 95 %.")
+    high: Money = Field(description="Its upper end.")
+
+
+class PlannedChange(Event):
+    """A number of events, as recorded and under the changed config."""
+
+    name: str
+    before: Count
+    after: Count
+
+
+class PlannedLimit(Event):
+    """A limit in a period, and when its spend reached it; null if it did not."""
+
+    budget: str = Field(description="The limit, such as `agent:writer/daily`.")
+    period: str
+    before: Timestamp | None
+    after: Timestamp | None
+
+
+class PlannedDay(Event):
+    """The spend of the jobs that were started on a day."""
+
+    day: str = Field(description="In the time zone of the budgets.")
+    spend: Money
+    planned_spend: Money
+    wasted: Money = Field(description="Of it, the cost of calls that gave no answer.")
+    planned_wasted: Money
+
+
+class PlannedStep(Event):
+    """The spend and the refusals of the jobs that were started in a step of time."""
+
+    at: Timestamp = Field(description="The beginning of the step.")
+    spend: Money
+    planned_spend: Money
+    refused: Count
+    planned_refused: Count
+
+
+class PlannedJob(Event):
+    """A job that would have ended otherwise, or cost something else."""
+
+    execution_id: Identifier
+    agent: Identifier
+    before: str = Field(description="Its end: the model that answered, or the reason.")
+    after: str
+    cost: Money
+    planned_cost: Money
+
+
+class ConfigPlan(Event):
+    """The effects of a changed config on recorded jobs."""
+
+    since: Timestamp
+    until: Timestamp
+    agent: Identifier | None = Field(description="The only agent whose jobs count; null for all.")
+    jobs: Count
+    summary: tuple[str, ...] = Field(description="Refusals, spend, and breakers or durations, each in a few words.")
+    newly_refused: PlannedFigure = Field(description="Jobs that are refused, and were not.")
+    refused_no_more: PlannedFigure
+    lost: PlannedFigure = Field(description="Jobs that had an answer, and have none.")
+    won: PlannedFigure
+    changed_model: Count = Field(description="Jobs that another model answers.")
+    sooner: Count = Field(description="Jobs that end sooner.")
+    calls: PlannedChange = Field(description="Of models.")
+    spend: PlannedSpend
+    wasted: PlannedSpend = Field(description="The cost of calls that gave no answer.")
+    duration_p50_ms: PlannedFigure
+    duration_p95_ms: PlannedFigure
+    changes: tuple[PlannedChange, ...] = Field(description="Breaker openings, incidents and the like.")
+    limits: tuple[PlannedLimit, ...] = Field(description="Those that were reached, or would have been.")
+    days: tuple[PlannedDay, ...]
+    step_s: int = Field(ge=1, description="The length of each of `over_time` in seconds.")
+    over_time: tuple[PlannedStep, ...] = Field(description="Steps without jobs are left out.")
+    most_changed: tuple[PlannedJob, ...] = Field(description="The ten jobs that change most.")
+    unknown: Count = Field(description="Jobs whose end history can't tell.")
+    drawn: Count = Field(description="Jobs with a call that was never made, whose outcome is drawn.")
+    taken_from_record: dict[str, int] = Field(description="Decisions that no rule of the plan makes, by their kind.")
+    races: Count = Field(description="Decisions taken from the record, as the order of two events is not known.")
+    notes: tuple[str, ...] = Field(description="What history can't tell, in words.")

@@ -1,0 +1,165 @@
+"""The report of a replay: its figures for programs, and what matters most in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+
+from breakwater.kernel.formats import duration, moneys, percent, quantity
+from breakwater.kernel.types import time_from_ms
+from breakwater.replay.contract import (
+    ConfigPlan,
+    PlannedChange,
+    PlannedDay,
+    PlannedFigure,
+    PlannedJob,
+    PlannedLimit,
+    PlannedSpend,
+    PlannedStep,
+)
+from breakwater.replay.rules.effects import CountedChange, Effects, Estimate, cap_times, changes_of
+from breakwater.replay.rules.engine import ReplayFindings
+from breakwater.replay.rules.history import Changes
+
+OPENINGS = "breaker openings"
+"""The name of the change that counts them."""
+
+
+def report_of(
+    effects: Effects, findings: ReplayFindings, changes: Changes, since: datetime, until: datetime
+) -> ConfigPlan:
+    """Returns the report of a replay.
+
+    Args:
+        effects: the effects on the jobs.
+        findings: what the replay found.
+        changes: what the services decided then.
+        since: the beginning of the time in which the jobs were started.
+        until: its end.
+    """
+    counted = changes_of(changes, findings, effects.agent)
+    return ConfigPlan(
+        since=since,
+        until=until,
+        agent=effects.agent,
+        jobs=effects.jobs,
+        summary=tuple(_summary(effects, counted)),
+        newly_refused=_figure(effects.of_jobs(effects.newly_refused, "refused")),
+        refused_no_more=_figure(effects.of_jobs(effects.refused_no_more, "answered")),
+        lost=_figure(effects.of_jobs(effects.lost, "refused")),
+        won=_figure(effects.of_jobs(effects.won, "answered")),
+        changed_model=effects.changed_model,
+        sooner=effects.sooner,
+        calls=PlannedChange(name="calls of models", before=effects.calls[0], after=effects.calls[1]),
+        spend=_spend(effects.spend),
+        wasted=_spend(effects.waste),
+        duration_p50_ms=_figure(effects.duration_ms(0.5)),
+        duration_p95_ms=_figure(effects.duration_ms(0.95)),
+        changes=tuple(PlannedChange(name=one.name, before=one.before, after=one.after) for one in counted),
+        limits=tuple(
+            PlannedLimit(budget=cap.budget, period=cap.period, before=cap.before, after=cap.after)
+            for cap in cap_times(changes, findings)
+        ),
+        days=tuple(
+            PlannedDay(
+                day=name,
+                spend=day.before,
+                planned_spend=day.after,
+                wasted=day.wasted_before,
+                planned_wasted=day.wasted_after,
+            )
+            for name, day in sorted(effects.days.items())
+        ),
+        step_s=effects.step_ms // 1_000,
+        over_time=tuple(
+            PlannedStep(
+                at=time_from_ms(start_ms),
+                spend=step.before,
+                planned_spend=step.after,
+                refused=step.refused_before,
+                planned_refused=step.refused_after,
+            )
+            for start_ms, step in sorted(effects.steps.items())
+        ),
+        most_changed=tuple(
+            PlannedJob(
+                execution_id=job.execution_id,
+                agent=job.agent,
+                before=job.before,
+                after=job.after,
+                cost=job.cost_before,
+                planned_cost=job.cost_after,
+            )
+            for job in effects.most_changed
+        ),
+        unknown=effects.unknown,
+        drawn=effects.drawn,
+        taken_from_record=dict(findings.followed),
+        races=findings.races.total(),
+        notes=tuple(_notes(effects, findings)),
+    )
+
+
+def _figure(estimate: Estimate) -> PlannedFigure:
+    return PlannedFigure(before=estimate.before, after=estimate.after, low=estimate.low, high=estimate.high)
+
+
+def _spend(estimate: Estimate) -> PlannedSpend:
+    return PlannedSpend(
+        before=round(estimate.before),
+        after=round(estimate.after),
+        low=round(estimate.low),
+        high=round(estimate.high),
+    )
+
+
+def _summary(effects: Effects, changes: list[CountedChange]) -> Iterator[str]:
+    """Yields what matters most: refusals, spend, and breakers that open or else how long jobs take."""
+    yield _refusals_text(effects)
+    yield _spend_text(effects.spend)
+    openings = next(change for change in changes if change.name == OPENINGS)
+    if openings.before != openings.after:
+        yield f"breakers would have opened {openings.after:,} times instead of {openings.before:,}"
+    else:
+        p95 = effects.duration_ms(0.95)
+        before, after = duration(p95.before), duration(p95.after)
+        yield (
+            f"95 % of jobs still end within {after}"
+            if before == after
+            else f"95 % of jobs would have ended within {after} instead of {before}"
+        )
+
+
+def _refusals_text(effects: Effects) -> str:
+    refused = effects.of_jobs(effects.newly_refused, "refused")
+    interval = ""
+    if not refused.low == refused.high == refused.after:
+        interval = f" ({refused.low:,.0f} to {refused.high:,.0f})"
+    number = f"{effects.newly_refused:,}" if effects.newly_refused else "no"
+    fewer = f", and {effects.refused_no_more:,} no more" if effects.refused_no_more else ""
+    return f"{number}{interval} more of {quantity(effects.jobs, 'job')} would have been refused{fewer}"
+
+
+def _spend_text(spend: Estimate) -> str:
+    before, after = round(spend.before), round(spend.after)
+    if before == after:
+        return f"spend would have stayed at {moneys(before)[0]}"
+    before_text, after_text = moneys(before, after)
+    if not before:
+        return f"spend would have been {after_text} instead of {before_text}"
+    change = after / before - 1
+    sign = "+" if change > 0 else "−"
+    return f"spend {sign}{percent(abs(change))} ({before_text} → {after_text})"
+
+
+def _notes(effects: Effects, findings: ReplayFindings) -> Iterator[str]:
+    """Yields what history can't tell, in words."""
+    if effects.drawn:
+        yield f"{quantity(effects.drawn, 'job')} with calls that were never made: their outcomes are drawn"
+    if effects.unknown:
+        yield f"{quantity(effects.unknown, 'job')} would call a model without any record: their end is unknown"
+    if findings.followed:
+        reasons = ", ".join(f"{name} {count:,}" for name, count in findings.followed.most_common(8))
+        yield f"taken from the record, as no rule here decides it: {reasons}"
+    if races := findings.races.total():
+        yield f"{quantity(races, 'decision')} taken from the record, as the order of two events is not known"

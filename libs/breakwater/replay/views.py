@@ -1,0 +1,128 @@
+"""The report of a plan in tables, for terminals, Markdown and pages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from breakwater.kernel.columns import Column
+from breakwater.kernel.formats import duration, moment, money, quantity, sentence
+from breakwater.replay.contract import ConfigPlan, PlannedDay, PlannedFigure, PlannedJob, PlannedLimit, PlannedSpend
+
+
+@dataclass(frozen=True, slots=True)
+class PlanLine:
+    """A figure of the report, as people read it."""
+
+    name: str
+    before: str
+    after: str
+    likely: str = ""
+
+
+LINES: Sequence[Column[PlanLine]] = (
+    Column("", lambda line: line.name, name="figure"),
+    Column("recorded", lambda line: line.before, align_right=True),
+    Column("planned", lambda line: line.after, align_right=True),
+    Column("likely (95 %)", lambda line: line.likely, name="likely", align_right=True),
+)
+LIMITS: Sequence[Column[PlannedLimit]] = (
+    Column("limit", lambda limit: limit.budget),
+    Column("period", lambda limit: limit.period),
+    Column("reached", lambda limit: _time(limit.before)),
+    Column("planned", lambda limit: _time(limit.after)),
+)
+DAYS: Sequence[Column[PlannedDay]] = (
+    Column("day", lambda day: day.day),
+    Column("spend", lambda day: day.spend, "usd"),
+    Column("planned", lambda day: day.planned_spend, "usd"),
+    Column("waste", lambda day: day.wasted, "usd"),
+    Column("planned", lambda day: day.planned_wasted, "usd", name="planned_waste"),
+)
+JOBS: Sequence[Column[PlannedJob]] = (
+    Column("job", lambda job: job.execution_id, "execution"),
+    Column("agent", lambda job: job.agent, "agent"),
+    Column("recorded", lambda job: job.before),
+    Column("planned", lambda job: job.after),
+    Column("cost", lambda job: job.cost, "usd"),
+    Column("planned", lambda job: job.planned_cost, "usd", name="planned_cost"),
+)
+
+
+def headline(report: ConfigPlan) -> str:
+    """Returns what would have happened, in one sentence."""
+    return sentence("; ".join(report.summary))
+
+
+def lines_of(report: ConfigPlan) -> list[PlanLine]:
+    """Returns the figures of the report."""
+    counts = (
+        ("jobs newly refused", report.newly_refused),
+        ("jobs refused no more", report.refused_no_more),
+        ("jobs that lose their answer", report.lost),
+        ("jobs that win an answer", report.won),
+    )
+    return [
+        *(PlanLine(name, "", _number(figure.after), _interval(figure, _number)) for name, figure in counts),
+        PlanLine("jobs that another model answers", "", f"{report.changed_model:,}"),
+        PlanLine("jobs that end sooner", "", f"{report.sooner:,}"),
+        PlanLine(report.calls.name, f"{report.calls.before:,}", f"{report.calls.after:,}"),
+        _line("spend", report.spend, _usd),
+        _line("of it wasted", report.wasted, _usd),
+        _line("duration, half of the jobs", report.duration_p50_ms, duration),
+        _line("duration, 95 % of the jobs", report.duration_p95_ms, duration),
+        *(PlanLine(change.name, f"{change.before:,}", f"{change.after:,}") for change in report.changes),
+    ]
+
+
+def _line(name: str, figure: PlannedFigure | PlannedSpend, text: Callable[[float], str]) -> PlanLine:
+    return PlanLine(name, text(figure.before), text(figure.after), _interval(figure, text))
+
+
+def _interval(figure: PlannedFigure | PlannedSpend, text: Callable[[float], str]) -> str:
+    if figure.low == figure.high == figure.after:
+        return ""
+    return f"{text(figure.low)} to {text(figure.high)}"
+
+
+def _usd(nano: float) -> str:
+    return money(round(nano))
+
+
+def _number(count: float) -> str:
+    return f"{count:,.0f}"
+
+
+def _time(at: datetime | None) -> str:
+    return "no" if at is None else moment(at)
+
+
+def markdown_of(report: ConfigPlan) -> str:
+    """Returns the report as Markdown, for a pull request."""
+    jobs = quantity(report.jobs, "recorded job")
+    parts = [
+        f"**{headline(report)}**",
+        f"{jobs} from {moment(report.since)} to {moment(report.until)}, replayed under the changed config:",
+        _markdown(LINES, lines_of(report)),
+    ]
+    if report.limits:
+        parts.append(_markdown(LIMITS, report.limits))
+    if report.most_changed:
+        jobs_table = _markdown(JOBS, report.most_changed)
+        parts.append(f"<details><summary>Jobs that change most</summary>\n\n{jobs_table}\n\n</details>")
+    parts += [f"- {text}" for text in report.notes]
+    return "\n\n".join(parts)
+
+
+def _markdown(columns: Sequence[Column[Any]], rows: Sequence[Any]) -> str:
+    titles = [column.title for column in columns]
+    rules = ["---:" if column.is_right_aligned else "---" for column in columns]
+    cells = [[_cell(str(column.cell(row))) for column in columns] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in [titles, rules, *cells])
+
+
+def _cell(text: str) -> str:
+    """Returns a text that neither ends a cell nor begins a tag."""
+    return text.replace("|", "\\|").replace("<", "&lt;")
