@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 
 import structlog
 from pydantic import ValidationError
 
 from breakwater.alerts.contract import Alert
-from breakwater.alerts.rules.deployments import DeploymentWatch, continued_by_breaker, is_explained
+from breakwater.alerts.rules.deployments import continued_by_breaker, is_explained, may_be_explained
+from breakwater.alerts.rules.grouping import SignalGroups
 from breakwater.alerts.rules.incidents import due, due_at
-from breakwater.alerts.rules.signals import (
-    Firing,
-    Signal,
-    cut_off,
-    of_dead_letter,
-    of_execution,
-    of_quotas,
-    signals_of,
-)
+from breakwater.alerts.rules.job_ends import JobEnds
+from breakwater.alerts.rules.signals import Firing, Signal, of_dead_letter, signals_of
 from breakwater.alerts.settings import Alerts
 from breakwater.breakers.contract import BreakerTransition
 from breakwater.jobs.contract.execution import Execution
@@ -46,27 +39,12 @@ CATCH_UP_EVERY = 5
 """Sweeps until it reads the records of other alerters again. A decision that is based on older ones is refused."""
 
 IDLE_S = 2.0
-GROUP_WAIT_S = 2.0
-"""The time for which the first event of an incident waits for others."""
-
-GROUP_INTERVAL_S = 10.0
-"""The interval at which an incident that keeps happening is updated with its count."""
-
 BEAT_S = 6.0
 GATHER_S = 0.25
 """The time for which events gather at the server. An incident waits longer for others."""
 
 BUSY_GATHER_S = 1.0
 """The same while events keep coming."""
-
-LAST_ANSWERS = 50
-"""The number of its latest answers by which `CutOffAnswers` judges an agent."""
-
-FEWEST_ANSWERS = 10
-"""The fewest answers by which it judges an agent."""
-
-MAX_AGENTS = 2_000
-"""The most agents whose answers it remembers."""
 
 FETCHED = 500
 MAX_GROUPED = 2_000
@@ -110,9 +88,8 @@ class Decisions:
         else:
             for signal in signals_of(event):
                 await self.incidents.record(signal)
-                if isinstance(signal, Firing) and signal.event == "breaker_open":
-                    for end in continued_by_breaker(signal, self.incidents.known.unresolved()):
-                        await self.incidents.record(end)
+                for end in continued_by_breaker(signal, self.incidents.known.unresolved()):
+                    await self.incidents.record(end)
 
 
 @dataclass(slots=True)
@@ -123,30 +100,19 @@ class _UnrecordedEvent:
     unrecorded_signals: int
 
 
-@dataclass(slots=True)
-class _Group:
-    """The signals of one incident that are recorded together."""
-
-    signal: Signal
-    since: float
-    events: list[_UnrecordedEvent] = field(default_factory=list[_UnrecordedEvent])
-
-
 class Grouping:
-    """Events that come with every job: those of one incident are recorded together, to prevent a flood.
+    """Records the signals of events that come with every job, in groups.
 
-    Each waits for `GROUP_WAIT_S`, as a breaker may open by it, which says more, or a success end it. Those of an open
-    incident are recorded every `GROUP_INTERVAL_S`, but not its end. An event is acknowledged once all of its signals
-    are recorded. Where this process dies between the two, the next leader gets the event again, and counts it twice.
+    An event is acknowledged once all of its signals are recorded. Where this process dies between the two, the next
+    leader gets the event again, and counts it twice.
     """
 
     def __init__(self, incidents: IncidentRecorder, pull: Pull, clock: Clock) -> None:
         self._incidents = incidents
         self._pull = pull
         self._clock = clock
-        self._groups: dict[str, _Group] = {}
+        self._groups = SignalGroups[_UnrecordedEvent]()
         self._held: dict[int, _UnrecordedEvent] = {}
-        self._recorded_at: dict[str, float] = {}
         self._beaten = time.monotonic()
         self._busy = False
         self._outage = Outage("recording incidents")
@@ -191,14 +157,7 @@ class Grouping:
                 firing = []
             event = _UnrecordedEvent(delivery, len(firing))
             for signal in firing:
-                group = self._groups.get(signal.key)
-                if group is None:
-                    group = self._groups[signal.key] = _Group(signal, self._clock.monotonic())
-                elif isinstance(signal, Firing) and isinstance(group.signal, Firing):
-                    group.signal = signal.after(group.signal)
-                else:
-                    group.signal = signal  # the last one is how it is now
-                group.events.append(event)
+                self._groups.add(signal, event, self._clock.monotonic())
             if not firing or len(self._held) >= MAX_GROUPED:
                 # Beyond this limit a crash of this process loses a count, and no incident.
                 event.unrecorded_signals = 0
@@ -208,77 +167,32 @@ class Grouping:
         await acknowledge(done)
 
     async def _record_due(self) -> None:
-        now = self._clock.monotonic()
-        self._recorded_at = {key: at for key, at in self._recorded_at.items() if now - at < GROUP_INTERVAL_S}
-        for key, group in list(self._groups.items()):
-            is_soon = key in self._recorded_at and isinstance(group.signal, Firing)
-            if is_soon or now - group.since < GROUP_WAIT_S:
-                continue
+        now_s = self._clock.monotonic()
+        for group in self._groups.due(now_s):
             if not await self._is_inhibited(group.signal):
                 await self._incidents.record(group.signal)
-            del self._groups[key]
-            self._recorded_at[key] = now
-            for event in group.events:
+            self._groups.end(group, now_s)
+            for event in group.sources:
                 event.unrecorded_signals -= 1
                 if event.unrecorded_signals == 0:
                     self._held.pop(event.delivery.sequence, None)
                     await event.delivery.ack()
 
     async def _is_inhibited(self, signal: Signal) -> bool:
-        """Returns True if an open incident says why jobs fail: a breaker's, or of failed jobs also a deployment's."""
-        if (
-            not isinstance(signal, Firing)
-            or signal.event not in {"retries_exhausted", "job_dead_lettered", "deployment_failing"}
-            or not signal.model
-        ):
+        """Returns True if an open incident says why jobs fail."""
+        if not may_be_explained(signal):
             return False
         incidents = await self._incidents.log.catch_up()  # another alerter may have recorded it
         return is_explained(signal, incidents.unresolved())
 
 
-class CutOffAnswers:
-    """The latest answers of every agent, for warnings of agents whose answers are often cut off by their output limit.
-
-    In memory, bounded; a new alerter learns them again.
-
-    Args:
-        share: the share of cut-off answers from which on there is a warning; None for never.
-    """
-
-    def __init__(self, share: float | None) -> None:
-        self._share = share
-        self._agents: dict[str, deque[bool]] = {}
-        """True for each answer that was cut off, by agent; in the order of the agents' latest answers."""
-
-    def add(self, execution: Execution) -> tuple[Firing, ...]:
-        """Counts an answer. Returns a signal if it was cut off, as is a large share."""
-        if self._share is None or execution.finish_reason is None or execution.cache_hit:
-            return ()
-        is_cut = execution.finish_reason == "length"
-        answers = self._agents.pop(execution.agent, None) or deque(maxlen=LAST_ANSWERS)
-        self._agents[execution.agent] = answers
-        if len(self._agents) > MAX_AGENTS:
-            del self._agents[next(iter(self._agents))]
-        answers.append(is_cut)
-        cut = sum(answers)
-        frequent = len(answers) >= FEWEST_ANSWERS and cut >= self._share * len(answers)
-        return (cut_off(execution, cut, len(answers)),) if is_cut and frequent else ()
-
-
 def of_executions(alerts: Alerts, newest: Callable[[str], Alert | None]) -> Callable[[Delivery], Sequence[Signal]]:
     """Makes the function that gives the signals of a job's end."""
-    rules = alerts.anomalies
-    long_ms = None if rules.execution_duration_s is None else int(rules.execution_duration_s * 1000)
-    answers = CutOffAnswers(rules.cut_off_share)
-    deployments = DeploymentWatch(alerts.deployments, newest)
+    ends = JobEnds(alerts, newest)
 
     def signals(delivery: Delivery) -> Sequence[Signal]:
         execution = read_record(delivery, Execution)
-        if execution is None:
-            return ()
-        # First what is behind the failure of the job, which then is not reported.
-        causes = (*deployments.add(execution), *of_quotas(execution, newest, deployments.traffic_in_words))
-        return (*causes, *of_execution(execution, rules.execution_cost_usd, long_ms), *answers.add(execution))
+        return () if execution is None else ends.signals(execution)
 
     return signals
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import structlog
 from pydantic import ValidationError
 
-from breakwater.alerts.rules.incidents import IncidentRules
+from breakwater.alerts.rules.incidents import IncidentRules, Incidents
 from breakwater.alerts.rules.signals import Signal
-from breakwater.alerts.store.incidents import IncidentLog, Incidents
+from breakwater.alerts.store.incidents import IncidentLog
 from breakwater.kernel.nats.errors import PublishRefusedError
 
 

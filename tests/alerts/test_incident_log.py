@@ -11,7 +11,8 @@ import pytest
 from nats.aio.client import Client
 
 from breakwater.alerts.contract import Alert, AlertEvent
-from breakwater.alerts.rules.incidents import IncidentRules, acknowledge, resolve
+from breakwater.alerts.rules import incidents as incident_rules
+from breakwater.alerts.rules.incidents import IncidentRules, Incidents, acknowledge, resolve
 from breakwater.alerts.rules.signals import Firing, Resolved
 from breakwater.alerts.settings import Reminders
 from breakwater.alerts.store import incidents as incidents_module
@@ -92,7 +93,7 @@ async def test_of_two_who_acknowledge_at_once_one_does(client: Client, log_of: C
     [opened] = await first.apply(raised(), RULES)
 
     async def acts(log: IncidentLog, who: str) -> Alert | None:
-        def decision(known: incidents_module.Incidents) -> Alert | None:
+        def decision(known: Incidents) -> Alert | None:
             current = known.get(opened.incident_id)
             return None if current is None else acknowledge(current, who, None, AT)
 
@@ -168,7 +169,7 @@ async def test_the_log_goes_on_where_alerts_were_deleted_or_the_stream_was_made_
 async def test_memory_holds_few_of_those_that_are_over(
     client: Client, log_of: Callable[[], IncidentLog], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(incidents_module, "RESOLVED_KEPT", 5)
+    monkeypatch.setattr(incident_rules, "RESOLVED_KEPT", 5)
     log = log_of()
     for number in range(12):
         await log.apply(raised(number), RULES)

@@ -7,11 +7,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, get_args
 
 from breakwater.alerts.contract import Alert, AlertEvent
-from breakwater.alerts.rules.incidents import IncidentRules, decide, due
+from breakwater.alerts.rules.incidents import IncidentRules, Incidents, decide, due
 from breakwater.alerts.rules.signals import STORAGE_LAPSE, StorageServer
 from breakwater.alerts.settings import Reminders
 from breakwater.alerts.storage_watch import REPEAT_EVERY, StorageWatch
-from breakwater.alerts.store.incidents import Incidents
 from breakwater.kernel.clickhouse.errors import AnalyticsUnavailableError
 from breakwater.kernel.nats.errors import BusUnavailableError
 from breakwater.kernel.process.outage import Outage

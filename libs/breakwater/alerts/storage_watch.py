@@ -7,9 +7,9 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 
 from breakwater.alerts.contract import Alert
-from breakwater.alerts.rules.incidents import IncidentRules, decide
+from breakwater.alerts.rules.incidents import IncidentRules, Incidents, decide
 from breakwater.alerts.rules.signals import Firing, StorageServer, storage_failing, storage_recovered
-from breakwater.alerts.store.incidents import IncidentLog, Incidents
+from breakwater.alerts.store.incidents import IncidentLog
 from breakwater.kernel.errors import UnavailableError
 from breakwater.kernel.nats.errors import BusError
 from breakwater.kernel.process import background

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from breakwater.alerts.rules import grouping
 from breakwater.breakers.contract import BreakerTransition
 from breakwater.jobs.contract.execution import Execution
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.publisher import Publisher
-from breakwater.services.alerter import handlers
 from tests.records.samples import attempt
 from tests.server_sources import RunningServer
 from tests.services.alerter.kit import Bus, alerter, bus_of, config_of, crossed, opened, stopped
@@ -234,7 +234,7 @@ async def publish_executions(bus: Bus, *executions: Execution) -> None:
 async def test_a_thousand_failing_jobs_are_one_incident_that_counts_them(
     own_nats_server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handlers, "GROUP_INTERVAL_S", 0.5)
+    monkeypatch.setattr(grouping, "GROUP_INTERVAL_S", 0.5)
     config = config_of()
     failed = [ended(number) for number in range(1000)]
     failed += [ended(2000 + number, reason="breaker_open") for number in range(5)]
@@ -306,7 +306,7 @@ async def test_an_agent_whose_answers_are_cut_off_or_whose_usage_is_absurd_is_re
 async def test_jobs_that_fail_by_what_has_opened_a_breaker_are_no_second_incident(
     own_nats_server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handlers, "GROUP_INTERVAL_S", 2.5)
+    monkeypatch.setattr(grouping, "GROUP_INTERVAL_S", 2.5)
     config = config_of()
     failed = [ended(number, requested_model="gpt-4.1") for number in range(3)]
     async with bus_of(own_nats_server.url, config) as bus, alerter(bus, config):
@@ -326,7 +326,7 @@ async def test_jobs_that_fail_by_what_has_opened_a_breaker_are_no_second_inciden
 async def test_a_spent_account_is_one_incident_until_a_call_there_succeeds(
     own_nats_server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handlers, "GROUP_INTERVAL_S", 600)  # an end does not wait for it
+    monkeypatch.setattr(grouping, "GROUP_INTERVAL_S", 600)  # an end does not wait for it
     config, now = config_of(), datetime.now(UTC)
     spent = {"kind": "quota", "class": "QuotaExceededError", "message": "no", "status_code": 402}
     jobs = [

@@ -26,9 +26,9 @@ from starlette.responses import Response
 from breakwater.alerts.api.alerts import apply_to_incident
 from breakwater.alerts.contract import Alert
 from breakwater.alerts.rules.alert_rules import began_with, concerned_agents, highest_severity
-from breakwater.alerts.rules.incidents import acknowledge, resolve
+from breakwater.alerts.rules.incidents import Incidents, acknowledge, resolve
 from breakwater.alerts.rules.links import link_objection
-from breakwater.alerts.store.incidents import IncidentLog, Incidents
+from breakwater.alerts.store.incidents import IncidentLog
 from breakwater.identity.audit import Actor, AuditLog
 from breakwater.identity.operations import utc_now
 from breakwater.kernel.formats import moment, sentence

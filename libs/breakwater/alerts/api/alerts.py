@@ -27,8 +27,8 @@ from breakwater.alerts.contract import (
     UndeliveredQuery,
 )
 from breakwater.alerts.rules.alert_rules import agents_of, began_with, urgency
-from breakwater.alerts.rules.incidents import acknowledge, resolve
-from breakwater.alerts.store.incidents import IncidentLog, Incidents
+from breakwater.alerts.rules.incidents import Incidents, acknowledge, resolve
+from breakwater.alerts.store.incidents import IncidentLog
 from breakwater.identity.operations import NATS_UNAVAILABLE, PERHAPS_DONE, ApiRequest, operation, utc_now
 from breakwater.jobs.api.dead_letters import StoredDeadLetter, read_dead_letter
 from breakwater.jobs.store.dismissals import LIST_AGE_S, Dismissals

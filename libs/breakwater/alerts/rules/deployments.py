@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Literal
+from typing import Literal, TypeGuard
 
 from pydantic import JsonValue
 
@@ -305,6 +305,12 @@ def _failing(outage: _Outage, attempt: Attempt, error: ErrorInfo, refusal: Refus
     )
 
 
+def may_be_explained(signal: Signal) -> TypeGuard[Firing]:
+    """Returns True if an open incident may say why jobs fail: a breaker's, or of failed jobs also a deployment's."""
+    is_failure = signal.event in {"retries_exhausted", "job_dead_lettered", "deployment_failing"}
+    return is_failure and isinstance(signal, Firing) and signal.model is not None
+
+
 def is_explained(signal: Firing, unresolved: Iterable[Alert]) -> bool:
     """Returns True if open incidents say why jobs fail: of breakers, or for ended jobs of deployments.
 
@@ -342,11 +348,13 @@ def _explains(unit: str, signal: Firing, unresolved: Iterable[Alert]) -> bool:
     )
 
 
-def continued_by_breaker(opening: Firing, incidents: Iterable[Alert]) -> list[Resolved]:
+def continued_by_breaker(opening: Signal, incidents: Iterable[Alert]) -> list[Resolved]:
     """Returns the ends of incidents of a deployment whose breaker has opened for all their agents and callers.
 
-    The breaker's incident says more: no call goes there until it closes.
+    The breaker's incident says more: no call goes there until it closes. Signals of other events end none.
     """
+    if not isinstance(opening, Firing) or opening.event != "breaker_open":
+        return []
     return [
         Resolved(
             key=alert.key,

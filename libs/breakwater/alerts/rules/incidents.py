@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 
 from breakwater.alerts.contract import Alert, AlertChange, AlertEvent, IncidentStatus, Severity
 from breakwater.alerts.rules.alert_rules import ENDED_AT, SEVERITIES, began_with, highest_severity, severity_of
-from breakwater.alerts.rules.signals import Firing, Resolved, Signal
+from breakwater.alerts.rules.signals import Firing, Resolved, Signal, ends_several
 from breakwater.alerts.settings import Alerts, Reminders
 from breakwater.kernel.formats import moment, sentence
 
@@ -44,6 +44,57 @@ class IncidentRules:
     def quiet(self) -> timedelta:
         """The time within which a resolved problem that recurs reopens its incident."""
         return timedelta(seconds=self.quiet_s)
+
+
+RESOLVED_KEPT = 2_000
+"""Resolved incidents that are kept by their key or id, so that memory stays flat. ALERTS and ClickHouse have all."""
+
+
+class Incidents:
+    """The known incidents: the newest alert of each."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, Alert] = {}
+        self._newest: dict[str, str] = {}  # the newest incident's id, by key
+        self._resolved: dict[str, None] = {}  # ids, the one that was resolved first in front
+
+    def take(self, alert: Alert) -> None:
+        """Learns of the next alert, in the stream's order."""
+        self._by_id[alert.incident_id] = alert
+        self._newest[alert.key] = alert.incident_id
+        self._resolved.pop(alert.incident_id, None)
+        if alert.status != "resolved":
+            return
+        self._resolved[alert.incident_id] = None
+        if len(self._resolved) > RESOLVED_KEPT:
+            oldest = next(iter(self._resolved))
+            del self._resolved[oldest]
+            forgotten = self._by_id.pop(oldest)
+            if self._newest.get(forgotten.key) == oldest:
+                del self._newest[forgotten.key]
+
+    def of(self, key: str) -> Alert | None:
+        """Returns the newest incident with a key; None if there is none."""
+        incident_id = self._newest.get(key)
+        return None if incident_id is None else self._by_id[incident_id]
+
+    def get(self, incident_id: str) -> Alert | None:
+        """Returns an incident by its id; None if it is unknown."""
+        return self._by_id.get(incident_id)
+
+    def unresolved(self) -> tuple[Alert, ...]:
+        """Returns the unresolved incidents, in the order in which they were opened."""
+        return tuple(alert for alert in self._by_id.values() if alert.status != "resolved")
+
+    def all(self) -> tuple[Alert, ...]:
+        """Returns all known incidents, in the order in which they were opened."""
+        return tuple(self._by_id.values())
+
+    def keys_of(self, signal: Signal) -> list[str]:
+        """Returns the keys of the incidents that a signal is about: of a raised cap, those that are unresolved."""
+        if not ends_several(signal):
+            return [signal.key]
+        return [alert.key for alert in self.unresolved() if signal.ends(alert.key)]
 
 
 def decide(signal: Signal, current: Alert | None, rules: IncidentRules) -> Alert | None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeGuard
 
 from pydantic import BaseModel, JsonValue
 
@@ -124,6 +124,11 @@ class Resolved(_SignalFields):
 
 
 Signal = Firing | Resolved
+
+
+def ends_several(signal: Signal) -> TypeGuard[Resolved]:
+    """Returns True for a raised cap, which ends the incidents of several thresholds."""
+    return isinstance(signal, Resolved) and signal.above is not None
 
 
 @lru_cache(maxsize=4096)  # each job asks for those of its deployments

@@ -16,8 +16,8 @@ import structlog
 from pydantic import ValidationError
 
 from breakwater.alerts.contract import Alert
-from breakwater.alerts.rules.incidents import IncidentRules, decide
-from breakwater.alerts.rules.signals import Resolved, Signal
+from breakwater.alerts.rules.incidents import IncidentRules, Incidents, decide
+from breakwater.alerts.rules.signals import Signal, ends_several
 from breakwater.alerts.settings import Alerts
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.errors import AlreadyDecidedError
@@ -27,56 +27,12 @@ from breakwater.kernel.nats.subjects import Stream
 from breakwater.redaction.rules.redact import Redactor
 from breakwater.redaction.settings import RedactionRules
 
-RESOLVED_KEPT = 2_000
-"""Resolved incidents that are kept by their key or id, so that memory stays flat. ALERTS and ClickHouse have all."""
-
 MAX_BACKOFF_S = 0.05
 REPLICA_LAG_S = 2.0
 REPLICA_PAUSE_S = 0.05
 
 IncidentDecision = Callable[["Incidents"], "Alert | None"]
 """Gives the alert that changes an incident, given all of them; None for no change. It may be called repeatedly."""
-
-
-class Incidents:
-    """The known incidents: the newest alert of each."""
-
-    def __init__(self) -> None:
-        self._by_id: dict[str, Alert] = {}
-        self._newest: dict[str, str] = {}  # the newest incident's id, by key
-        self._resolved: dict[str, None] = {}  # ids, the one that was resolved first in front
-
-    def take(self, alert: Alert) -> None:
-        """Learns of the next alert, in the stream's order."""
-        self._by_id[alert.incident_id] = alert
-        self._newest[alert.key] = alert.incident_id
-        self._resolved.pop(alert.incident_id, None)
-        if alert.status != "resolved":
-            return
-        self._resolved[alert.incident_id] = None
-        if len(self._resolved) > RESOLVED_KEPT:
-            oldest = next(iter(self._resolved))
-            del self._resolved[oldest]
-            forgotten = self._by_id.pop(oldest)
-            if self._newest.get(forgotten.key) == oldest:
-                del self._newest[forgotten.key]
-
-    def of(self, key: str) -> Alert | None:
-        """Returns the newest incident with a key; None if there is none."""
-        incident_id = self._newest.get(key)
-        return None if incident_id is None else self._by_id[incident_id]
-
-    def get(self, incident_id: str) -> Alert | None:
-        """Returns an incident by its id; None if it is unknown."""
-        return self._by_id.get(incident_id)
-
-    def unresolved(self) -> tuple[Alert, ...]:
-        """Returns the unresolved incidents, in the order in which they were opened."""
-        return tuple(alert for alert in self._by_id.values() if alert.status != "resolved")
-
-    def all(self) -> tuple[Alert, ...]:
-        """Returns all known incidents, in the order in which they were opened."""
-        return tuple(self._by_id.values())
 
 
 class IncidentLog:
@@ -145,11 +101,8 @@ class IncidentLog:
 
     async def apply(self, signal: Signal, rules: IncidentRules) -> tuple[Alert, ...]:
         """Publishes what a signal changes in the incidents that it is about. Raises as `decide` does."""
-        keys = [signal.key]
-        if isinstance(signal, Resolved) and signal.above is not None:
-            incidents = await self.catch_up()
-            keys = [alert.key for alert in incidents.unresolved() if signal.ends(alert.key)]
-        changes = [await self.decide(_on(key, signal, rules)) for key in keys]
+        incidents = await self.catch_up() if ends_several(signal) else self.incidents
+        changes = [await self.decide(_on(key, signal, rules)) for key in incidents.keys_of(signal)]
         return tuple(alert for alert in changes if alert is not None)
 
     async def _read(self) -> None:

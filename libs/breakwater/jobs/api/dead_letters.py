@@ -26,9 +26,9 @@ import structlog
 from pydantic import JsonValue, ValidationError
 from pydantic_core import from_json, to_json
 
-from breakwater.alerts.rules.incidents import IncidentRules
+from breakwater.alerts.rules.incidents import IncidentRules, Incidents
 from breakwater.alerts.rules.signals import dead_letter_keys, dead_letters_looked_after
-from breakwater.alerts.store.incidents import IncidentLog, Incidents
+from breakwater.alerts.store.incidents import IncidentLog
 from breakwater.config import Config
 from breakwater.config.job_validation import validate_job
 from breakwater.identity.operations import NATS_UNAVAILABLE, ApiRequest, operation, utc_now

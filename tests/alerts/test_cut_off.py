@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from breakwater.services.alerter.handlers import CutOffAnswers
+from breakwater.alerts.rules.job_ends import CutOffAnswers
 from tests.records.samples import execution
 
 
