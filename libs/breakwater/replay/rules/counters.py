@@ -62,13 +62,26 @@ class ReplayedCounters:
         zone: ZoneInfo,
         publish: Callable[[BudgetEvent], None],
         used_before: Mapping[CountedPlace, int] | None = None,
+        before: LimitTable | None = None,
     ) -> None:
-        """Takes `publish`, which is called with each event, and what earlier calls have used in the first periods."""
+        """Makes the counters of some limits.
+
+        Args:
+            limits: the limits.
+            zone: the time zone of their periods.
+            publish: is called with each event.
+            used_before: what earlier calls have used in the first periods.
+            before: the limits that the calls were recorded under; None if they are the same.
+        """
         self._limits = limits
         self._zone = zone
         self._publish = publish
         self._dimensions = Dimensions(limits.dimensions)
         self._limited: dict[CallNames, tuple[Counter, ...]] = {}
+        self._limits_before = before or limits
+        self._diverged: set[str] = set()
+        """The keys of limits that count other calls than they did."""
+        self._changed: dict[CallNames, bool] = {}
         self._used_before = used_before or {}
         self._sums = {place: Sum(used) for place, used in self._used_before.items()}
         self._holds: dict[str, tuple[_Hold, ...]] = {}
@@ -149,10 +162,26 @@ class ReplayedCounters:
     def changes_near(self, call: Attempt, now_ms: int, within_ms: int) -> bool:
         """Returns True if a call has ended within some time that counts in a hard limit of this one."""
         periods = self._periods_at(now_ms)
-        hard = (counter for counter in self._limits_of(call) if counter.enforcement == "hard")
-        holds = (_Hold(counter, periods.of(counter.window), 0) for counter in hard)
+        holds = (_Hold(counter, periods.of(counter.window), 0) for counter in self._hard_limits_of(call))
         sums = (self._sums.get(_place(hold)) for hold in holds)
         return any(counted is not None and now_ms - counted.changed_ms <= within_ms for counted in sums)
+
+    def is_as_it_was(self, call: Attempt) -> bool:
+        """Returns True if the limits of a call are those of the record, and have counted the same calls."""
+        names = CallNames.of(call)
+        is_changed = self._changed.get(names)
+        if is_changed is None:
+            if len(self._changed) >= _MAX_CACHED:
+                self._changed.clear()
+            dimensions = Dimensions(self._limits_before.dimensions)
+            before = self._limits_before.counters(names, dimensions)
+            hard = {counter for counter in before if counter.effective is not None and counter.enforcement == "hard"}
+            is_changed = self._changed[names] = hard != set(self._hard_limits_of(call))
+        return not is_changed and self._diverged.isdisjoint(counter.key for counter in self._hard_limits_of(call))
+
+    def diverge(self, call: Attempt) -> None:
+        """Notes that a call counts, or does not, otherwise than in the record."""
+        self._diverged.update(counter.key for counter in self._hard_limits_of(call))
 
     def act(self, event: BudgetEvent) -> None:
         """Repeats what an operator did to a limit: a raise, or the end of one."""
@@ -176,6 +205,9 @@ class ReplayedCounters:
             counters = self._limits.counters(names, self._dimensions)
             limited = self._limited[names] = tuple(counter for counter in counters if counter.effective is not None)
         return limited
+
+    def _hard_limits_of(self, call: Attempt) -> Iterable[Counter]:
+        return (counter for counter in self._limits_of(call) if counter.enforcement == "hard")
 
     def _announce(self, hold: _Hold, attempt: Attempt, now_ms: int, *, refused: bool = False) -> None:
         counter = hold.counter

@@ -28,6 +28,7 @@ from breakwater.breakers.rules.refusals import breaker_open
 from breakwater.calls.rules.classify import classification_of
 from breakwater.calls.rules.retry import NextModel, Redeploy, Retry, Stop, after_failure, cause_after, failures_on
 from breakwater.calls.rules.unanswered import why_unanswered
+from breakwater.calls.settings import RetryPolicy
 from breakwater.jobs.contract.execution import Attempt, Cause, ErrorInfo, Execution, FailureStatistics, Reason
 from breakwater.jobs.rules.record import status_of, totals
 from breakwater.kernel.immutable import changed
@@ -54,6 +55,9 @@ PROBE_WAIT_MS = 2_000
 RACE_MS = 250
 """The most time between a change and a call for which the order of the two is unknown: clocks differ, and a worker
 learns the answer a moment after it was given."""
+
+OWN_CALL_MS = 1_000
+"""The most time between a recorded call and another moment at which it would have ended in the same way."""
 
 _REPAIRS: frozenset[Cause] = frozenset(
     {
@@ -131,9 +135,9 @@ class ReplayedJob:
     Attributes:
         job: its record.
         agent: the settings of its agent.
+        before: those that it ran under.
         chain: the models that it tries, in order.
         deadline_ms: the end of its time, in milliseconds since the epoch.
-        is_cut_shorter: True if the time limit of its attempts is shorter than it was.
         index: the place in the chain of the model that it tries.
         attempts: its attempts so far.
         follows: True while the rules have decided as the record says.
@@ -146,9 +150,9 @@ class ReplayedJob:
 
     job: RecordedJob
     agent: AgentPolicy
+    before: AgentPolicy
     chain: tuple[str, ...]
     deadline_ms: int
-    is_cut_shorter: bool = False
     index: int = 0
     attempts: list[Attempt] = field(default_factory=list[Attempt])
     follows: bool = True
@@ -167,6 +171,12 @@ class ReplayedJob:
         """The attempt of the record that comes next; None if the job has left the record, or that has ended."""
         number = len(self.attempts)
         return self.job.attempts[number] if self.follows and number < len(self.job.attempts) else None
+
+    @property
+    def is_cut_shorter(self) -> bool:
+        """True if its calls may be cut off earlier than they were."""
+        timeout_is_shorter = self.agent.timeout_s < self.before.timeout_s
+        return timeout_is_shorter or self.agent.total_timeout_s < self.before.total_timeout_s or not self.follows
 
     @property
     def model(self) -> str:
@@ -251,8 +261,10 @@ class Replay:
         self._world = world
         self._on_end = on_end
         self._breakers = ReplayedBreakers(policy.breakers, changes.transitions, self._note_transition)
-        self._counters = ReplayedCounters(policy.limits, policy.zone, self._note_budget, used_before)
+        self._counters = ReplayedCounters(policy.limits, policy.zone, self._note_budget, used_before, before.limits)
         self._tasks = ReplayedTasks(self._note_guard)
+        self._diverged: set[BreakerKey | TaskName] = set()
+        """The breakers and tasks that calls have reached, or have not, otherwise than in the record."""
         self._answered_ms: dict[str, int] = {}
         """The time of each deployment's latest answer."""
         self._incidents: dict[str, Alert] = {}
@@ -334,7 +346,7 @@ class Replay:
         # A job that names other models than its agent does keeps them.
         chain = agent.chain if record.fallback_chain == before.chain else record.fallback_chain
         deadline_ms = ms_from_time(record.dispatched_at) + round(agent.total_timeout_s * 1000)
-        run = ReplayedJob(job, agent, chain or record.fallback_chain, deadline_ms, agent.timeout_s < before.timeout_s)
+        run = ReplayedJob(job, agent, before, chain or record.fallback_chain, deadline_ms)
         if record.agent not in self._policy.agents:
             run.follows = False
             run.unknown = True
@@ -405,12 +417,17 @@ class Replay:
                 return
             call = answered
         run.drawn += recorded is None and run.is_drawn
-        called = cut_off_after(call, run.agent.timeout_s) if run.is_cut_shorter else call
+        called = call
+        if run.is_cut_shorter:
+            called = cut_off_after(call, min(run.agent.timeout_s, (run.deadline_ms - now_ms) / 1000))
         self._end_at(run, called, recorded if called is call else None, now_ms)
 
     def _end_at(self, run: ReplayedJob, attempt: Attempt, recorded: LoggedAttempt | None, now_ms: int) -> None:
         """Has an attempt end when the log says so, in the order of the log, or else when it ends."""
-        run.follows = recorded is not None
+        if recorded is None:
+            self._diverge(run, [attempt])
+            if run.follows:
+                self._stop_following(run)
         at_ms = ms_from_time(attempt.completed_at) if recorded is None else recorded.at_ms
         sequence = _AFTER_ALL if recorded is None else recorded.sequence
         self._at(max(now_ms, at_ms), _ENDS, partial(self._end, run, attempt), sequence)
@@ -418,7 +435,8 @@ class Replay:
     def _next_call(self, run: ReplayedJob, now_ms: int) -> Attempt | None:
         """Returns the call that a job makes now which has left its record; None if history can't tell its outcome.
 
-        The outcome is that of the job's own call of the model, if it has made one, or else drawn.
+        The outcome is that of the job's own call of the model, if it has made one at about that time, or else drawn. An
+        answer is always its own, if it has one.
         """
         number = len(run.attempts) + 1
         calls = sum(attempt.model == run.model and not attempt.short_circuited for attempt in run.attempts)
@@ -429,10 +447,14 @@ class Replay:
         ]
         own_call = own_calls[calls] if calls < len(own_calls) else None
         attempt_id = f"{run.job.record.execution_id}:{number}"
-        answer = own_call or self._world.draw(run.model, now_ms, attempt_id)
+        answer = own_call
+        if own_call is None or abs(now_ms - ms_from_time(own_call.started_at)) > OWN_CALL_MS:
+            answer = self._world.draw(run.model, now_ms, attempt_id)
         if answer is None:
             return None
-        run.is_drawn = own_call is None
+        run.is_drawn = answer is not own_call
+        if own_call is not None and answer.outcome == own_call.outcome == "success":
+            answer = own_call
         cause = cause_after(run.attempts, run.model, answer.deployment)
         of_job = run.job.attempts[0].attempt
         ids = {"attempt_id": attempt_id, "number": number, "cause": cause, "backoff_ms": run.backoff_ms}
@@ -485,9 +507,9 @@ class Replay:
 
     def _of_breaker(self, run: ReplayedJob, call: Attempt, now_ms: int) -> _Verdict | None:
         rules = run.agent.breaker
-        if rules is None:
+        key = self._key_of(run, call)
+        if rules is None or key is None:
             return None
-        key = BreakerKey.of(rules.scope, call.agent, call.unit, call.provider)
         remaining_s = (run.deadline_ms - now_ms) / 1000
         lease_s = remaining_s if call.first_token_ms is not None else min(run.agent.timeout_s, remaining_s)
         caller = caller_of(call.caller, call.tenant)
@@ -532,8 +554,7 @@ class Replay:
     def _release(self, run: ReplayedJob, call: Attempt) -> None:
         """Gives back what the gates have granted to a call that is not made."""
         record = run.job.record
-        if run.agent.breaker is not None:
-            key = BreakerKey.of(run.agent.breaker.scope, call.agent, call.unit, call.provider)
+        if (key := self._key_of(run, call)) is not None:
             self._breakers.give_back(key, call.attempt_id)
         self._counters.release(call.attempt_id)
         if record.task_key is not None:
@@ -545,7 +566,7 @@ class Replay:
         """Compares the verdict on a call with its record. Returns the one that counts."""
         was = recorded.refused_reason
         replayed = None if verdict is None else verdict.refusal.reason
-        if verdict is not None and verdict.waits and was in {None, replayed}:
+        if verdict is not None and verdict.waits and was in {None, replayed} and self._is_as_it_was(run, recorded):
             # Chance decides which of several calls that wait is admitted first, and the time of a job when it gives up.
             self.findings.races["wait for room"] += 1
             return self._as_recorded(recorded, now_ms)
@@ -590,13 +611,39 @@ class Replay:
             reason: the reason of the refusal, in the record or in the replay.
             now_ms: the time of the call, in milliseconds since the epoch.
         """
+        if not self._is_as_it_was(run, recorded):
+            return False
         if reason == "budget_exceeded":
             return self._counters.changes_near(recorded, now_ms, RACE_MS)
+        key = self._key_of(run, recorded)
+        return reason == "breaker_open" and key is not None and self._breakers.changes_near(key, now_ms, RACE_MS)
+
+    def _is_as_it_was(self, run: ReplayedJob, call: Attempt) -> bool:
+        """Returns True if all that decides on a call has the rules that it had, and has met the calls that it met.
+
+        Otherwise the record can't tell which of two events was first here.
+        """
+        record = run.job.record
+        is_same = (run.agent.breaker, run.agent.guard) == (run.before.breaker, run.before.guard)
+        places: set[BreakerKey | TaskName | None] = {self._key_of(run, call)}
+        if record.task_key is not None:
+            places.add(TaskName(record.tenant, record.task_key))
+        return is_same and places.isdisjoint(self._diverged) and self._counters.is_as_it_was(call)
+
+    def _diverge(self, run: ReplayedJob, calls: Iterable[Attempt]) -> None:
+        """Notes that calls are made, or are not, otherwise than in the record."""
+        record = run.job.record
+        if record.task_key is not None:
+            self._diverged.add(TaskName(record.tenant, record.task_key))
+        for call in calls:
+            if (key := self._key_of(run, call)) is not None:
+                self._diverged.add(key)
+            self._counters.diverge(call)
+
+    def _key_of(self, run: ReplayedJob, call: Attempt) -> BreakerKey | None:
+        """Returns the breaker of a call; None if its agent has none."""
         rules = run.agent.breaker
-        if reason != "breaker_open" or rules is None:
-            return False
-        key = BreakerKey.of(rules.scope, recorded.agent, recorded.unit, recorded.provider)
-        return self._breakers.changes_near(key, now_ms, RACE_MS)
+        return None if rules is None else BreakerKey.of(rules.scope, call.agent, call.unit, call.provider)
 
     def _refusal_of(self, run: ReplayedJob, call: Attempt, refusal: ReplayedRefusal, now_ms: int) -> Attempt:
         """Returns the attempt of a refused call that the record does not have."""
@@ -643,9 +690,9 @@ class Replay:
 
     def _observe(self, run: ReplayedJob, attempt: Attempt, now_ms: int) -> None:
         rules = run.agent.breaker
-        if rules is None:
+        key = self._key_of(run, attempt)
+        if rules is None or key is None:
             return
-        key = BreakerKey.of(rules.scope, attempt.agent, attempt.unit, attempt.provider)
         observation = observation_of(self._sequence, now_ms, attempt)
         if not attempt.short_circuited and observation.version != run.version:
             observation = changed(observation, version=run.version)
@@ -668,11 +715,16 @@ class Replay:
             return "repair"
         if attempt.outcome == "success" and following is None:
             return None
-        step = self._after_failure(run, attempt, following)
+        step = self._after_failure(run, attempt, following, run.agent.retry)
         if not run.follows:
             return step
         recorded = _kind_of_recorded(attempt, following)
         if _kind_of(step) == recorded:
+            if isinstance(step, Retry) and run.agent.retry != run.before.retry:
+                was = self._after_failure(run, attempt, following, run.before.retry)
+                if isinstance(was, Retry) and was != step:
+                    words = f"again after {was.delay_s:g} s", f"again after {step.delay_s:g} s"
+                    self._leave(run, "step", *words, now_ms)
             return step
         if attempt.first_token_ms is not None and recorded == "end":
             self.findings.followed["answer interrupted"] += 1
@@ -684,7 +736,7 @@ class Replay:
         return step
 
     def _after_failure(
-        self, run: ReplayedJob, attempt: Attempt, following: LoggedAttempt | None
+        self, run: ReplayedJob, attempt: Attempt, following: LoggedAttempt | None, policy: RetryPolicy
     ) -> Retry | Redeploy | NextModel | Stop:
         is_busy = False
         if attempt.error is not None and attempt.error.kind == "rate_limit":
@@ -692,7 +744,7 @@ class Replay:
             is_busy = self._answered_ms.get(attempt.unit, 0) > called_ms
         return after_failure(
             classification_of(attempt, attempt.completed_at),
-            policy=run.agent.retry,
+            policy=policy,
             failures=failures_on(attempt.model, run.attempts),
             is_last_model=run.is_at_last,
             remaining_s=(run.deadline_ms - ms_from_time(attempt.completed_at)) / 1000,
@@ -763,8 +815,12 @@ class Replay:
 
     # What the replay finds
 
-    def _leave(self, run: ReplayedJob, kind: Kind, recorded: str, replayed: str, now_ms: int) -> None:
+    def _stop_following(self, run: ReplayedJob) -> None:
         run.follows = False
+        self._diverge(run, (logged.attempt for logged in run.job.attempts[len(run.attempts) :]))
+
+    def _leave(self, run: ReplayedJob, kind: Kind, recorded: str, replayed: str, now_ms: int) -> None:
+        self._stop_following(run)
         self._note_difference(run, kind, recorded, replayed, now_ms)
 
     def _note_difference(self, run: ReplayedJob, kind: Kind, recorded: str, replayed: str, now_ms: int) -> None:

@@ -1,0 +1,138 @@
+"""Changed policies on small made-up records, where what would have been is known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from breakwater.config import parse_config
+from breakwater.jobs.contract.execution import Attempt, ErrorInfo, Execution
+from breakwater.jobs.rules.record import status_of, totals
+from breakwater.kernel.types import time_from_ms
+from breakwater.replay.policy import policy_of
+from breakwater.replay.rules.history import Changes, LoggedAttempt, Policy, RecordedJob
+from tests.replay.storms import Storm, replayed
+
+BEGIN_MS = 1_795_000_000_000
+ERROR = ErrorInfo(kind="server", class_="ServerError", message="500", retryable=True, hash="0badc0de")
+COST = 1_000
+RESERVED = 1_500
+
+Call = tuple[int, int, bool]
+"""When a call was made, in milliseconds since the beginning, how long it took, and whether it was answered."""
+
+
+def policy(**agent: Any) -> Policy:
+    settings: dict[str, Any] = {
+        "model": "m",
+        "breaker": "off",
+        "guard": "off",
+        "retry": {"max_attempts": 2, "base_s": 0.1},
+        **agent,
+    }
+    document = {
+        "providers": {"sim": {"base_url": "http://127.0.0.1:9/v1"}},
+        "models": {"m": {"provider": "sim"}},
+        "agents": {"writer": settings},
+    }
+    return policy_of(parse_config(repr(document)))
+
+
+def job_of(number: int, *calls: Call) -> RecordedJob:
+    names = {"execution_id": f"j{number}", "job_id": f"j{number}", "agent": "writer"}
+    logged: list[LoggedAttempt] = []
+    ended_ms = BEGIN_MS
+    for at_ms, took_ms, is_answered in calls:
+        place = len(logged) + 1
+        started_at = time_from_ms(BEGIN_MS + at_ms)
+        attempt = Attempt.model_validate(
+            names
+            | {
+                "attempt_id": f"j{number}:{place}",
+                "number": place,
+                "model": "m",
+                "provider": "sim",
+                "started_at": started_at,
+                "reserved_at": started_at,
+                "completed_at": time_from_ms(BEGIN_MS + at_ms + took_ms),
+                "duration_ms": took_ms,
+                "outcome": "success" if is_answered else "error",
+                "error": None if is_answered else ERROR,
+                "counts_for_breaker": not is_answered,
+                "tried_again": place < len(calls),
+                "cause": "first" if place == 1 else "retry",
+                "backoff_ms": 0 if place == 1 else 125,
+                "cost": COST,
+                "cost_basis": "billed",
+                "reserved": RESERVED,
+            }
+        )
+        ended_ms = BEGIN_MS + at_ms + took_ms
+        logged.append(LoggedAttempt.of(number * 10 + place, time_from_ms(ended_ms), attempt))
+    attempts = tuple(entry.attempt for entry in logged)
+    reason = None if calls[-1][2] else "error"
+    begun_at = time_from_ms(BEGIN_MS + calls[0][0])
+    record = Execution.model_validate(
+        names
+        | {
+            "status": status_of(reason),
+            "reason": reason,
+            "error": None if reason is None else ERROR,
+            "requested_model": "m",
+            "chosen_model": "m" if reason is None else None,
+            "fallback_chain": ("m",),
+            "total_cost": totals(attempts, answered=reason is None).total_cost,
+            "queued_at": begun_at,
+            "dispatched_at": begun_at,
+            "completed_at": time_from_ms(ended_ms),
+            "duration_ms": ended_ms - BEGIN_MS - calls[0][0],
+        }
+    )
+    return RecordedJob(record, tuple(logged))
+
+
+def storm_of(jobs: Sequence[RecordedJob]) -> Storm:
+    return [*jobs], Changes()
+
+
+def test_a_cap_that_did_not_exist_stops_calls_that_come_one_after_another() -> None:
+    jobs = [job_of(number, (number * 100, 50, True)) for number in range(40)]
+    capped = policy(budget={"daily_usd": "0.0000105", "enforcement": "hard"})
+    _, ended = replayed(storm_of(jobs), capped, policy())
+    assert sum(attempt.cost or 0 for run in ended for attempt in run.attempts) == 10 * COST
+    assert [run.reason for run in ended] == [None] * 10 + ["budget_exceeded"] * 30
+
+
+def test_a_call_waits_for_what_others_reserve_under_a_cap_that_did_not_exist() -> None:
+    jobs = [job_of(number, (number, 100, True)) for number in range(4)]
+    capped = policy(budget={"daily_usd": "0.0000034", "enforcement": "hard"})
+    _, ended = replayed(storm_of(jobs), capped, policy())
+    assert sum(attempt.cost or 0 for run in ended for attempt in run.attempts) == 2 * COST
+    assert sorted(str(run.reason) for run in ended) == ["None"] * 2 + ["budget_exceeded"] * 2
+
+
+def test_a_longer_back_off_makes_jobs_longer() -> None:
+    jobs = [job_of(1, (0, 50, False), (175, 50, True))]
+    findings, [run] = replayed(storm_of(jobs), policy(retry={"max_attempts": 2, "base_s": 0.4}), policy())
+    assert [difference.kind for difference in findings.differences] == ["step"]
+    assert run.reason is None
+    assert run.ended_ms - BEGIN_MS == 50 + 500 + 50
+
+
+def test_a_retry_long_after_its_own_call_fails_as_calls_of_its_time_do() -> None:
+    own = job_of(1, (0, 50, False), (175, 50, False))
+    later = [job_of(number, (3_000 + number * 100, 50, True)) for number in range(2, 30)]
+    before = [job_of(number, (-number * 100, 50, False)) for number in range(30, 60)]
+    _, ended = replayed(
+        storm_of([*reversed(before), own, *later]), policy(retry={"max_attempts": 2, "base_s": 4}), policy()
+    )
+    assert {run.job.record.execution_id: run.reason for run in ended}["j1"] is None
+
+
+def test_a_shorter_time_for_a_job_cuts_its_call_off() -> None:
+    jobs = [job_of(1, (0, 900, True)), job_of(2, (0, 100, True))]
+    findings, ended = replayed(storm_of(jobs), policy(total_timeout_s=0.5), policy())
+    reasons = {run.job.record.execution_id: (run.reason, run.ended_ms - BEGIN_MS) for run in ended}
+    assert reasons == {"j1": ("timeout", 500), "j2": (None, 100)}
+    assert [attempt.cost for run in ended for attempt in run.attempts] == [COST, RESERVED]
+    assert findings.followed == {}
