@@ -64,6 +64,7 @@ from breakwater.records.api.query import Analyst
 from breakwater.records.api.streamed_rows import ANSWER_MARGIN_S
 from breakwater.records.contract import LONGEST_S
 from breakwater.redaction.rules.redact import Redactor
+from breakwater.replay.api import Planner
 from breakwater.services.request.exchange import ErrorResponses, Exchanges
 from breakwater.services.request.observe import RequestGauges, StreamFill
 from breakwater.services.request.openapi import documentation
@@ -128,6 +129,7 @@ class RequestService:
                 if settings.clickhouse_analyst_url is None
                 else connect(settings.clickhouse_analyst_url, answer_timeout_s=LONGEST_S + ANSWER_MARGIN_S)
             ),
+            planner=Planner(settings.clickhouse_url),
             cipher=cipher,
             lookup=lookup,
             quota=QueueQuota(config.limits.jobs_max_bytes_per_agent, Lookup(self._connection)),
@@ -203,7 +205,8 @@ class RequestService:
         self._gauges = gauges
 
     def _end_streams(self) -> None:
-        for streams in (self._needs.streams, self._needs.followed_responses, self._needs.analyst.running):
+        needs = self._needs
+        for streams in (needs.streams, needs.followed_responses, needs.analyst.running, needs.planner.running):
             streams.release()
 
     def stop(self) -> None:

@@ -32,6 +32,7 @@ from breakwater.jobs.contract.execution import Attempt, ExecutionSummary, Progre
 from breakwater.kernel.http.contract import ErrorBody, EventGap
 from breakwater.kernel.types import Event, Message
 from breakwater.limits.contract import BudgetEvent, GuardEvent, LimitEvent
+from breakwater.replay.contract import ConfigPlanLine
 from breakwater.services.request.operations import OPERATIONS
 
 TITLE = "Breakwater"
@@ -114,6 +115,7 @@ _OF_STREAMS = (
     LimitEvent,
     Alert,
     EventGap,
+    ConfigPlanLine,
 )
 _ERRORS_OF_BODIES = {
     400: "The body is not JSON (`not_json`), not UTF-8 (`not_utf8`), or not what its `Content-Encoding` names "

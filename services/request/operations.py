@@ -16,6 +16,7 @@ from breakwater.alerts.store.incidents import IncidentLog
 from breakwater.breakers.api import AgentAvailability, AgentRoutes, BreakerRoutes
 from breakwater.breakers.store import Breakers
 from breakwater.config import Config, LiveConfig
+from breakwater.config.store import Configs
 from breakwater.dialects.api.chat import ChatRoutes
 from breakwater.dialects.api.embeddings import EmbeddingsRoutes
 from breakwater.dialects.api.messages import MessageRoutes
@@ -78,6 +79,7 @@ from breakwater.records.api.query import Analyst, QueryRoutes
 from breakwater.records.reconciliation import RecordedSpend, compare
 from breakwater.records.spend import spend
 from breakwater.redaction.rules.redact import Redactor
+from breakwater.replay.api import ConfigPlanRoutes, Planner
 from breakwater.services.request.observe import ServiceRoutes
 
 if TYPE_CHECKING:
@@ -99,6 +101,7 @@ class ApiDependencies:
     redis: Redis
     analytics: Analytics
     analyst: Analyst
+    planner: Planner
     cipher: Cipher
     lookup: JobLookup
     quota: QueueQuota
@@ -265,6 +268,7 @@ HANDLERS: Mapping[type, Callable[[ApiDependencies], object]] = MappingProxyType(
         ExecutionRoutes: lambda needs: ExecutionRoutes(needs.analytics, needs.cipher),
         FigureRoutes: lambda needs: FigureRoutes(needs.analytics, needs.budget_counters, needs.config.budgets.zone),
         QueryRoutes: lambda needs: QueryRoutes(needs.analyst),
+        ConfigPlanRoutes: lambda needs: ConfigPlanRoutes(needs.config, Configs(needs.redis), needs.planner),
         ExportRoutes: lambda needs: ExportRoutes(needs.analyst),
         EventRoutes: lambda needs: EventRoutes(needs.streams, needs.event_log),
         AgentRoutes: lambda needs: needs.agents,

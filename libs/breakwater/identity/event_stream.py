@@ -51,6 +51,7 @@ class OpenStreams:
         """Sets a limit of open streams, all of which one key may have; None for the default limits."""
         self._limit = limit
         self._noun = noun
+        self._code = f"too_many_{noun.replace(' ', '_')}"
         self._open: dict[Ending, str] = {}
         self._released = False
 
@@ -65,11 +66,11 @@ class OpenStreams:
         limit = self._limit or MAX_STREAMS
         key_limit = self._limit or MAX_OF_A_KEY
         if len(self._open) >= limit:
-            message = f"{limit} {self._noun} are open here, which is the most; close one, or ask again later"
-            raise RequestError(503, f"too_many_{self._noun}", message, retry_after_s=5.0)
+            message = f"no more {self._noun} may be open here than {limit}; close one, or ask again later"
+            raise RequestError(503, self._code, message, retry_after_s=5.0)
         if sum(holder == key_id for holder in self._open.values()) >= key_limit:
             message = f"this API key has {key_limit} {self._noun} open here, the most for a key; close one"
-            raise RequestError(429, f"too_many_{self._noun}", message, retry_after_s=5.0)
+            raise RequestError(429, self._code, message, retry_after_s=5.0)
         ending: Ending = asyncio.get_running_loop().create_future()
         self._open[ending] = key_id
         try:

@@ -17,14 +17,8 @@ from breakwater.kernel.formats import moment, percent, quantity
 from breakwater.local.plane import config_to_edit
 from breakwater.records.commands.record_source import CLICKHOUSE_VARIABLE
 from breakwater.replay.contract import ConfigPlan
-from breakwater.replay.policy import policy_of
-from breakwater.replay.records import replay_records
-from breakwater.replay.rules.effects import Effects, step_ms_of
-from breakwater.replay.rules.report import report_of
+from breakwater.replay.plan import MAX_SILENCE_S, plan_config
 from breakwater.replay.views import DAYS, JOBS, LIMITS, LINES, headline, lines_of, markdown_of
-
-MAX_SILENCE_S = 120.0
-"""The longest wait in seconds for the next rows of ClickHouse."""
 
 _INCREASE = re.compile(r"(\d+(?:\.\d+)?)\s*%?")
 
@@ -79,7 +73,7 @@ def plan(
     was = load_config(before or api.plane.running_config or config_to_edit(None))
     if agent is not None and agent not in {*config.agents, *was.agents}:
         raise usage_error(f"neither config has an agent {agent!r}")
-    report = connect.run(_replay(api.plane.clickhouse_url, config, was, begin, end, agent), waiting="replaying jobs")
+    report = connect.run(_plan(api.plane.clickhouse_url, config, was, begin, end, agent), waiting="replaying jobs")
     if api.as_json:
         output.json_document(report.model_dump(mode="json"))
     elif as_markdown:
@@ -95,14 +89,11 @@ def plan(
         raise typer.Exit(ExitCode.FAILED)
 
 
-async def _replay(
+async def _plan(
     url: str, config: Config, was: Config, since: datetime, until: datetime, agent: str | None
 ) -> ConfigPlan:
-    effects = Effects(config.budgets.zone, agent, step_ms_of(since, until))
     async with connect.analytics(url, answer_timeout_s=MAX_SILENCE_S) as analytics:
-        policies = policy_of(config), policy_of(was)
-        findings, changes = await replay_records(analytics, *policies, since, until, on_end=effects.add)
-    return report_of(effects, findings, changes, since, until)
+        return await plan_config(analytics, config, was, since, until, agent)
 
 
 def _share(text: str) -> float:

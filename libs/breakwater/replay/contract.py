@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Annotated, Self
 
-from breakwater.kernel.types import Count, Event, Identifier, Money, Timestamp
+from pydantic import Field, StringConstraints, model_validator
+
+from breakwater.kernel.http.contract import Moment
+from breakwater.kernel.types import Count, Event, Identifier, Message, Money, Timestamp
+
+MAX_CONFIG = 1_000_000
+"""The longest config that can be sent, in characters."""
 
 
 class PlannedFigure(Event):
@@ -105,3 +111,39 @@ class ConfigPlan(Event):
     taken_from_record: dict[str, int] = Field(description="Decisions that no rule of the plan makes, by their kind.")
     races: Count = Field(description="Decisions taken from the record, as the order of two events is not known.")
     notes: tuple[str, ...] = Field(description="What history can't tell, in words.")
+
+
+class ConfigPlanRequest(Message):
+    """A changed config, and the jobs to replay under it: those that were started in a stretch of time."""
+
+    config: Annotated[str, StringConstraints(min_length=1, max_length=MAX_CONFIG)] | None = Field(
+        default=None, description="The changed config in YAML."
+    )
+    version: Identifier | None = Field(
+        default=None, description="Or the version of a config that was applied within 30 days."
+    )
+    since: Moment = Field(description="Earliest start of a job (inclusive): a time in RFC 3339.")
+    until: Moment | None = Field(default=None, description="Latest start (exclusive); default: now.")
+    agent: Identifier | None = Field(default=None, description="Report on the jobs of one agent.")
+
+    @model_validator(mode="after")
+    def _is_one_config(self) -> Self:
+        if (self.config is None) == (self.version is None):
+            raise ValueError("either `config` or `version` must be set")
+        return self
+
+
+class ConfigPlanError(Event):
+    """The reason why there is no report."""
+
+    code: str
+    message: str
+
+
+class ConfigPlanLine(Event):
+    """A line of the response: the progress, and at the end the report or an error."""
+
+    progress: float | None = Field(default=None, description="The share of the time that is replayed, from 0 to 1.")
+    jobs: Count | None = Field(default=None, description="How many jobs were replayed.")
+    report: ConfigPlan | None = None
+    error: ConfigPlanError | None = None

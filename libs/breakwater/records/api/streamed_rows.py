@@ -1,4 +1,4 @@
-"""Responses that pass on what ClickHouse writes, as it comes.
+"""Responses that pass on what ClickHouse or another process writes, as it comes.
 
 Memory stays flat, and no statement outlives its reader.
 """
@@ -39,6 +39,7 @@ class StreamedRows(Response):
         content_type: of the body.
         limit_s: the time limit of the statement.
         headers: further headers.
+        noun: what a message calls it.
         last_piece: makes the last part of a body that a problem has cut off; by default the connection breaks, so that
             nobody takes the body for whole.
     """
@@ -52,6 +53,7 @@ class StreamedRows(Response):
         content_type: str,
         limit_s: float,
         headers: Mapping[str, str] | None = None,
+        noun: str = "statement",
         last_piece: Callable[[RequestError], bytes | None] = lambda _: None,
     ) -> None:
         super().__init__(headers=headers, media_type=content_type)
@@ -60,6 +62,7 @@ class StreamedRows(Response):
         self._running = running
         self._pieces = pieces
         self._limit_s = limit_s
+        self._noun = noun
         self._last_piece = last_piece
         self._begun = False
 
@@ -80,7 +83,7 @@ class StreamedRows(Response):
                     sending.result()
                 elif (reason := ending.result() if ending.done() else why_refused(self._request)) is not None:
                     await background.stop(sending)
-                    raise unavailable("stopped", f"the statement was stopped: {reason}")
+                    raise unavailable("stopped", f"the {self._noun} was stopped: {reason}")
             except RequestError as problem:
                 if not self._begun:
                     raise
@@ -102,7 +105,7 @@ class StreamedRows(Response):
         except TimeoutError:
             # Otherwise the reader takes nothing, and can't be told.
             if deadline.expired():
-                raise _too_slow(self._limit_s) from None
+                raise self._too_slow() from None
             structlog.get_logger().warning(
                 "answer_cut", path=self._request.url.path, key_id=caller_of(self._request).id
             )
@@ -110,7 +113,7 @@ class StreamedRows(Response):
             message = f"ClickHouse refuses it, code {error.code}: {error.message}"
             raise RequestError(422, "query_failed", message) from error
         except AnalyticsUnavailableError as error:
-            raise _too_slow(self._limit_s) if "TIMEOUT_EXCEEDED" in str(error) else not_read(error) from error
+            raise self._too_slow() if "TIMEOUT_EXCEEDED" in str(error) else not_read(error) from error
 
     async def _begin(self, sender: Sender) -> None:
         self._begun = True
@@ -127,7 +130,6 @@ class StreamedRows(Response):
     async def _watch_key(self, ending: Ending) -> None:
         end(ending, await wait_until_refused(self._request, KEY_LOOK_S))
 
-
-def _too_slow(limit_s: float) -> RequestError:
-    message = f"the statement took longer than {limit_s:g} s and was stopped"
-    return RequestError(422, "query_timeout", message)
+    def _too_slow(self) -> RequestError:
+        message = f"the {self._noun} took longer than {self._limit_s:g} s and was stopped"
+        return RequestError(422, "query_timeout", message)

@@ -55,7 +55,7 @@ def report_of(
         wasted=_spend(effects.waste),
         duration_p50_ms=_figure(effects.duration_ms(0.5)),
         duration_p95_ms=_figure(effects.duration_ms(0.95)),
-        changes=tuple(PlannedChange(name=one.name, before=one.before, after=one.after) for one in counted),
+        changes=tuple(PlannedChange(name=change.name, before=change.before, after=change.after) for change in counted),
         limits=tuple(
             PlannedLimit(budget=cap.budget, period=cap.period, before=cap.before, after=cap.after)
             for cap in cap_times(changes, findings)

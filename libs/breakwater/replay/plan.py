@@ -1,0 +1,54 @@
+"""Replays recorded jobs under a changed config, and reports what it would have done."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+
+from breakwater.config import Config
+from breakwater.kernel.clickhouse.client import Analytics
+from breakwater.replay.contract import ConfigPlan
+from breakwater.replay.policy import policy_of
+from breakwater.replay.records import replay_records
+from breakwater.replay.rules.effects import Effects, step_ms_of
+from breakwater.replay.rules.engine import ReplayedJob
+from breakwater.replay.rules.report import report_of
+
+MAX_SILENCE_S = 120.0
+"""The longest wait in seconds for the next rows of ClickHouse."""
+
+
+async def plan_config(
+    analytics: Analytics,
+    config: Config,
+    before: Config,
+    since: datetime,
+    until: datetime,
+    agent: str | None = None,
+    on_end: Callable[[ReplayedJob], None] = lambda _: None,
+) -> ConfigPlan:
+    """Replays the jobs that were started in a stretch of time.
+
+    Args:
+        analytics: the record.
+        config: the changed config.
+        before: the config that the jobs ran under.
+        since: the beginning.
+        until: the end.
+        agent: the only agent whose jobs are reported on; None for all.
+        on_end: is called with each job that has been replayed, perhaps in another thread.
+
+    Returns:
+        The report.
+
+    Raises:
+        QueryError, AnalyticsUnavailableError: as `Analytics.query`.
+    """
+    effects = Effects(config.budgets.zone, agent, step_ms_of(since, until))
+
+    def add(run: ReplayedJob) -> None:
+        effects.add(run)
+        on_end(run)
+
+    findings, changes = await replay_records(analytics, policy_of(config), policy_of(before), since, until, on_end=add)
+    return report_of(effects, findings, changes, since, until)
