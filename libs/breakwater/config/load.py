@@ -106,7 +106,7 @@ def _measure(node: yaml.Node, measured: dict[int, tuple[int, int] | None]) -> tu
     return nodes, depth
 
 
-def _read_yaml(text: str) -> tuple[yaml.Node | None, Any]:
+def read_yaml(text: str) -> tuple[yaml.Node | None, Any]:
     """Returns the node of a document, and its value. Raises yaml.YAMLError."""
     with suppress(yaml.YAMLError, UnicodeEncodeError, RecursionError):
         return _document(_QuickLoader(text), text)
@@ -156,7 +156,7 @@ def parse_config(text: str, *, source: str = "config") -> Config:
         ConfigError: as `load_config`.
     """
     try:
-        root, document = _read_yaml(text)
+        root, document = read_yaml(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""

@@ -33,6 +33,7 @@ from breakwater.config.commands.starting_providers import (
     OPENAI,
     StartingProvider,
 )
+from breakwater.config.edit import flow_text
 from breakwater.config.pricing import pricing_of
 from breakwater.kernel.commands import formats, output
 from breakwater.kernel.commands.connect import run
@@ -377,17 +378,17 @@ def config_text(provider: StartingProvider, agent: StartingAgent, *, priced: boo
         priced: True if the price of the model is known. A hard budget refuses calls of a model without a price.
     """
     kind = f"    kind: {provider.kind}\n" if provider.kind != "openai" else ""
-    url = f"    base_url: {_scalar(provider.base_url)}\n" if provider.base_url else ""
-    further = "".join(f"    {name}: {_scalar(value)}\n" for name, value in provider.settings.items())
+    url = f"    base_url: {flow_text(provider.base_url)}\n" if provider.base_url else ""
+    further = "".join(f"    {name}: {flow_text(value)}\n" for name, value in provider.settings.items())
     key = f"    api_key: {{env: {provider.key_env}}}   # read from the environment; never write a key in here\n"
     free = f"""models:
-  {_scalar(agent.model)}:
-    price: {_scalar(FREE_PRICE)}   # on this machine
+  {flow_text(agent.model)}:
+    price: {flow_text(FREE_PRICE)}   # on this machine
 """
     cap = agent.daily_usd if agent.daily_usd is not None else "1.00"
     hard = f"    budget: {{daily_usd: {cap}, enforcement: hard}}   # a call that could exceed it is not made\n"
     soft = f"""    # No price is known for this model: its cost is recorded as unknown. With one, a hard limit holds:
-    # models: {{{_scalar(agent.model)}: {{price: {{input_usd_per_mtok: 0.10, output_usd_per_mtok: 0.40}}}}}}
+    # models: {{{flow_text(agent.model)}: {{price: {{input_usd_per_mtok: 0.10, output_usd_per_mtok: 0.40}}}}}}
     budget: {{daily_usd: {cap}, enforcement: soft}}
 """
     return f"""\
@@ -395,12 +396,12 @@ def config_text(provider: StartingProvider, agent: StartingAgent, *, priced: boo
 # redaction of secrets. `preset` sets breaker and guard of an agent, as in
 # `breaker: {{preset: refactor}}`: {", ".join(PRESETS)}.
 providers:
-  {_scalar(provider.name)}:
+  {flow_text(provider.name)}:
 {kind}{url}{further}{key if provider.key_env else ""}{free if provider.is_local else ""}defaults:
-  provider: {_scalar(provider.name)}
+  provider: {flow_text(provider.name)}
 agents:                 # `breakwater agents add NAME --model MODEL` adds one
-  {_scalar(agent.name)}:
-    model: {_scalar(agent.model)}
+  {flow_text(agent.name)}:
+    model: {flow_text(agent.model)}
     max_tokens: {agent.max_tokens or 1000}    # of an answer
     {_guard(agent)}
 {hard if priced or provider.is_local else soft}"""
@@ -418,12 +419,12 @@ def with_agent(text: str, agent: StartingAgent) -> str:
         "system_prompt": agent.system_prompt,
         "max_tokens": agent.max_tokens,
     }
-    lines = [f"  {name}: {_scalar(value)}" for name, value in settings.items() if value is not None]
+    lines = [f"  {name}: {flow_text(value)}" for name, value in settings.items() if value is not None]
     if agent.guard is not None or "guard" not in (yaml.safe_load(text).get("defaults") or {}):
         lines.append(f"  {_guard(agent)}")
     if agent.daily_usd is not None:
         lines.append(f"  budget: {{daily_usd: {agent.daily_usd}, enforcement: hard}}")
-    lines_to_add = [f"{_scalar(agent.name)}:", *lines]
+    lines_to_add = [f"{flow_text(agent.name)}:", *lines]
     position = _first_agent_position(text)
     if position is None:
         raise ValueError("\n".join(lines_to_add))
@@ -439,7 +440,7 @@ def _guard(agent: StartingAgent) -> str:
     cost = money(rules.max_cost_usd or 0)
     if agent.guard is not None:
         limits = f"{rules.max_iterations:,} iterations, {rules.max_tokens:,} tokens, {cost}"
-        return f"guard: {{preset: {_scalar(agent.guard)}}}   # per task: {limits}"
+        return f"guard: {{preset: {flow_text(agent.guard)}}}   # per task: {limits}"
     limits = f"max_iterations: {rules.max_iterations}, max_tokens: {rules.max_tokens}, max_cost_usd: {cost[1:]}"
     return f"guard: {{{limits}}}   # per task; for agents that loop: {{preset: agent-run}}"
 
@@ -453,11 +454,3 @@ def _first_agent_position(text: str) -> tuple[int, int] | None:
         if key.value == "agents" and isinstance(value, yaml.MappingNode) and not value.flow_style and value.value:
             return key.start_mark.line + 1, value.value[0][0].start_mark.column
     return None
-
-
-def _scalar(value: object) -> str:
-    """Writes a value in one line of YAML."""
-    if isinstance(value, str) and not value.isprintable():
-        return json.dumps(value)  # PyYAML would write several lines
-    text = yaml.safe_dump(value, default_flow_style=True, width=10_000, allow_unicode=True)
-    return text.removesuffix("\n").removesuffix("\n...")
