@@ -415,7 +415,8 @@ class Replay:
                 run.unknown = True
                 self._conclude(run, Stop("error"), now_ms)
                 return
-            call = answered
+            # What the gates have granted is kept under the name of the call that they were asked about.
+            call = answered.model_copy(update={"attempt_id": call.attempt_id})
         run.drawn += recorded is None and run.is_drawn
         called = call
         if run.is_cut_shorter:

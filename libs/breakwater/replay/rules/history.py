@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import NamedTuple
 from zoneinfo import ZoneInfo
@@ -19,6 +19,7 @@ from breakwater.kernel.types import ms_from_time
 from breakwater.limits.contract import BudgetEvent, GuardEvent
 from breakwater.limits.rules.budget import LimitTable
 from breakwater.limits.settings import GuardRules
+from breakwater.replay.rules.counters import CountedPlace
 
 
 class LoggedAttempt(NamedTuple):
@@ -71,6 +72,21 @@ class Changes:
     budgets: Sequence[BudgetEvent] = ()
     guards: Sequence[GuardEvent] = ()
     alerts: Sequence[Alert] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedDays:
+    """Days of the record without a gap.
+
+    Attributes:
+        jobs: their jobs, in the order in which they began.
+        changes: what the services decided then.
+        used_before: what earlier calls have used in the periods in which they begin.
+    """
+
+    jobs: Sequence[RecordedJob]
+    changes: Changes = field(default_factory=Changes)
+    used_before: Mapping[CountedPlace, int] = field(default_factory=dict[CountedPlace, int])
 
 
 @dataclass(frozen=True, slots=True)
