@@ -38,9 +38,13 @@ def config(agent: dict[str, Any], defaults: dict[str, Any] | None = None, name: 
 def test_a_preset_is_the_rules_it_stands_for_and_the_nearer_setting_wins(
     defaults: dict[str, Any], own: dict[str, Any], expected: tuple[int, int]
 ) -> None:
-    rules = config({"breaker": own}, {"breaker": defaults}).agents["a"].breaker
-    assert rules is not None
-    assert (rules.consecutive_failures, rules.same_error) == expected
+    agent = config(
+        {"breaker": own, "shadow": {"breaker": own}}, {"breaker": defaults, "shadow": {"breaker": defaults}}
+    ).agents["a"]
+    assert agent.shadow is not None
+    for rules in (agent.breaker, agent.shadow.breaker):
+        assert rules is not None
+        assert (rules.consecutive_failures, rules.same_error) == expected
 
 
 def test_what_protects_is_on_where_nothing_is_set_and_off_where_that_is_said() -> None:
@@ -62,6 +66,7 @@ def test_what_protects_is_on_where_nothing_is_set_and_off_where_that_is_said() -
         ({"breaker": {"consecutive_failures": "off", "same_error": "off"}}, "breaker: off"),
         ({"breaker": {"failure_rate": 50}}, "agents.a.breaker.failure_rate"),
         ({"breaker": {"scope": "world"}}, "agents.a.breaker.scope"),
+        ({"shadow": {"breaker": {"probe": {}}}}, "agents.a.shadow.breaker: probe is not for a shadow"),
         ({"guard": {"max_iteration": 3}}, "did you mean 'max_iterations'"),
         ({"guard": {"confidence": {"falling": False}}}, "confidence: off"),
         ({"rate_limit": {}}, "rate_limit: off"),
@@ -78,14 +83,19 @@ def test_a_mistake_is_named_with_its_place_or_its_remedy(agent: dict[str, Any], 
 
 
 def test_agents_that_share_a_breaker_have_the_same_rules() -> None:
-    def agents(scope: str, **other: Any) -> str:
-        document = {
+    def agents(scope: str, *, of_shadows: bool = False, **other: Any) -> str:
+        document: dict[str, Any] = {
             "providers": {"p": {"base_url": "http://127.0.0.1:9/v1"}},
             "agents": {
                 "a": {"model": "p/m", "breaker": {"scope": scope, "preset": "feature"}},
                 "b": {"model": "p/n", "breaker": {"scope": scope, **other}},
             },
         }
+        if of_shadows:
+            document["agents"] = {
+                name: {"model": agent["model"], "shadow": {"breaker": agent["breaker"]}}
+                for name, agent in document["agents"].items()
+            }
         return yaml.safe_dump(document)
 
     parse_config(agents("provider", consecutive_failures=3, same_error=5))
@@ -94,6 +104,8 @@ def test_agents_that_share_a_breaker_have_the_same_rules() -> None:
         ConfigError, match=r"agents\.b\.breaker: agent 'a' shares the breaker of p/\* but has different rules"
     ):
         parse_config(agents("provider", within_s=5))
+    with pytest.raises(ConfigError, match=r"agents\.b\.shadow\.breaker: agent 'a' shares the breaker of p/\*"):
+        parse_config(agents("provider", of_shadows=True, within_s=5))
 
 
 def test_no_agent_is_named_as_all_of_them_are() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from breakwater.breakers.metrics import BreakerMetrics
-from breakwater.breakers.store import Breakers
+from breakwater.breakers.store import Breakers, Shadows
 from breakwater.config import Config
 from breakwater.health.store import Healths
 from breakwater.jobs.contract.execution import Attempt
@@ -15,7 +15,7 @@ from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.telemetry.metrics import GaugeCollector
 from breakwater.limits.store.tasks import Tasks
-from breakwater.records.channels import ATTEMPTS, BREAKERS, JOBS
+from breakwater.records.channels import ATTEMPTS, BREAKERS, JOBS, SHADOW_BREAKERS
 from breakwater.services.breaker.handlers import BreakerHandler
 from breakwater.services.breaker.rebuild import Heartbeat, Rebuild
 
@@ -33,7 +33,8 @@ def build(settings: Settings, config: Config) -> ServiceApp:
     connection = connection_of(broker)
     breakers = Breakers(redis)
     healths = Healths(redis)
-    handler = BreakerHandler(config, breakers, healths, publisher_of(broker, BREAKERS, JOBS), BreakerMetrics())
+    publisher = publisher_of(broker, BREAKERS, SHADOW_BREAKERS, JOBS)
+    handler = BreakerHandler(config, breakers, Shadows(redis), healths, publisher, BreakerMetrics())
     rebuild = Rebuild(config, handler, breakers, healths, Tasks(redis), connection)
     heartbeat = Heartbeat(handler, breakers, rebuild, Lookup(connection))
 

@@ -21,11 +21,12 @@ from breakwater.breakers.rules.breaker import (
     wait_for_call,
 )
 from breakwater.breakers.rules.observations import observation_of
+from breakwater.breakers.rules.shadow import ShadowedCall, follow
 from breakwater.breakers.rules.transitions import transition
 from breakwater.breakers.settings import BreakerProbe
-from breakwater.breakers.store import Breakers
-from breakwater.breakers.transitions import ObservedOutcome, decide, publish_saved, saving
-from breakwater.config import Config, breaker_of, breakers_of, units_of
+from breakwater.breakers.store import Breakers, Shadows
+from breakwater.breakers.transitions import ObservedOutcome, decide, dump_transitions, publish_saved, saving
+from breakwater.config import Config, breaker_of, breakers_of, shadows_of, units_of
 from breakwater.config.deployments import Deployment
 from breakwater.health.rules import out_of_budget, speaks_against_health
 from breakwater.health.store import EndedCall, Healths
@@ -46,9 +47,10 @@ _WORST: tuple[BreakerState, ...] = ("isolated", "open", "half_open", "closed")
 
 @dataclass(frozen=True, slots=True)
 class AttemptBatch:
-    """The attempts of a batch, by breaker, and by agent and model for the agents' health."""
+    """The attempts of a batch, by breaker and by shadow, and by agent and model for the agents' health."""
 
     breakers: dict[BreakerKey, list[ObservedOutcome]] = field(default_factory=dict[BreakerKey, "list[ObservedOutcome]"])
+    shadows: dict[BreakerKey, list[ShadowedCall]] = field(default_factory=dict[BreakerKey, "list[ShadowedCall]"])
     health: dict[str, dict[str, list[EndedCall]]] = field(default_factory=dict[str, "dict[str, list[EndedCall]]"])
 
 
@@ -59,6 +61,7 @@ class BreakerHandler:
         self,
         config: Config,
         breakers: Breakers,
+        shadows: Shadows,
         healths: Healths,
         publisher: Publisher,
         metrics: BreakerMetrics,
@@ -66,6 +69,7 @@ class BreakerHandler:
     ) -> None:
         self.config = config
         self._breakers = breakers
+        self._shadows = shadows
         self._healths = healths
         self._publisher = publisher
         self._metrics = metrics
@@ -81,6 +85,8 @@ class BreakerHandler:
                 if (attempt := read_record(delivery, Attempt)) is not None
             )
             await self._outages.retry_while_unavailable(lambda: self.apply(sorted_batch, is_log))
+            if sorted_batch.shadows:
+                await self._outages.retry_while_unavailable(lambda: self._follow(sorted_batch.shadows))
         await acknowledge(batch)
 
     def batch_of(self, attempts: Iterable[tuple[int, int, Attempt]]) -> AttemptBatch:
@@ -99,6 +105,11 @@ class BreakerHandler:
                 key = BreakerKey.of(agent.breaker.scope, attempt.agent, attempt.unit, attempt.provider)
                 observed = ObservedOutcome(observation_of(sequence, at_ms, attempt), agent.breaker)
                 batch.breakers.setdefault(key, []).append(observed)
+            if agent.shadow is not None:
+                rules = agent.shadow.breaker
+                key = BreakerKey.of(rules.scope, attempt.agent, attempt.unit, attempt.provider)
+                call = ShadowedCall(observation_of(sequence, at_ms, attempt), rules, _asked_ms(attempt))
+                batch.shadows.setdefault(key, []).append(call)
         return batch
 
     async def apply(self, batch: AttemptBatch, is_log: Callable[[str | None], Awaitable[bool]]) -> None:
@@ -134,6 +145,29 @@ class BreakerHandler:
             # Another writer saved first: decide again, on its state.
             again = {change.key for change, is_saved in zip(changed, saved, strict=True) if not is_saved}
             waiting = {key: observations for key, observations in waiting.items() if key in again}
+
+    async def _follow(self, calls_by_shadow: Mapping[BreakerKey, Sequence[ShadowedCall]]) -> None:
+        """Tells shadows of calls. Raises StateUnavailableError, BusUnavailableError; may be repeated."""
+        waiting = list(calls_by_shadow)
+        while waiting:
+            loaded_shadows = await self._shadows.load(waiting)
+            unsaved: list[BreakerKey] = []
+            for key, loaded in zip(waiting, loaded_shadows, strict=True):
+                if loaded.unpublished is not None:
+                    await publish_saved(self._publisher, self._shadows, key, loaded.unpublished)
+                after, transitions = follow(key, loaded.shadow, calls_by_shadow[key], self._jitter())
+                if after == loaded.shadow:
+                    continue
+                unpublished = dump_transitions(transitions)
+                if not await self._shadows.save(key, loaded, after, unpublished):
+                    unsaved.append(key)
+                elif unpublished is not None:
+                    await publish_saved(self._publisher, self._shadows, key, unpublished)
+            waiting = unsaved
+
+    async def forget_shadows(self) -> None:
+        """Has the shadows begin anew, on another log. Raises StateUnavailableError."""
+        await self._shadows.forget(shadows_of(self.config))
 
     async def gauges(self) -> Readings:
         """The state of each breaker, for Prometheus. Raises StateUnavailableError."""
@@ -199,6 +233,11 @@ class BreakerHandler:
             structlog.get_logger().info(
                 "breaker_" + event.to_state, agent=key.agent, model=key.model, reason=event.reason
             )
+
+
+def _asked_ms(attempt: Attempt) -> int | None:
+    """Returns when a call was admitted, in ms since the epoch: by Redis' clock if that is known. None if it was not."""
+    return None if attempt.short_circuited else ms_from_time(attempt.reserved_at or attempt.started_at)
 
 
 def states_by_labels(config: Config, states: Mapping[BreakerKey, BreakerState]) -> dict[tuple[str, str], BreakerState]:

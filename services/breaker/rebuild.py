@@ -115,6 +115,7 @@ class Rebuild:
                 if not saved:
                     [loaded] = await self._breakers.load([key])
         await self._healths.forget(list(self.config.agents))
+        await self._handler.forget_shadows()
 
     async def recall_breakers(self) -> int:
         """Updates breakers that lag behind the log to their latest transition. Returns their number."""

@@ -14,7 +14,7 @@ from starlette.routing import Route
 from breakwater.alerts.api.alerts import ChannelRoutes, IncidentRoutes
 from breakwater.alerts.store.incidents import IncidentLog
 from breakwater.breakers.api import AgentAvailability, AgentRoutes, BreakerRoutes
-from breakwater.breakers.store import Breakers
+from breakwater.breakers.store import Breakers, Shadows
 from breakwater.config import Config, LiveConfig
 from breakwater.config.store import Configs
 from breakwater.dialects.api.chat import ChatRoutes
@@ -273,7 +273,13 @@ HANDLERS: Mapping[type, Callable[[ApiDependencies], object]] = MappingProxyType(
         EventRoutes: lambda needs: EventRoutes(needs.streams, needs.event_log),
         AgentRoutes: lambda needs: needs.agents,
         BreakerRoutes: lambda needs: BreakerRoutes(
-            needs.config, needs.breakers, needs.healths, needs.deployments, needs.publisher, needs.bus
+            needs.config,
+            needs.breakers,
+            Shadows(needs.redis),
+            needs.healths,
+            needs.deployments,
+            needs.publisher,
+            needs.bus,
         ),
         GuardRoutes: lambda needs: GuardRoutes(Tasks(needs.redis), needs.publisher),
         BudgetRoutes: lambda needs: BudgetRoutes(

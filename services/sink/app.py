@@ -30,6 +30,7 @@ from breakwater.records.channels import (
     GUARDS,
     LIMIT_EVENTS,
     PLANS,
+    SHADOW_BREAKERS,
 )
 from breakwater.records.metrics import SinkMetrics
 from breakwater.services.sink.closing import SpendCloser
@@ -85,7 +86,7 @@ def build(settings: Settings, config: Config) -> ServiceApp:
     app.before_reading(comparer.begin)
 
     @broker.subscriber(
-        *(ATTEMPTS, EXECUTIONS, BREAKERS, BUDGETS, GUARDS, PLANS, LIMIT_EVENTS),
+        *(ATTEMPTS, EXECUTIONS, BREAKERS, SHADOW_BREAKERS, BUDGETS, GUARDS, PLANS, LIMIT_EVENTS),
         durable="sink-events",
         filters=["bw.>"],
         pull_sub=Batches(BATCH_SIZE, linger_s),

@@ -34,6 +34,7 @@ _KINDS: Mapping[str, tuple[Table, type[Event], _Row]] = {
     "attempts": (schema.ATTEMPTS, Attempt, rows.attempt_row),
     "executions": (schema.EXECUTIONS, Execution, _timeless(rows.execution_row)),
     "breakers": (schema.BREAKER_TRANSITIONS, BreakerTransition, _timeless(rows.transition_row)),
+    "shadow-breakers": (schema.BREAKER_TRANSITIONS, BreakerTransition, _timeless(rows.transition_row)),
     "guards": (schema.GUARD_EVENTS, GuardEvent, _timeless(rows.guard_row)),
     "budgets": (schema.BUDGET_EVENTS, BudgetEvent, _timeless(rows.budget_row)),
     "limits": (schema.LIMIT_EVENTS, LimitEvent, _timeless(rows.limit_row)),
@@ -81,7 +82,7 @@ def read(
 
 def agent_of(subject: str) -> str | None:
     """The agent that a subject names, for the dead letter; None if the kind has none."""
-    if _token(subject, 1) not in ("attempts", "executions", "breakers", "guards"):
+    if _token(subject, 1) not in ("attempts", "executions", "breakers", "shadow-breakers", "guards"):
         return None
     return decode_token(_token(subject, 2)) or None
 

@@ -46,6 +46,19 @@ async def test_that_no_breaker_service_is_alive_is_said_in_one_line(run: Run, st
     assert (as_json.json, as_json.err) == (listed, "")
 
 
+async def test_shadows_are_listed_apart_with_what_they_would_have_refused(run: Run, stub: Stub) -> None:
+    shadow = {"agent": "writer", "model": "m", "state": "open", "reason": "1 job failed", "since": AT, "refused": 12}
+    stub.answers["GET breakers"] = (200, {"breakers": [breaker()], "shadows": [shadow | {"version": 1}], "alive": True})
+    ran = await in_thread(run, "breakers")
+    assert ran.err == "shadows, which refuse nothing:\n"
+    [headings, row] = ran.out.splitlines()[2:]
+    assert "shadow" in headings
+    assert "would have refused" in headings
+    assert row.split()[:3] == ["writer", "m", "open"]
+    assert " 12 " in row
+    assert "1 job failed" in row
+
+
 async def test_one_is_forced_open_and_it_is_said_for_how_long(run: Run, stub: Stub) -> None:
     stub.answers["POST breakers/isolate"] = (200, TRANSITION)
     ran = await in_thread(run, "breakers", "isolate", "writer", "a/large", "--reason", "garbled")

@@ -17,6 +17,7 @@ from breakwater.breakers.contract import (
     BreakerStatus,
     BreakerTransition,
     ModelHealth,
+    ShadowBreakerStatus,
     UnchangedBreaker,
 )
 from breakwater.breakers.rules.breaker import (
@@ -35,9 +36,9 @@ from breakwater.breakers.rules.breaker import (
 from breakwater.breakers.rules.health import CallHealth, Verdict, health_of_model, open_for
 from breakwater.breakers.rules.transitions import breaker_after, transition
 from breakwater.breakers.settings import BreakerRules
-from breakwater.breakers.store import UNSAVED, Breakers, LoadedBreaker, Saving
+from breakwater.breakers.store import UNSAVED, Breakers, LoadedBreaker, Saving, Shadows
 from breakwater.breakers.transitions import dump_transitions, publish_saved
-from breakwater.config import Config, breaker_of, breakers_of, units_of
+from breakwater.config import Config, breaker_of, breakers_of, shadows_of, units_of
 from breakwater.config.deployments import Deployment
 from breakwater.config.pricing import unaffordable
 from breakwater.health.rules import combine, health_of_agent
@@ -162,12 +163,14 @@ class BreakerRoutes:
         self,
         config: Config,
         breakers: Breakers,
+        shadows: Shadows,
         healths: Healths,
         deployments: Deployments,
         publisher: Publisher,
         events: Lookup,
     ) -> None:
         self._config = config
+        self._shadows = shadows
         self._configured = breakers_of(config, of_allowed=True)
         self._breakers = breakers
         self._healths = healths
@@ -181,13 +184,14 @@ class BreakerRoutes:
         tag="breakers",
         summary="The state of every breaker",
         description="Breakers of the agents' models, and all others used within the last week.",
-        result="By agent and model.",
+        result="By agent and model, and the shadows of the agents' models.",
         errors={503: REDIS_UNAVAILABLE},
     )
     async def list_breakers(self, _: ApiRequest[Message]) -> BreakerList:
         """Lists all breakers."""
         statuses = await breaker_statuses(self._config, self._breakers, self._healths, self._deployments)
-        return BreakerList(breakers=tuple(statuses), alive=await self._breakers.alive())
+        shadows = await shadow_statuses(self._config, self._shadows)
+        return BreakerList(breakers=tuple(statuses), shadows=tuple(shadows), alive=await self._breakers.alive())
 
     @operation(
         "POST",
@@ -402,6 +406,23 @@ async def breaker_statuses(
     return [
         breaker_status(key, loaded, health, hold_ends.get((key.agent, key.model)))
         for (key, loaded), health in zip(loaded_by_key.items(), verdicts, strict=True)
+    ]
+
+
+async def shadow_statuses(config: Config, shadows: Shadows) -> list[ShadowBreakerStatus]:
+    """Reads the shadows of the agents' own models, sorted by agent and model. Raises StateUnavailableError."""
+    keys = sorted(shadows_of(config), key=lambda key: (key.agent, key.model))
+    return [
+        ShadowBreakerStatus(
+            agent=key.agent,
+            model=key.model,
+            state=loaded.shadow.breaker.state,
+            reason=loaded.shadow.breaker.reason or None,
+            since=_time(loaded.shadow.breaker.changed_ms),
+            refused=loaded.shadow.refused,
+            version=loaded.shadow.breaker.version,
+        )
+        for key, loaded in zip(keys, await shadows.load(keys), strict=True)
     ]
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from breakwater.breakers.contract import BreakerList, BreakerStatus, BreakerTransition, UnchangedBreaker
-from breakwater.breakers.views import COLUMNS
+from breakwater.breakers.views import COLUMNS, SHADOWS
 from breakwater.client.commands import Api, DefaultListGroup, ReasonOption, api_command
 from breakwater.kernel.commands import output
 from breakwater.kernel.formats import money, quantity
@@ -53,7 +53,12 @@ def list_(api: Api) -> None:
 
     all_off = "no agent has a breaker: the config sets `breaker: off` for all"
     breaker_list = api.table(BreakerList, "breakers", COLUMNS, rows, empty=all_off)
-    if not breaker_list.alive and not api.as_json:
+    if api.as_json:
+        return
+    if breaker_list.shadows:
+        output.note("shadows, which refuse nothing:")
+        output.table(SHADOWS, breaker_list.shadows)
+    if not breaker_list.alive:
         output.note(NO_BREAKER_SERVICE, "yellow")
 
 

@@ -87,10 +87,23 @@ class BreakerStatus(Event):
     version: Count
 
 
+class ShadowBreakerStatus(Event):
+    """The state of a shadow: of a breaker that sees an agent's calls and refuses none."""
+
+    agent: Identifier = Field(description="`*` if all agents share it.")
+    model: ModelId = Field(description="`<provider>/*` for a provider's breaker.")
+    state: BreakerState
+    reason: str | None = Field(default=None, description="Reason for the state.")
+    since: Timestamp | None = None
+    refused: Count = Field(description="Calls that were made and that it would have refused.")
+    version: Count
+
+
 class BreakerList(Event):
     """The current state of the breakers."""
 
     breakers: tuple[BreakerStatus, ...]
+    shadows: tuple[ShadowBreakerStatus, ...] = ()
     alive: bool = Field(description="True if a breaker service is running. Without one, failures open no breaker.")
 
 
@@ -153,3 +166,7 @@ class BreakerTransition(Event):
     last_success_at: Timestamp | None = None
     version: Count
     at: Timestamp
+    shadow: bool = Field(default=False, description="True if it is a shadow's, which refuses nothing.")
+    refused: Count | None = Field(
+        default=None, description="Calls that a shadow would have refused since its last transition."
+    )

@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from breakwater.breakers.contract import BreakerList, BreakerStatus, BreakerTransition
 from breakwater.breakers.views import COLUMNS as BREAKERS
-from breakwater.breakers.views import ORDER
+from breakwater.breakers.views import ORDER, SHADOWS
 from breakwater.identity.pages.operator_actions import Fields, action
 from breakwater.identity.pages.rendering import NavigationLink, PageContext, PagePart, fetch_part
 from breakwater.identity.pages.visits import NotFound, ReadModels, Visit, page
@@ -141,6 +141,8 @@ def view(
     return {
         "rows": rows,
         "table": PageTable(visit.address, "breakers", "All breakers", COLUMNS, rows),
+        "shadows": breaker_list.value.shadows if breaker_list.value else (),
+        "shadow_columns": SHADOWS,
         "actions_table": PageTable(visit.address, "actions", "Operator actions", ACTIONS, actions.value or ()),
         "tasks_table": PageTable(visit.address, "tasks", "Stopped tasks", TASKS, tasks),
         "max_rows": MOST,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from breakwater.breakers.contract import BreakerScope, CountedUnit
 from breakwater.kernel.types import Message, Off
@@ -126,3 +126,16 @@ class BreakerRules(Message):
         if self.cooldown_growth > 1 and self.max_cooldown_s < self.cooldown_s:
             raise ValueError("max_cooldown_s must not be less than cooldown_s, or the cool-down can't grow")
         return self
+
+
+class ShadowRules(Message):
+    """Rules that are tried beside an agent's own: what they would have done is recorded, and they refuse nothing."""
+
+    breaker: BreakerRules = Field(description="The rules of a second breaker, with all of its settings but `probe`.")
+
+    @field_validator("breaker")
+    @classmethod
+    def _makes_no_calls(cls, rules: BreakerRules) -> BreakerRules:
+        if rules.probe is not None:
+            raise ValueError("probe is not for a shadow, which makes no calls; remove it")
+        return rules

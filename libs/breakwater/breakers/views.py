@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from breakwater.breakers.contract import BreakerState, BreakerStatus
+from breakwater.breakers.contract import BreakerState, BreakerStatus, ShadowBreakerStatus
 from breakwater.kernel.columns import Column, clock
 from breakwater.kernel.formats import duration
 
@@ -75,3 +75,13 @@ COLUMNS: tuple[Column[BreakerStatus], ...] = (
     Column("counted failures", lambda breaker: breaker.consecutive_failures, "count", name="failures", drop=2),
     Column("in total", lambda breaker: breaker.total_failures, "count", name="total_failures", drop=4, page=False),
 )
+
+SHADOWS: tuple[Column[ShadowBreakerStatus], ...] = (
+    Column("agent", lambda shadow: shadow.agent),
+    Column("model", lambda shadow: shadow.model),
+    Column("shadow", lambda shadow: shadow.state, "state", order=lambda shadow: ORDER[shadow.state]),
+    Column("reason", lambda shadow: shadow.reason, below=True),
+    Column("since", lambda shadow: shadow.since, "ago", drop=1),
+    Column("would have refused", lambda shadow: shadow.refused, "count", name="refused"),
+)
+"""Columns of shadows, whose state has a heading of its own: they refuse nothing."""

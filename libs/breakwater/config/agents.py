@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import Field, JsonValue, field_validator, model_validator
 
-from breakwater.breakers.settings import BreakerRules, take_preset
+from breakwater.breakers.settings import BreakerRules, ShadowRules, take_preset
 from breakwater.calls.settings import CacheRules, OutputRules, RetryPolicy
 from breakwater.config.deployments import Choose, DeploymentSettings
 from breakwater.dialects.rules.embeddings import MAX_BATCHES
@@ -120,6 +120,10 @@ class AgentDefaults(Message):
         ),
     )
     breaker: Annotated[BreakerRules | None, Off] = Field(default=BreakerRules(), description="Rules, or `off`.")
+    shadow: Annotated[ShadowRules | None, Off] = Field(
+        default=None,
+        description="Rules to try, which refuse nothing: what they would have done is recorded.",
+    )
     refuse_when_open: bool = Field(
         default=False,
         description=("Refuse jobs over HTTP (503 `agent_unavailable`) while the breakers of all models are open."),
@@ -315,7 +319,11 @@ def agent_with_defaults(agent: dict[str, Any], defaults: dict[str, Any]) -> dict
 
 
 def _with_preset(settings: dict[str, Any]) -> dict[str, Any]:
-    return settings | {name: take_preset(settings[name]) for name in ("breaker", "guard") if name in settings}
+    shadow = settings.get("shadow")
+    with_shadow = (
+        settings | {"shadow": _with_preset(cast(dict[str, Any], shadow))} if isinstance(shadow, dict) else settings
+    )
+    return with_shadow | {name: take_preset(settings[name]) for name in ("breaker", "guard") if name in settings}
 
 
 def _merge(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -249,25 +249,31 @@ class Config(Message):
                     yield f"{place}.retry.on.{number}: {wrong!r} is not a known error class{close}"
 
     def _shared_breaker_problems(self) -> Iterable[str]:
-        """Yields a problem for each agent that shares a breaker under different rules.
+        """Yields a problem for each agent that shares a breaker, or its shadow, under different rules.
 
         Outcomes are judged by the rules of their agent, and one breaker cannot keep windows of two lengths.
         """
-        first_owners: dict[BreakerKey, tuple[str, BreakerRules]] = {}
-        for name, agent in self.agents.items():
-            if agent.breaker is None or agent.breaker.scope == "agent_model":
-                continue
-            rules = agent.breaker.model_copy(update={"preset": None})
-            models = dict.fromkeys((*agent.chain, *agent.allowed_models))
-            for deployment in (place for model in models for place in self.deployments(agent, model)):
-                key = BreakerKey.of(rules.scope, name, deployment.unit, deployment.provider)
-                first_agent, first_rules = first_owners.setdefault(key, (name, rules))
-                if first_rules != rules:
-                    yield (
-                        f"agents.{name}.breaker: agent {first_agent!r} shares the breaker of {key.model} but has "
-                        "different rules; give both the same rules, for example under `defaults`"
-                    )
-                    break
+        by_path = {
+            "breaker": {name: agent.breaker for name, agent in self.agents.items()},
+            "shadow.breaker": {name: agent.shadow and agent.shadow.breaker for name, agent in self.agents.items()},
+        }
+        for path, rules_by_agent in by_path.items():
+            first_owners: dict[BreakerKey, tuple[str, BreakerRules]] = {}
+            for name, rules in rules_by_agent.items():
+                agent = self.agents[name]
+                if rules is None or rules.scope == "agent_model":
+                    continue
+                rules = rules.model_copy(update={"preset": None})
+                models = dict.fromkeys((*agent.chain, *agent.allowed_models))
+                for deployment in (place for model in models for place in self.deployments(agent, model)):
+                    key = BreakerKey.of(rules.scope, name, deployment.unit, deployment.provider)
+                    first_agent, first_rules = first_owners.setdefault(key, (name, rules))
+                    if first_rules != rules:
+                        yield (
+                            f"agents.{name}.{path}: agent {first_agent!r} shares the breaker of {key.model} but has "
+                            "different rules; give both the same rules, for example under `defaults`"
+                        )
+                        break
 
     def provider_name(self, agent: AgentDefaults, model: str) -> str | None:
         """Returns the provider of an agent's model, of several the first; None if the config does not determine it.
@@ -494,6 +500,18 @@ def breakers_of(config: Config, *, of_allowed: bool = False) -> dict[BreakerKey,
             if key is not None and agent.breaker is not None:
                 breakers.setdefault(key, agent.breaker)
     return breakers
+
+
+def shadows_of(config: Config) -> list[BreakerKey]:
+    """Returns the shadows of the breakers of the agents' models, in the order of the config."""
+    return list(
+        dict.fromkeys(
+            BreakerKey.of(agent.shadow.breaker.scope, name, place.unit, place.provider)
+            for name, agent in config.agents.items()
+            if agent.shadow is not None
+            for place in units_of(config, name).values()
+        )
+    )
 
 
 def _wildcard_problems(place: str, agent: Agent) -> Iterable[str]:

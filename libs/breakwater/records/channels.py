@@ -79,6 +79,14 @@ BREAKERS = Channel(
     Stream.EVENTS,
     "A breaker opened, half-opened or closed, or an operator isolated or reset it.",
 )
+SHADOW_BREAKERS = Channel(
+    "shadow_breakers",
+    "bw.shadow-breakers.{agent}.{model}",
+    {"agent": f"{AGENT} `*` for all.", "model": "The model's id, or `<provider>/*`."},
+    BreakerTransition,
+    Stream.EVENTS,
+    "The shadow of a breaker opened, half-opened or closed. It refuses nothing.",
+)
 BUDGETS = Channel(
     "budgets",
     "bw.budgets.{scope}.{window}",
@@ -211,6 +219,7 @@ CHANNELS = (
     ATTEMPTS,
     EXECUTIONS,
     BREAKERS,
+    SHADOW_BREAKERS,
     BUDGETS,
     GUARDS,
     PLANS,

@@ -23,6 +23,7 @@ from breakwater.kernel.clickhouse.table import PLAIN, Layout
 from breakwater.records.log_comparison import LOG_COMPARISONS
 from breakwater.records.schema import (
     ATTEMPTS,
+    BREAKER_TRANSITIONS,
     BUDGET_EVENTS,
     CLOSED_SPEND,
     EXECUTIONS,
@@ -85,7 +86,7 @@ def migrations(layout: Layout) -> tuple[Migration, ...]:
                 *(create_view(name, layout) for name in _FALLBACK_VIEWS),
             ),
         ),
-        Migration(23, "states of breakers", (create_view("breaker_openings", layout),)),
+        Migration(23, "states of breakers", ()),  # its view is made by 30
         Migration(
             24,
             "submitters and previews of executions",
@@ -113,6 +114,14 @@ def migrations(layout: Layout) -> tuple[Migration, ...]:
             ),
         ),
         Migration(29, "callers of attempts", (ATTEMPTS.add_column("caller", layout),)),
+        Migration(
+            30,
+            "shadows of breakers",
+            (
+                *(BREAKER_TRANSITIONS.add_column(column, layout) for column in ("shadow", "refused")),
+                create_view("breaker_openings", layout),
+            ),
+        ),
     )
 
 

@@ -221,6 +221,8 @@ BREAKER_TRANSITIONS = Table(
         "last_failure_at": TIME_OR_NULL,
         "last_success_at": TIME_OR_NULL,
         "version": "UInt64",
+        "shadow": "Bool",
+        "refused": COUNT_OR_NULL,
         "at": TIME,
         "event_sequence": "UInt64",
     },

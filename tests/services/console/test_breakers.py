@@ -43,6 +43,19 @@ async def test_what_is_open_comes_first_with_why_and_until_when(console: Console
     assert "No actions in the last 24h" in page.words
 
 
+async def test_shadows_are_listed_apart_and_are_not_counted_as_open(console: Console):
+    shadow = {"agent": "busy", "model": "m", "state": "open", "reason": "1 job failed", "refused": 1234, "version": 1}
+    breakers = {"breakers": [breaker("calm")], "shadows": [shadow], "alive": True}
+    console.interface.answers["GET breakers"] = 200, breakers
+    console.interface.answers["GET guards"] = 200, {"stopped": []}
+    page = await console.get("/breakers")
+    assert "Open now 0 of 1" in page.words
+    shown = page.words[page.words.index("Shadows") :]
+    assert "They refuse nothing" in shown
+    assert "busy m open 1 job failed" in shown
+    assert "1,234" in shown
+
+
 async def test_a_half_open_one_waits_for_a_call_or_is_tried_by_one_and_counts_jobs_or_calls(console: Console):
     counts = {"consecutive_failures": 3, "total_failures": 9}
     console.interface.answers["GET breakers"] = listed(

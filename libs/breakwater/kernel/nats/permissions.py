@@ -281,7 +281,7 @@ GRANTS = (
     Grant(
         "breaker",
         publish=(
-            *_below("breakers"),
+            *_below("breakers", "shadow-breakers"),
             # Jobs that probe breakers to which no call comes.
             "bw.jobs.*",
             *consumes(Stream.EVENTS, "breaker"),
@@ -365,7 +365,7 @@ GRANTS = (
         sends=(CANCELS, AGENTS),
         subscribe=(
             *_below("attempts", "executions", "breakers", "budgets", "guards", "plans", "limits", "alerts", "audit"),
-            *_below("progress", "results", "chunks"),
+            *_below("progress", "results", "chunks", "shadow-breakers"),
             f"{CLIENT_INBOX}.>",
             f"{REPLIES}>",
         ),

@@ -183,6 +183,9 @@ execution: Callable[[str, str], str] = partial(_subject, "executions")
 breaker: Callable[[str, str], str] = partial(_subject, "breakers")
 """The subject of transitions of a breaker (EVENTS)."""
 
+shadow_breaker: Callable[[str, str], str] = partial(_subject, "shadow-breakers")
+"""The subject of transitions of a breaker's shadow (EVENTS)."""
+
 guard: Callable[[str], str] = partial(_subject, "guards")
 """The subject of trips and resets of task guards (EVENTS)."""
 

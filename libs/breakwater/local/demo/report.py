@@ -33,6 +33,7 @@ SELECT
     argMax(to_state, version) AS now,
     argMinIf(reason, version, to_state = 'open') AS reason
 FROM breaker_transitions FINAL
+WHERE NOT shadow
 GROUP BY agent, model
 ORDER BY agent, model
 """

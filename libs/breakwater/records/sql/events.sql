@@ -1,7 +1,7 @@
 -- name: transitions
 SELECT * EXCEPT (event_sequence)
 FROM breaker_transitions FINAL
-WHERE agent = {agent:String} AND model = {model:String}
+WHERE agent = {agent:String} AND model = {model:String} AND NOT shadow
     AND at >= {start:DateTime64(3, 'UTC')} AND at < {end:DateTime64(3, 'UTC')}
 ORDER BY at DESC, version DESC, event_sequence DESC
 LIMIT {limit:UInt32}

@@ -41,7 +41,7 @@ ORDER BY execution_id, number
 
 -- name: transitions
 SELECT * EXCEPT (event_sequence) FROM breaker_transitions FINAL
-WHERE at >= {since:DateTime64(3, 'UTC')} AND at < {until:DateTime64(3, 'UTC')}
+WHERE NOT shadow AND at >= {since:DateTime64(3, 'UTC')} AND at < {until:DateTime64(3, 'UTC')}
 ORDER BY event_sequence
 
 -- name: budgets

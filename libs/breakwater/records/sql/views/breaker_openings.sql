@@ -1,6 +1,6 @@
 -- One row for each time that a breaker opened or was isolated, with why. What it did until it closed, such as probes
 -- that failed, is part of it; one that is open is so until now, and `closed_at` is NULL. `state` is what it is now, or
--- was at the end: `half_open` while it waits for a call to try it.
+-- was at the end: `half_open` while it waits for a call to try it. Shadows are left out, as they refuse nothing.
 --
 -- A tuple of rule and reason, as `argMin` alone passes over NULL and would return the rule of a later change.
 SELECT
@@ -17,6 +17,7 @@ FROM
 (
     SELECT *, countIf(to_state = 'closed') OVER earlier AS closings
     FROM breaker_transitions FINAL
+    WHERE NOT shadow
     WINDOW earlier AS (
         PARTITION BY agent, model, scope
         ORDER BY at, version, event_sequence
