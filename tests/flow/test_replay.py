@@ -24,7 +24,7 @@ async def test_a_storm_of_tasks_retries_and_caps_is_replayed_as_it_was(start_pla
     agent = {
         "model": "sim/m",
         "fallback_models": ["sim/n"],
-        "concurrency": 1,  # outcomes a moment apart may reach a breaker in another order than the log
+        "concurrency": 6,
         "max_tokens": 200,
         "retry": {"max_attempts": 2, "base_s": 0.05},
         "breaker": {"consecutive_failures": 3, "cooldown_s": 0.4},

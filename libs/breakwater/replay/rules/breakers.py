@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 
 from breakwater.breakers.contract import BreakerRule, BreakerState, BreakerTransition
 from breakwater.breakers.rules.admission import BreakerAnswer, admit, give_back
@@ -21,6 +23,7 @@ from breakwater.breakers.rules.breaker import (
 )
 from breakwater.breakers.rules.transitions import half_opened, transition
 from breakwater.breakers.settings import BreakerRules
+from breakwater.kernel.immutable import changed
 from breakwater.kernel.types import ms_from_time
 
 LOOK_EVERY_MS = 10_000
@@ -28,6 +31,9 @@ LOOK_EVERY_MS = 10_000
 
 LAG_MS = 2_000
 """The most time from an event to the transition that it causes."""
+
+ORDER_MS = 500
+"""The most time from the moment at which the log has a success to that at which its breaker has it."""
 
 JITTER = 0.5
 """The random part of a cool-down that history does not show."""
@@ -53,6 +59,8 @@ class ReplayedBreakers:
         self._before: dict[BreakerKey, Breaker] = {}
         """The breakers as they were until their latest change."""
         self._recorded = {(BreakerKey(event.agent, event.model), event.version): event for event in recorded}
+        self._successes: dict[BreakerKey, deque[tuple[int, Breaker]]] = {}
+        """The latest successes of breakers that had failures: the time of each, and the breaker before it."""
 
     def admit(
         self, key: BreakerKey, attempt_id: str, now_ms: int, lease_ms: int, rules: BreakerRules, caller: str
@@ -73,6 +81,18 @@ class ReplayedBreakers:
             self._breakers[key] = after
         return admission, breaker
 
+    def while_open(self, key: BreakerKey, now_ms: int, within_ms: int) -> int:
+        """Returns the latest time at which a breaker was open, if its cool-down has just ended; else the current time.
+
+        Args:
+            key: the breaker.
+            now_ms: the current time, in milliseconds since the epoch.
+            within_ms: the most time since the end of the cool-down.
+        """
+        breaker = self._breakers.get(key, _CLOSED)
+        has_just_ended = breaker.state == "open" and 0 <= now_ms - breaker.open_until_ms <= within_ms
+        return breaker.open_until_ms - 1 if has_just_ended else now_ms
+
     def give_back(self, key: BreakerKey, attempt_id: str) -> None:
         """Releases the probe, if this attempt holds it."""
         if (breaker := self._breakers.get(key)) is not None:
@@ -84,20 +104,105 @@ class ReplayedBreakers:
         moments = (breaker.changed_ms, breaker.open_until_ms, breaker.probe_until_ms)
         return any(abs(now_ms - at_ms) <= within_ms for at_ms in moments)
 
-    def observe(self, key: BreakerKey, observation: Observation, rules: BreakerRules, now_ms: int) -> None:
-        """Applies the outcome of an attempt."""
+    def observe(
+        self,
+        key: BreakerKey,
+        observation: Observation,
+        rules: BreakerRules,
+        now_ms: int,
+        soon: Callable[[], Iterable[Observation]] | None = None,
+    ) -> bool:
+        """Applies the outcome of an attempt.
+
+        Outcomes reach a breaker in another order than the log: a worker applies a failure at once, and a success with
+        whatever it asks Redis next. Where the record has another transition than follows from the log's order, but one
+        that follows if the breaker had a success earlier or later, or another failure first, that order is taken.
+
+        Args:
+            key: the breaker.
+            observation: the outcome.
+            rules: the rules of the calling agent.
+            now_ms: the current time, in milliseconds since the epoch.
+            soon: returns the outcomes that the log has within `ORDER_MS`; None to take the order of the log.
+
+        Returns:
+            True if the order is not that of the log.
+        """
         breaker = self._breakers.get(key, _CLOSED)
         after, change = observe(breaker, observation, rules, now_ms, JITTER)
+        is_reordered = False
+        if soon is not None and (observation.failed or observation.gave_up):
+            other = self._in_other_order(key, breaker, observation, rules, now_ms, (after, change), soon)
+            if other is not None:
+                breaker, observation = other
+                after, change = observe(breaker, observation, rules, now_ms, JITTER)
+                is_reordered = True
         if change is None:
-            if after is not breaker:
+            if after is not breaker or is_reordered:
                 self._breakers[key] = after
-            return
+                if observation.failed is False and breaker.failures:
+                    self._note_success(key, breaker, now_ms)
+            return is_reordered
         if (recorded := self._as_recorded(key, after.version, after.state, change.rule, now_ms)) is not None:
             now_ms = ms_from_time(recorded.at)
             jitter = _jitter_of(recorded, rules, after.openings)
             after, change = observe(breaker, observation, rules, now_ms, jitter)
         if change is not None:
             self._publish_change(key, breaker, change, rules, now_ms)
+        return is_reordered
+
+    def _in_other_order(
+        self,
+        key: BreakerKey,
+        breaker: Breaker,
+        observation: Observation,
+        rules: BreakerRules,
+        now_ms: int,
+        by_log: tuple[Breaker, BreakerChange | None],
+        soon: Callable[[], Iterable[Observation]],
+    ) -> tuple[Breaker, Observation] | None:
+        """Returns the breaker, and the outcome that it has next, in an order that leads to what is recorded.
+
+        None if the order of the log does, or none.
+        """
+        after, change = by_log
+        recorded = self._recorded.get((key, breaker.version + 1))
+        if recorded is not None and not 0 <= ms_from_time(recorded.at) - now_ms <= LAG_MS:
+            recorded = None
+        if change is None and (recorded is None or recorded.total_failures != after.total_failures):
+            return None
+        if change is not None and recorded is not None and _agrees(change, recorded):
+            return None
+        without_change: tuple[Breaker, Observation] | None = None
+        outcomes = [*soon()]
+        failures = [outcome for outcome in outcomes if outcome.failed]
+        breakers = [*self._with_other_successes(key, breaker, rules, now_ms, outcomes)]
+        for first, other in product([observation, *failures], [breaker, *breakers]):
+            _, other_change = observe(other, first, rules, now_ms, JITTER)
+            if other_change is None and first is observation:
+                without_change = without_change or (other, first)
+            elif other_change is not None and recorded is not None and _agrees(other_change, recorded):
+                return other, first
+        return None if change is None else without_change
+
+    def _with_other_successes(
+        self, key: BreakerKey, breaker: Breaker, rules: BreakerRules, now_ms: int, soon: Sequence[Observation]
+    ) -> Iterator[Breaker]:
+        """Yields a breaker as if it had the next successes already, or had none of the latest ones yet."""
+        ahead = breaker
+        for outcome in soon:
+            if outcome.failed is False:
+                ahead, _ = observe(ahead, outcome, rules, now_ms)
+                yield ahead
+        for at_ms, before in reversed(self._successes.get(key, ())):
+            if now_ms - at_ms <= ORDER_MS and before.version == breaker.version:
+                yield changed(breaker, last_success=before.last_success, successes=before.successes)
+
+    def _note_success(self, key: BreakerKey, before: Breaker, now_ms: int) -> None:
+        latest = self._successes.setdefault(key, deque())
+        while latest and now_ms - latest[0][0] > ORDER_MS:
+            latest.popleft()
+        latest.append((now_ms, before))
 
     @property
     def any_open(self) -> bool:
@@ -146,6 +251,18 @@ class ReplayedBreakers:
 
 
 _CLOSED = Breaker()
+
+
+def _agrees(change: BreakerChange, recorded: BreakerTransition) -> bool:
+    """Returns True if a transition is the recorded one, with all that explains it."""
+    figures = change.rule, change.reason, change.consecutive_failures, change.after.total_failures
+    return (change.after.state, *figures) == (
+        recorded.to_state,
+        recorded.rule,
+        recorded.reason,
+        recorded.consecutive_failures,
+        recorded.total_failures,
+    )
 
 
 def _jitter_of(recorded: BreakerTransition, rules: BreakerRules, openings: int) -> float:

@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from heapq import heappop, heappush
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from breakwater.alerts.contract import Alert
 from breakwater.alerts.rules.incidents import decide, due, due_at
 from breakwater.alerts.rules.signals import Resolved, signals_of
 from breakwater.breakers.contract import BreakerTransition
-from breakwater.breakers.rules.breaker import BreakerKey, caller_of, consecutive_failures
+from breakwater.breakers.rules.breaker import BreakerKey, Observation, caller_of, consecutive_failures
 from breakwater.breakers.rules.failure_statistics import breaker_statistics
 from breakwater.breakers.rules.observations import observation_of
 from breakwater.breakers.rules.refusals import breaker_open
@@ -37,7 +37,7 @@ from breakwater.limits.contract import BudgetEvent, GuardEvent
 from breakwater.limits.rules.budget import OWN_CAP, fits, spent_by
 from breakwater.limits.rules.guard import task_statistics
 from breakwater.limits.rules.refusals import budget_held, over_budget, over_own_cap, task_stopped
-from breakwater.replay.rules.breakers import JITTER, LOOK_EVERY_MS, ReplayedBreakers
+from breakwater.replay.rules.breakers import JITTER, LOOK_EVERY_MS, ORDER_MS, ReplayedBreakers
 from breakwater.replay.rules.counters import CountedPlace, ReplayedCounters
 from breakwater.replay.rules.history import AgentPolicy, Changes, LoggedAttempt, Policy, RecordedJob
 from breakwater.replay.rules.tasks import ReplayedTasks, TaskName, TaskVerdict
@@ -270,9 +270,12 @@ class Replay:
         self._incidents: dict[str, Alert] = {}
         self._unresolved: set[str] = set()
         """The keys of incidents that are not resolved."""
-        self._events: list[tuple[int, int, int, int, Callable[[int], None]]] = []
+        self._events: list[tuple[int, int, int, int, Callable[..., None], tuple[Any, ...]]] = []
+        """The queue: the time of each event, its rank, its place in the log, the order of making, and the work."""
         self._ties = 0
         self._sequence = 0
+        self._ahead: dict[str, int] = {}
+        """The places of outcomes that their breakers may have had before others that the log has first, by attempt."""
         self._looks = False
         """True while breakers are looked at."""
         self._under_way = 0
@@ -297,13 +300,14 @@ class Replay:
 
     # The queue of events
 
-    def _at(self, at_ms: int, rank: int, work: Callable[[int], None], sequence: int = 0) -> None:
+    def _at(self, at_ms: int, rank: int, work: Callable[..., None], *args: Any, sequence: int = 0) -> None:
+        """Has work done at a time, which is its last argument."""
         self._ties += 1
-        heappush(self._events, (at_ms, rank, sequence, self._ties, work))
+        heappush(self._events, (at_ms, rank, sequence, self._ties, work, args))
 
     def _run_next(self) -> None:
-        at_ms, *_, work = heappop(self._events)
-        work(at_ms)
+        at_ms, _, _, _, work, args = heappop(self._events)
+        work(*args, at_ms)
 
     def _run_until(self, at_ms: int) -> None:
         while self._events and self._events[0][0] < at_ms:
@@ -361,7 +365,7 @@ class Replay:
             first = job.attempts[0]
             if first.asked_ms > now_ms:
                 self._enter_task(run, first.attempt, now_ms)
-            self._at(first.asked_ms, _ASKS, partial(self._ask, run))
+            self._at(first.asked_ms, _ASKS, self._ask, run)
 
     def _enter_task(self, run: ReplayedJob, waiting: Attempt, now_ms: int) -> None:
         """Counts a job as an iteration of its task while it waits for room, as the gate of tasks does."""
@@ -395,7 +399,7 @@ class Replay:
         if verdict is not None and verdict.waits:
             run.waited_ms += POLL_MS
             run.backoff_ms += POLL_MS
-            self._at(now_ms + POLL_MS, _ASKS, partial(self._ask, run))
+            self._at(now_ms + POLL_MS, _ASKS, self._ask, run)
             return
         run.waited_ms = 0
         if not run.follows:
@@ -431,7 +435,7 @@ class Replay:
                 self._stop_following(run)
         at_ms = ms_from_time(attempt.completed_at) if recorded is None else recorded.at_ms
         sequence = _AFTER_ALL if recorded is None else recorded.sequence
-        self._at(max(now_ms, at_ms), _ENDS, partial(self._end, run, attempt), sequence)
+        self._at(max(now_ms, at_ms), _ENDS, self._end, run, attempt, sequence=sequence)
 
     def _next_call(self, run: ReplayedJob, now_ms: int) -> Attempt | None:
         """Returns the call that a job makes now which has left its record; None if history can't tell its outcome.
@@ -515,7 +519,11 @@ class Replay:
         lease_s = remaining_s if call.first_token_ms is not None else min(run.agent.timeout_s, remaining_s)
         caller = caller_of(call.caller, call.tenant)
         lease_ms = round((lease_s + LEASE_MARGIN_S) * 1000)
-        admission, breaker = self._breakers.admit(key, call.attempt_id, now_ms, lease_ms, rules, caller)
+        asked_ms = now_ms
+        if run.follows and call.refused_reason == "breaker_open":
+            # Its worker wrote the refusal a moment after Redis gave it.
+            asked_ms = self._breakers.while_open(key, now_ms, RACE_MS)
+        admission, breaker = self._breakers.admit(key, call.attempt_id, asked_ms, lease_ms, rules, caller)
         run.version = admission.version
         if admission.admitted:
             return None
@@ -575,6 +583,8 @@ class Replay:
             if verdict is not None and was is not None:
                 if verdict.refusal.is_as_recorded(recorded):
                     self.findings.refusals[was] += 1
+                elif self._is_race(run, recorded, was, now_ms):
+                    self.findings.races[was] += 1
                 else:
                     words = (
                         _words_of(recorded.statistics, recorded.error),
@@ -681,7 +691,7 @@ class Replay:
             attempt = attempt.model_copy(update={"tried_again": tries_again})
         if attempt.outcome == "success":
             self._answered_ms[attempt.unit] = now_ms
-        self._sequence += 1
+        self._sequence = max(self._sequence + 1, self._ahead.pop(attempt.attempt_id, 0))
         self._observe(run, attempt, now_ms)
         if attempt.short_circuited:
             self._counters.announce_refusal(attempt, now_ms)
@@ -697,7 +707,24 @@ class Replay:
         observation = observation_of(self._sequence, now_ms, attempt)
         if not attempt.short_circuited and observation.version != run.version:
             observation = changed(observation, version=run.version)
-        self._breakers.observe(key, observation, rules, now_ms)
+        soon = partial(self._soon, key, now_ms) if run.follows and self._has_old_breaker(run) else None
+        if self._breakers.observe(key, observation, rules, now_ms, soon):
+            self.findings.races["order of outcomes"] += 1
+
+    def _has_old_breaker(self, run: ReplayedJob) -> bool:
+        before = self._before.agents.get(run.job.record.agent)
+        return before is not None and before.breaker == run.agent.breaker
+
+    def _soon(self, key: BreakerKey, now_ms: int) -> Iterator[Observation]:
+        """Yields the outcomes that a breaker's log has next, within `ORDER_MS`."""
+        ends = (event for event in self._events if event[0] <= now_ms + ORDER_MS and event[4] == self._end)
+        for at_ms, *_, (run, attempt) in sorted(ends):
+            rules = run.agent.breaker
+            if not run.follows or rules is None or attempt.short_circuited:
+                continue
+            if BreakerKey.of(rules.scope, attempt.agent, attempt.unit, attempt.provider) == key:
+                place = self._ahead.setdefault(attempt.attempt_id, self._sequence + (len(self._ahead) + 1) * _ROOM)
+                yield changed(observation_of(place, at_ms, attempt), version=run.version)
 
     def _step(self, run: ReplayedJob, attempt: Attempt, now_ms: int) -> _Step | None:
         """Returns what follows an attempt; None if the job has its answer."""
@@ -771,7 +798,7 @@ class Replay:
                 at_ms = now_ms
         if following is not None:
             at_ms = max(now_ms, following.asked_ms)
-        self._at(at_ms, _ASKS, partial(self._ask, run))
+        self._at(at_ms, _ASKS, self._ask, run)
 
     def _conclude(self, run: ReplayedJob, step: Stop | None, now_ms: int) -> None:
         record = run.job.record
@@ -875,7 +902,7 @@ class Replay:
             return
         self._unresolved.add(alert.key)
         if (at := due_at(alert)) is not None:
-            self._at(ms_from_time(at), _LOOKS, partial(self._resolve_due, alert.key))
+            self._at(ms_from_time(at), _LOOKS, self._resolve_due, alert.key)
 
 
 def is_of_person(alert: Alert) -> bool:
@@ -885,6 +912,9 @@ def is_of_person(alert: Alert) -> bool:
 
 _ENDS, _ASKS, _LOOKS = range(3)
 """The order of what happens at one moment: attempts end, calls ask, breakers are looked at."""
+
+_ROOM = 2**32
+"""The places that are left between outcomes ahead of their turn, for those that the log has before them."""
 
 _AFTER_ALL = 2**53
 """The place in the log of an attempt that it does not have."""
