@@ -132,9 +132,9 @@ class ReplayedBreakers:
         after, change = observe(breaker, observation, rules, now_ms, JITTER)
         is_reordered = False
         if soon is not None and (observation.failed or observation.gave_up):
-            other = self._in_other_order(key, breaker, observation, rules, now_ms, (after, change), soon)
-            if other is not None:
-                breaker, observation = other
+            reordered = self._in_other_order(key, breaker, observation, rules, now_ms, (after, change), soon)
+            if reordered is not None:
+                breaker, observation = reordered
                 after, change = observe(breaker, observation, rules, now_ms, JITTER)
                 is_reordered = True
         if change is None:
@@ -177,12 +177,12 @@ class ReplayedBreakers:
         outcomes = [*soon()]
         failures = [outcome for outcome in outcomes if outcome.failed]
         breakers = [*self._with_other_successes(key, breaker, rules, now_ms, outcomes)]
-        for first, other in product([observation, *failures], [breaker, *breakers]):
-            _, other_change = observe(other, first, rules, now_ms, JITTER)
-            if other_change is None and first is observation:
-                without_change = without_change or (other, first)
-            elif other_change is not None and recorded is not None and _agrees(other_change, recorded):
-                return other, first
+        for first, variant in product([observation, *failures], [breaker, *breakers]):
+            _, change_of_variant = observe(variant, first, rules, now_ms, JITTER)
+            if change_of_variant is None and first is observation:
+                without_change = without_change or (variant, first)
+            elif change_of_variant is not None and recorded is not None and _agrees(change_of_variant, recorded):
+                return variant, first
         return None if change is None else without_change
 
     def _with_other_successes(

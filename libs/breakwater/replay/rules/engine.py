@@ -626,6 +626,9 @@ class Replay:
             return False
         if reason == "budget_exceeded":
             return self._counters.changes_near(recorded, now_ms, RACE_MS)
+        task_key = run.job.record.task_key
+        if reason == "guard_tripped" and task_key is not None:
+            return self._tasks.changes_near(TaskName(run.job.record.tenant, task_key), now_ms, RACE_MS)
         key = self._key_of(run, recorded)
         return reason == "breaker_open" and key is not None and self._breakers.changes_near(key, now_ms, RACE_MS)
 

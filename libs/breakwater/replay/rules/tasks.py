@@ -39,6 +39,8 @@ class TaskState:
         holds: what jobs under way may have cost after their calls, in nano-dollars.
         over: the jobs that count for nothing any more: they are counted, or of a life before a reset.
         touched_ms: the time of its latest call or end of a job, in milliseconds since the epoch.
+        touched_by: the job of that.
+        earlier_ms: the time of the latest call or end of a job before those of `touched_by`.
     """
 
     task: Task = field(default_factory=Task)
@@ -48,6 +50,15 @@ class TaskState:
     holds: dict[str, int] = field(default_factory=dict[str, int])
     over: set[str] = field(default_factory=set[str])
     touched_ms: int = 0
+    touched_by: str = ""
+    earlier_ms: int = 0
+
+    def touch(self, execution_id: str, now_ms: int) -> None:
+        """Notes a call or the end of a job."""
+        if execution_id != self.touched_by:
+            self.earlier_ms = self.touched_ms
+            self.touched_by = execution_id
+        self.touched_ms = now_ms
 
     def enter(self, execution_id: str, cost: int, cap: int | None, *, steps: int = 1) -> tuple[int, bool]:
         """Counts a job as an iteration, once, and holds its cost after its call where the limit has room for it.
@@ -182,7 +193,7 @@ class ReplayedTasks:
         is_over = False
         if name is not None:
             state = self._state_of(name)
-            state.touched_ms = now_ms
+            state.touch(record.execution_id, now_ms)
             steps = int(record.api != "embeddings")
             number, is_over = state.enter(
                 record.execution_id, cost + (worst_case or 0), rules.max_cost_usd, steps=steps
@@ -225,10 +236,15 @@ class ReplayedTasks:
             if state.holds.get(execution_id, 0) > spent:
                 state.hold(execution_id, spent)
 
+    def changes_near(self, name: TaskName, now_ms: int, within_ms: int) -> bool:
+        """Returns True if another job of the task has called or ended within some time before its latest one."""
+        state = self._tasks.get(name)
+        return state is not None and now_ms - state.earlier_ms <= within_ms
+
     def end(self, name: TaskName, record: Execution, rules: GuardRules, now_ms: int) -> None:
         """Counts a concluded job in its task, and stops the task if a rule says so."""
         state = self._state_of(name)
-        state.touched_ms = now_ms
+        state.touch(record.execution_id, now_ms)
         outcome = outcome_of(record, rules)
         task = state.record(record.execution_id, outcome)
         if outcome.failed is not None and (trip := after_job(task, rules)) is not None:
