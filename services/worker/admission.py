@@ -11,7 +11,8 @@ from typing import Any
 
 from breakwater.breakers.gate import BreakerGate, BreakerWatch, TaskBreakerGate
 from breakwater.calls.claim_gate import ClaimGate
-from breakwater.calls.gate import LEASE_MARGIN_S, Admission, AskAgain, Gate, GateVerdict, Refused, WaitForCapacity
+from breakwater.calls.gate import Admission, AskAgain, Gate, GateVerdict, Refused, WaitForCapacity
+from breakwater.calls.rules.waits import LEASE_MARGIN_S
 from breakwater.jobs.held_claims import JobCancelledError
 from breakwater.jobs.store.executions import ClaimLostError
 from breakwater.kernel.redis.connection import ScriptCommand

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from breakwater.breakers.rules.breaker import caller_of
 from breakwater.calls.assignment import Assignment, Checkpoint, Deferred, InFlight, JobEnd
-from breakwater.calls.gate import POLL_S, Admission, AskAgain, Gate, Refused, WaitForCapacity
+from breakwater.calls.gate import Admission, AskAgain, Gate, Refused, WaitForCapacity
 from breakwater.calls.providers.base import Answer
 from breakwater.calls.rules.classify import WORKER_LOST, classification_of, is_of_key
 from breakwater.calls.rules.parameters import RefusedParams, refused_params
@@ -32,6 +32,7 @@ from breakwater.calls.rules.retry import (
     is_retryable,
     of_batch,
 )
+from breakwater.calls.rules.waits import POLL_S
 from breakwater.calls.targets import Target
 from breakwater.dialects.rules.params import KNOWN_PARAMS
 from breakwater.dialects.rules.provider_state import is_of_model

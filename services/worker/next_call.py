@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from breakwater.calls.assignment import Assignment, Checkpoint, InFlight
-from breakwater.calls.gate import LEASE_MARGIN_S, Admission
+from breakwater.calls.gate import Admission
 from breakwater.calls.rules.repairs import NO_REPAIRS, Repairs
+from breakwater.calls.rules.waits import LEASE_MARGIN_S
 from breakwater.calls.targets import Target
 from breakwater.dialects.rules.provider_state import substitutes_in
 from breakwater.jobs.contract.execution import Reason

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from breakwater.jobs.contract.execution import Attempt
-from breakwater.limits.rules.budget import fits, spent_by
+from breakwater.jobs.rules.record import spent_by
+from breakwater.limits.rules.budget import fits
 from tests.tables import each_row
 
 NANO = st.integers(0, 2**60)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from datetime import UTC, datetime
-from typing import Any
 
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from breakwater.jobs.contract.execution import Attempt
@@ -21,6 +18,7 @@ from breakwater.replay.rules.counters import ReplayedCounters
 from tests.limits.limit_tables import limit_table
 from tests.limits.test_budgets_store import LOG, ZONE, ask, caps, filled
 from tests.records.test_messages import attempt
+from tests.replay.properties import Steps, check_beside_redis
 from tests.servers import RunningServer
 
 TABLE = limit_table(caps(daily=250), {"a": caps(daily=120, monthly=200), "b": caps(enforcement="soft", daily=40)}, {})
@@ -35,18 +33,7 @@ STEPS = st.one_of(
 
 
 def test_counters_are_what_the_scripts_make_of_them(redis_server: RunningServer) -> None:
-    with asyncio.Runner() as runner:
-        redis = Redis(redis_server.url)
-
-        @settings(max_examples=3 * settings.default.max_examples)
-        @given(st.lists(STEPS, min_size=5, max_size=25))
-        def agree(steps: list[tuple[Any, ...]]) -> None:
-            runner.run(_agree(redis, steps))
-
-        try:
-            agree()
-        finally:
-            runner.run(redis.close())
+    check_beside_redis(redis_server.url, STEPS, _agree, times=3)
 
 
 def call_of(name: str, agent: str, reserved: int, cost: int = 0) -> Attempt:
@@ -56,8 +43,7 @@ def call_of(name: str, agent: str, reserved: int, cost: int = 0) -> Attempt:
     )  # fmt: skip
 
 
-async def _agree(redis: Redis, steps: list[tuple[Any, ...]]) -> None:
-    await redis.client.flushall()
+async def _agree(redis: Redis, steps: Steps) -> None:
     await filled(redis)
     budgets = Budgets(redis, ZONE)
     counters = ReplayedCounters(TABLE, ZONE, lambda _: None)

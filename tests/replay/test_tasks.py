@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import Any
-
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from breakwater.jobs.store.task_keys import TaskKey
@@ -13,6 +9,7 @@ from breakwater.kernel.redis.connection import Redis
 from breakwater.limits.rules.guard import JobOutcome, Trip
 from breakwater.limits.store.tasks import Tasks
 from breakwater.replay.rules.tasks import TaskState
+from tests.replay.properties import Steps, check_beside_redis
 from tests.servers import RunningServer
 
 KEY = TaskKey("acme", "t")
@@ -38,22 +35,10 @@ STEPS = st.one_of(
 
 
 def test_a_task_is_what_the_scripts_make_of_it(redis_server: RunningServer) -> None:
-    with asyncio.Runner() as runner:
-        redis = Redis(redis_server.url)
-
-        @settings(max_examples=5 * settings.default.max_examples)
-        @given(st.lists(STEPS, min_size=5, max_size=25))
-        def agree(steps: list[tuple[Any, ...]]) -> None:
-            runner.run(_agree(redis, steps))
-
-        try:
-            agree()
-        finally:
-            runner.run(redis.close())
+    check_beside_redis(redis_server.url, STEPS, _agree, times=5)
 
 
-async def _agree(redis: Redis, steps: list[tuple[Any, ...]]) -> None:
-    await redis.client.flushall()
+async def _agree(redis: Redis, steps: Steps) -> None:
     tasks = Tasks(redis)
     state = TaskState()
     for step in steps:

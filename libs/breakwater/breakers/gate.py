@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any, ClassVar
 
+from breakwater.breakers.rules.admission import PROBE_WAIT_S
 from breakwater.breakers.rules.breaker import ALL, BreakerKey, caller_of, task_of
 from breakwater.breakers.rules.refusals import breaker_open
 from breakwater.breakers.rules.transitions import half_opened
@@ -28,9 +29,6 @@ from breakwater.kernel.redis.connection import ScriptCommand, StateUnavailableEr
 from breakwater.kernel.types import time_from_ms
 
 CHECK_EVERY_S = ALIVE_MS / 5000
-
-PROBE_WAIT_S = 2.0
-"""The longest wait for the end of another call's probe. Longer waits would delay the agent's other jobs."""
 
 PROBE_POLL_S = 0.1
 """The interval of the checks for that; random jitter at most doubles it."""

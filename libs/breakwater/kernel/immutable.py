@@ -32,5 +32,5 @@ def changed(value: Value, **changes: Any) -> Value:
 
 @cache
 def _fields_of(kind: type[Any]) -> tuple[tuple[str, ...], Callable[[object], tuple[Any, ...]]]:
-    names = tuple(one.name for one in fields(kind))
+    names = tuple(entry.name for entry in fields(kind))
     return names, attrgetter(*names)

@@ -17,6 +17,7 @@ import structlog
 from breakwater.calls.assignment import Assignment, Checkpoint
 from breakwater.jobs.contract.execution import FailureStatistics, Result
 from breakwater.jobs.contract.job import Job
+from breakwater.jobs.rules.record import spent_by
 from breakwater.jobs.store.executions import Executions
 from breakwater.jobs.store.records import stored_result
 from breakwater.jobs.store.task_keys import TaskKey
@@ -29,7 +30,6 @@ from breakwater.kernel.redis.connection import Redis, ScriptCommand, StateUnavai
 from breakwater.kernel.security.encryption import DecryptionError
 from breakwater.kernel.types import time_from_ms
 from breakwater.limits.contract import GuardEvent
-from breakwater.limits.rules.budget import spent_by
 from breakwater.limits.rules.guard import Task, Trip, after_job, outcome_of, task_statistics
 from breakwater.limits.settings import GuardRules
 from breakwater.limits.store.tasks import Tasks, TripRecord

@@ -19,7 +19,8 @@ from breakwater.breakers.rules.breaker import BreakerKey
 from breakwater.breakers.store import Saving
 from breakwater.calls.assignment import Checkpoint
 from breakwater.calls.claim_gate import ClaimGate
-from breakwater.calls.gate import POLL_S, Admission, AskAgain, ClaimLostError, Gate, Refused, WaitForCapacity
+from breakwater.calls.gate import Admission, AskAgain, ClaimLostError, Gate, Refused, WaitForCapacity
+from breakwater.calls.rules.waits import POLL_S
 from breakwater.config import LiveConfig, parse_config
 from breakwater.jobs.contract.execution import Cancellation, ErrorInfo, Reason
 from breakwater.jobs.metrics import WorkerMetrics

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from breakwater.breakers.gate import PROBE_WAIT_S
+from breakwater.breakers.rules.admission import PROBE_WAIT_S
 from breakwater.breakers.rules.breaker import Breaker, BreakerKey
 from breakwater.breakers.store import Saving
 from breakwater.jobs.store.executions import Claim

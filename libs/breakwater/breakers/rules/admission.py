@@ -9,6 +9,9 @@ from dataclasses import dataclass, replace
 
 from breakwater.breakers.rules.breaker import Breaker
 
+PROBE_WAIT_S = 2.0
+"""The longest wait for the end of another call's probe. Longer waits would delay the agent's other jobs."""
+
 
 @dataclass(frozen=True, slots=True)
 class BreakerAnswer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from decimal import Decimal
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import AliasChoices, Field, JsonValue, StringConstraints, model_validator
 
@@ -46,6 +46,8 @@ Cause = Literal[
 
 `batch` is the first attempt for the next inputs of an embeddings job, if its model takes fewer inputs at a time.
 """
+REPAIRS: frozenset[Cause] = frozenset(get_args(Cause)[get_args(Cause).index("orphan_recovery") :]) - {"probe"}
+"""The causes of attempts that go on with a job after a repair, or with its next inputs."""
 Waste = Literal["retry", "redeployment", "fallback", "self_correction", "worker_lost", "failed", "cancelled"]
 """The reason why the cost of an attempt was wasted: the step that followed it, or its failure."""
 CostBasis = Literal["billed", "estimated", "unknown", "none"]

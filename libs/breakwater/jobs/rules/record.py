@@ -71,6 +71,16 @@ def totals(attempts: Iterable[Attempt], *, answered: bool) -> ExecutionTotals:
     )
 
 
+def spent_by(attempts: Iterable[Attempt]) -> int:
+    """Returns the cost of a job's attempts, in nano-dollars. An unknown cost counts as its reservation."""
+    return sum((attempt.reserved or 0) if attempt.cost is None else attempt.cost for attempt in attempts)
+
+
+def tokens_of(attempts: Iterable[Attempt]) -> int:
+    """Returns the input and output tokens of a job's attempts, as far as they are known."""
+    return sum((attempt.input_tokens or 0) + (attempt.output_tokens or 0) for attempt in attempts)
+
+
 def _wasted_by_cause(called: Sequence[Attempt], useful: Collection[int], parts: Collection[int]) -> dict[Waste, int]:
     wasted: dict[Waste, int] = {}
     for attempt, following in zip_longest(called, called[1:]):

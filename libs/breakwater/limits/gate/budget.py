@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from breakwater.calls.gate import POLL_S, Admission, AskAgain, Gate, GateVerdict, Refused, WaitForCapacity
+from breakwater.calls.gate import Admission, AskAgain, Gate, GateVerdict, Refused, WaitForCapacity
 from breakwater.calls.rules.retry import LONG_WAIT_S, LONG_WAIT_SLACK_S
+from breakwater.calls.rules.waits import POLL_S
 from breakwater.jobs.contract.execution import Attempt
+from breakwater.jobs.rules.record import spent_by
 from breakwater.kernel.nats.subjects import encode_token
 from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage
@@ -28,7 +30,6 @@ from breakwater.limits.rules.budget import (
     LimitTable,
     OverBudget,
     fits,
-    spent_by,
 )
 from breakwater.limits.rules.caller_limits import WindowState, caller_limits
 from breakwater.limits.rules.ledger import figures_of
@@ -256,14 +257,11 @@ class BudgetGate(Gate):
             "budget_exceeded",
             refusals.over_budget(over, self.admission.flight.model, wait_s),
             refused_by=over.counter.name,
-            refused_cap=over.limit
-            if over.counter.unit == "usd" and (over.amount <= over.limit or not over.limit)
-            else None,
-            ends_chain=over.counter.cap is not None and over.counter.cap.action == "refuse",
+            refused_cap=over.cap,
+            ends_chain=over.does("refuse"),
             of_deployment=_is_of_deployment(over.counter.key),
         )
-        waits = over.counter.cap is not None and over.counter.cap.action == "wait" and over.amount <= over.limit
-        if not waits or wait_s is None:
+        if not over.does("wait") or over.amount > over.limit or wait_s is None:
             return refused
         # It is refused if its time does not last until the next period.
         return WaitForCapacity(max(wait_s, POLL_S) + FIRST_POLL_S * self.jitter(), refused)

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from breakwater.calls.gate import POLL_S, Gate, GateVerdict, Refused, WaitForCapacity
+from breakwater.calls.gate import Gate, GateVerdict, Refused, WaitForCapacity
+from breakwater.calls.rules.waits import POLL_S
+from breakwater.jobs.rules.record import spent_by, tokens_of
 from breakwater.jobs.store.executions import ClaimLostError
 from breakwater.jobs.store.task_keys import TaskKey
 from breakwater.kernel.redis.connection import ScriptCommand
-from breakwater.limits.rules.budget import spent_by
-from breakwater.limits.rules.guard import Task, Trip, before_call, near_cap, task_statistics
+from breakwater.limits.rules.guard import Task, Trip, near_cap, stop_before_call, task_statistics
 from breakwater.limits.rules.refusals import task_budget_held, task_stopped
 from breakwater.limits.store.tasks import TaskTurn, TripRecord
 from breakwater.limits.task_guards import FIRST_JOBS, TaskGuards, shared_task
@@ -55,11 +56,10 @@ class TaskGate(Gate):
             self.announces = not tries_next
             return replace(alone, ends_chain=not tries_next)
         rules, key = shared
-        hold = spent_by(admission.checkpoint.attempts) + (admission.flight.reserved or 0)
         return self.guards.tasks.enter_command(
             key,
             admission.job.execution_id,
-            hold=hold,
+            hold=spent_by(admission.checkpoint.attempts) + (admission.flight.reserved or 0),
             cap=rules.max_cost_usd,
             dry_run=admission.lease_ms is None,
             is_step=admission.job.job.api != "embeddings",
@@ -80,37 +80,22 @@ class TaskGate(Gate):
         assert rules is not None
         if entered.tripped is not None:
             return self._stop(entered.tripped, entered.task)
-        tokens = sum((attempt.input_tokens or 0) + (attempt.output_tokens or 0) for attempt in attempts)
+        worst_case = self.admission.flight.reserved
+        stop = stop_before_call(entered.task, entered.number, rules, attempts, worst_case)
+        if stop is not None:
+            return self._stop(*stop)
         cost = spent_by(attempts)
-        trip = before_call(
-            entered.task,
-            entered.number,
-            rules,
-            tokens=tokens,
-            cost=cost,
-            worst_case=self.admission.flight.reserved,
-        )
-        if trip is not None:
-            # Includes the usage of this job, which is no iteration if its first call is refused.
-            iterations = entered.task.iterations if attempts else entered.number - 1
-            used = replace(
-                entered.task,
-                iterations=iterations,
-                tokens=entered.task.tokens + tokens,
-                cost=entered.task.cost + cost,
-            )
-            return self._stop(trip, used)
         if entered.over_cap:
             error = task_budget_held(
                 self.admission.job.agent_name,
                 used=entered.task.cost + cost + entered.other_holds,
-                worst_case=self.admission.flight.reserved or 0,
+                worst_case=worst_case or 0,
                 cap=rules.max_cost_usd,
             )
             refused = Refused("budget_exceeded", error, refused_by="task")
             return WaitForCapacity(POLL_S * (1 + self.jitter()), refused)
         if entered.unwarned is not None and self.admission.lease_ms is not None:
-            near = near_cap(entered.task, entered.number, rules, tokens=tokens, cost=cost)
+            near = near_cap(entered.task, entered.number, rules, tokens=tokens_of(attempts), cost=cost)
             if near is not None:
                 self._near = entered.unwarned, near, entered.task
                 self.announces = True
@@ -120,11 +105,8 @@ class TaskGate(Gate):
         self._stopped = _StopVerdict(why, task)
         self.announces = True
         job = self.admission.job
-        trip, agent, by = (
-            (why, job.agent_name, job.execution_id)
-            if isinstance(why, Trip)
-            else (why.trip, why.agent, why.execution_id)
-        )
+        this_job = job.agent_name, job.execution_id
+        trip, agent, by = (why, *this_job) if isinstance(why, Trip) else (why.trip, why.agent, why.execution_id)
         error = task_stopped(
             trip.rule,
             trip.reason,

@@ -21,6 +21,7 @@ from breakwater.limits.contract import (
     BudgetEvent,
     BudgetScope,
     Enforcement,
+    LimitAction,
     LimitRaise,
     LimitSettings,
     LimitUnit,
@@ -50,7 +51,7 @@ from breakwater.limits.rules.scopes import (
 from breakwater.limits.settings import OTHERS
 
 if TYPE_CHECKING:
-    from breakwater.jobs.contract.execution import Attempt
+    pass
 
 WINDOWS: tuple[Window, ...] = get_args(Window)
 """The windows, the shortest first."""
@@ -696,11 +697,6 @@ def fits(amount: int, *, limit: int | None, spent: int) -> bool:
     return limit is None or spent + amount <= limit
 
 
-def spent_by(attempts: Iterable[Attempt]) -> int:
-    """Returns the cost of a job's attempts, in nano-dollars. An unknown cost counts as its reservation."""
-    return sum((attempt.reserved or 0) if attempt.cost is None else attempt.cost for attempt in attempts)
-
-
 @dataclass(frozen=True, slots=True)
 class OverBudget:
     """A refused reservation.
@@ -727,6 +723,15 @@ class OverBudget:
     def by_reservations(self) -> bool:
         """Returns True if only calls in flight leave no room; they mostly cost less than they reserve."""
         return fits(self.amount, limit=self.limit, spent=self.spent)
+
+    @property
+    def cap(self) -> int | None:
+        """The limit, in nano-dollars, as its refusal names it; None if it is too small for any such call."""
+        return self.limit if self.counter.unit == "usd" and (self.amount <= self.limit or not self.limit) else None
+
+    def does(self, action: LimitAction) -> bool:
+        """Returns True if the config says that its limit does this with a call."""
+        return self.counter.cap is not None and self.counter.cap.action == action
 
 
 RECENT_PARTS = 8

@@ -21,6 +21,7 @@ from breakwater.alerts.contract import Alert
 from breakwater.alerts.rules.incidents import decide, due, due_at
 from breakwater.alerts.rules.signals import Resolved, signals_of
 from breakwater.breakers.contract import BreakerTransition
+from breakwater.breakers.rules.admission import PROBE_WAIT_S
 from breakwater.breakers.rules.breaker import BreakerKey, Observation, caller_of, consecutive_failures
 from breakwater.breakers.rules.failure_statistics import breaker_statistics
 from breakwater.breakers.rules.observations import observation_of
@@ -28,13 +29,14 @@ from breakwater.breakers.rules.refusals import breaker_open
 from breakwater.calls.rules.classify import classification_of
 from breakwater.calls.rules.retry import NextModel, Redeploy, Retry, Stop, after_failure, cause_after, failures_on
 from breakwater.calls.rules.unanswered import why_unanswered
+from breakwater.calls.rules.waits import LEASE_MARGIN_S, POLL_S
 from breakwater.calls.settings import RetryPolicy
-from breakwater.jobs.contract.execution import Attempt, Cause, ErrorInfo, Execution, FailureStatistics, Reason
-from breakwater.jobs.rules.record import status_of, totals
+from breakwater.jobs.contract.execution import REPAIRS, Attempt, ErrorInfo, Execution, FailureStatistics, Reason
+from breakwater.jobs.rules.record import spent_by, status_of, totals
 from breakwater.kernel.immutable import changed
 from breakwater.kernel.types import ms_from_time, time_from_ms
 from breakwater.limits.contract import BudgetEvent, GuardEvent
-from breakwater.limits.rules.budget import OWN_CAP, fits, spent_by
+from breakwater.limits.rules.budget import OWN_CAP, fits
 from breakwater.limits.rules.guard import task_statistics
 from breakwater.limits.rules.refusals import budget_held, over_budget, over_own_cap, task_stopped
 from breakwater.replay.rules.breakers import JITTER, LOOK_EVERY_MS, ORDER_MS, ReplayedBreakers
@@ -43,14 +45,8 @@ from breakwater.replay.rules.history import AgentPolicy, Changes, LoggedAttempt,
 from breakwater.replay.rules.tasks import ReplayedTasks, TaskName, TaskVerdict
 from breakwater.replay.rules.world import World, as_call_of, cut_off_after
 
-LEASE_MARGIN_S = 120.0
-"""The time for which a probe outlives its call, as `calls.gate` has it."""
-
-POLL_MS = 250
+POLL_MS = round(POLL_S * 1000)
 """The interval at which a call that waits for capacity asks again."""
-
-PROBE_WAIT_MS = 2_000
-"""The longest wait for the end of another call's probe, as `breakers.gate` has it."""
 
 RACE_MS = 250
 """The most time between a change and a call for which the order of the two is unknown: clocks differ, and a worker
@@ -58,19 +54,6 @@ learns the answer a moment after it was given."""
 
 OWN_CALL_MS = 1_000
 """The most time between a recorded call and another moment at which it would have ended in the same way."""
-
-_REPAIRS: frozenset[Cause] = frozenset(
-    {
-        "orphan_recovery",
-        "self_correction",
-        "context_trim",
-        "credential_refresh",
-        "output_limit",
-        "parameter",
-        "provider_state",
-        "batch",
-    }
-)
 
 _REPLAYED: frozenset[Reason] = frozenset({"breaker_open", "budget_exceeded", "guard_tripped"})
 """The reasons of refusals that the replay decides itself."""
@@ -539,7 +522,7 @@ class Replay:
                 unique_errors=len(breaker.errors_seen),
             ),
         )
-        return _Verdict(refusal, waits=admission.is_probe and run.is_at_last and run.waited_ms < PROBE_WAIT_MS)
+        return _Verdict(refusal, waits=admission.is_probe and run.is_at_last and run.waited_ms < PROBE_WAIT_S * 1000)
 
     def _of_limits(self, call: Attempt, now_ms: int) -> _Verdict | None:
         over = self._counters.reserve(call, now_ms)
@@ -550,13 +533,12 @@ class Replay:
                 ReplayedRefusal("budget_exceeded", budget_held(over, call.model), over.counter.name), waits=True
             )
         wait_s = None if over.resets_at is None else max(0.0, (ms_from_time(over.resets_at) - now_ms) / 1000)
-        may_fit = over.counter.unit == "usd" and (over.amount <= over.limit or not over.limit)
         refusal = ReplayedRefusal(
             "budget_exceeded",
             over_budget(over, call.model, wait_s),
             refused_by=over.counter.name,
-            refused_cap=over.limit if may_fit else None,
-            ends_chain=over.counter.cap is not None and over.counter.cap.action == "refuse",
+            refused_cap=over.cap,
+            ends_chain=over.does("refuse"),
         )
         return _Verdict(refusal)
 
@@ -741,7 +723,7 @@ class Replay:
             return step
         if attempt.outcome == "cancelled":
             return Stop("cancelled")
-        if following is not None and following.attempt.cause in _REPAIRS:
+        if following is not None and following.attempt.cause in REPAIRS:
             self.findings.followed[following.attempt.cause] += 1
             return "repair"
         if attempt.outcome == "success" and following is None:

@@ -6,10 +6,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from breakwater.jobs.contract.execution import Attempt, Execution
+from breakwater.jobs.rules.record import spent_by, tokens_of
 from breakwater.kernel.types import time_from_ms
 from breakwater.limits.contract import GuardEvent
-from breakwater.limits.rules.budget import spent_by
-from breakwater.limits.rules.guard import JobOutcome, Task, Trip, after_job, before_call, near_cap, outcome_of
+from breakwater.limits.rules.guard import (
+    JobOutcome,
+    Task,
+    Trip,
+    after_job,
+    near_cap,
+    outcome_of,
+    stop_before_call,
+)
 from breakwater.limits.settings import GuardRules
 
 MAX_KEPT = 100
@@ -186,7 +194,7 @@ class ReplayedTasks:
         """
         tokens = cost = 0
         if attempts:
-            tokens = sum((attempt.input_tokens or 0) + (attempt.output_tokens or 0) for attempt in attempts)
+            tokens = tokens_of(attempts)
             cost = spent_by(attempts)
         state = _ALONE
         number = 1
@@ -201,12 +209,9 @@ class ReplayedTasks:
         task = state.task
         if state.trip is not None:
             return TaskVerdict(state.trip, task)
-        trip = before_call(task, number, rules, tokens=tokens, cost=cost, worst_case=worst_case)
-        if trip is not None:
-            iterations = task.iterations if attempts else number - 1
-            return TaskVerdict(
-                trip, replace(task, iterations=iterations, tokens=task.tokens + tokens, cost=task.cost + cost)
-            )
+        stop = stop_before_call(task, number, rules, attempts, worst_case)
+        if stop is not None:
+            return TaskVerdict(*stop)
         if is_over:
             return TaskVerdict(None, task, waits=True)
         if name is not None and not state.warned:
