@@ -692,22 +692,15 @@ class Replay:
         observation = observation_of(self._sequence, now_ms, attempt)
         if not attempt.short_circuited and observation.version != run.version:
             observation = changed(observation, version=run.version)
-        soon = partial(self._soon, key, now_ms) if run.follows and self._has_old_breaker(run) else None
+        soon = partial(self._soon, key, now_ms) if run.follows and self._is_as_it_was(run, attempt) else None
         if self._breakers.observe(key, observation, rules, now_ms, soon):
             self.findings.races["order of outcomes"] += 1
-
-    def _has_old_breaker(self, run: ReplayedJob) -> bool:
-        before = self._before.agents.get(run.job.record.agent)
-        return before is not None and before.breaker == run.agent.breaker
 
     def _soon(self, key: BreakerKey, now_ms: int) -> Iterator[Observation]:
         """Yields the outcomes that a breaker's log has next, within `ORDER_MS`."""
         ends = (event for event in self._events if event[0] <= now_ms + ORDER_MS and event[4] == self._end)
         for at_ms, *_, (run, attempt) in sorted(ends):
-            rules = run.agent.breaker
-            if not run.follows or rules is None or attempt.short_circuited:
-                continue
-            if BreakerKey.of(rules.scope, attempt.agent, attempt.unit, attempt.provider) == key:
+            if run.follows and not attempt.short_circuited and self._key_of(run, attempt) == key:
                 place = self._ahead.setdefault(attempt.attempt_id, self._sequence + (len(self._ahead) + 1) * _ROOM)
                 yield changed(observation_of(place, at_ms, attempt), version=run.version)
 
