@@ -38,6 +38,7 @@ from breakwater.kernel.telemetry.http_metrics import CountRequests, RequestCount
 from breakwater.kernel.telemetry.metrics import HttpMetrics
 from breakwater.limits.pages import budgets, limits
 from breakwater.records.pages import audit, costs, execution, executions
+from breakwater.replay import pages as configs
 
 PAGES = (
     overview,
@@ -52,6 +53,7 @@ PAGES = (
     costs,
     alerts,
     dead_letters,
+    configs,
     audit,
 )
 """All modules of pages, in the order of the navigation. Each has its routes, and its link in the navigation or None."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from urllib.request import Request, urlopen
 
 import pytest
+import yaml
 from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from tests.browser.conftest import RunningPlane, Visitor
@@ -535,6 +536,33 @@ def arriving_in_pieces(console_url: str) -> Generator[str]:
             yield f"http://127.0.0.1:{server.server_port}"
         finally:
             server.shutdown()
+
+
+def test_a_config_is_tried_on_the_jobs_of_the_day(visitor: Visitor, plane: RunningPlane):
+    page = visitor.page
+    visitor.open("/config")
+    wrong = page.get_by_label("Changed config, in YAML")
+    wrong.fill("agents: {writer: {modle: m}}")
+    page.get_by_role("button", name="Try it on these jobs").click()
+    expect(page.get_by_role("alert")).to_contain_text("agents.writer.modle: is not a known setting; did you mean")
+    document = yaml.safe_load((plane.data / "breakwater.simulated.yaml").read_text())
+    document["agents"]["small-budget"]["budget"]["daily_usd"] = "0.0003"
+    wrong.fill(yaml.safe_dump(document))
+    page.get_by_role("button", name="Try it on these jobs").click()
+    headline = page.get_by_role("heading", name="would have been refused")
+    expect(headline).to_be_visible()
+    assert re.match(r"\d+ (\(.*\) )?more of \d+ jobs would have been refused; spend −.* → ", headline.inner_text())
+    expect(page.locator(".chart.drawn")).to_have_count(2)
+    expect(page.get_by_role("region", name="Jobs that change most").get_by_role("link").first).to_be_visible()
+    check_markup(page)
+    visitor.shoot("config-plan")
+    show_as(page, **PHONE_AT_NIGHT)
+    wait_until(lambda: page.evaluate("document.documentElement.scrollWidth") <= 390, "the page to fit")
+    visitor.shoot("config-plan-phone")
+    unfold(page)
+    check_with_axe(page)
+    show_as(page, **LAPTOP)
+    check_with_axe(page, CONTRAST)
 
 
 def test_nothing_moves_on_a_page_that_arrives_in_pieces(newcomer: Visitor, plane: RunningPlane):

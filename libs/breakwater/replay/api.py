@@ -67,21 +67,21 @@ class ConfigPlanRoutes:
     async def plan_config(self, request: Request) -> Response:
         """Streams the progress and the report. Raises RequestError: the request is invalid."""
         body = await read_body(request, 4 * MAX_CONFIG, A_REQUEST)
-        asked = read_command(body, ConfigPlanRequest)
-        until = asked.until or utc_now()
-        if asked.since >= until:
+        plan_request = read_command(body, ConfigPlanRequest)
+        until = plan_request.until or utc_now()
+        if plan_request.since >= until:
             raise RequestError(422, "invalid_request", "`since` must be before `until`")
-        text = asked.config
+        text = plan_request.config
         if text is None:
-            text = await self._stored(asked.version or "")
+            text = await self._applied_config(plan_request.version or "")
         url = self.planner.clickhouse_url.get_secret_value()
         task = PlanTask(
             clickhouse_url=url,
             config=text,
             before=self.config.text,
-            since=asked.since,
+            since=plan_request.since,
             until=until,
-            agent=asked.agent,
+            agent=plan_request.agent,
         )
         return StreamedRows(
             request,
@@ -95,7 +95,7 @@ class ConfigPlanRoutes:
             ),
         )
 
-    async def _stored(self, version: str) -> str:
+    async def _applied_config(self, version: str) -> str:
         """Returns the text of a config that was applied. Raises RequestError: it is not stored, or can't be read."""
         try:
             text = await self.configs.load(version)

@@ -18,7 +18,7 @@ from breakwater.local.plane import config_to_edit
 from breakwater.records.commands.record_source import CLICKHOUSE_VARIABLE
 from breakwater.replay.contract import ConfigPlan
 from breakwater.replay.plan import MAX_SILENCE_S, plan_config
-from breakwater.replay.views import DAYS, JOBS, LIMITS, LINES, headline, lines_of, markdown_of
+from breakwater.replay.views import DAYS, JOBS, LIMITS, headline, line_columns, lines_of, markdown_of
 
 _INCREASE = re.compile(r"(\d+(?:\.\d+)?)\s*%?")
 
@@ -120,7 +120,8 @@ def _excess(report: ConfigPlan, max_newly_refused: int | None, increase: float |
 def _show(report: ConfigPlan) -> None:
     output.print_styled((headline(report), "bold"))
     output.print_styled(f"{quantity(report.jobs, 'job')} from {moment(report.since)} to {moment(report.until)}")
-    output.table(LINES, lines_of(report))
+    lines = lines_of(report)
+    output.table(line_columns(lines), lines)
     if report.limits:
         output.print_styled("\nLimits that are reached")
         output.table(LIMITS, report.limits)

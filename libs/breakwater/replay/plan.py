@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from breakwater.config import Config
 from breakwater.kernel.clickhouse.client import Analytics
@@ -44,7 +44,7 @@ async def plan_config(
     Raises:
         QueryError, AnalyticsUnavailableError: as `Analytics.query`.
     """
-    effects = Effects(config.budgets.zone, agent, step_ms_of(since, until))
+    effects = Effects(config.budgets.zone, agent, step_ms_of((until - since) // timedelta(milliseconds=1)))
 
     def add(run: ReplayedJob) -> None:
         effects.add(run)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, get_args
 
-from breakwater.kernel.columns import Column
+from breakwater.jobs.contract.execution import Reason
+from breakwater.kernel.columns import Column, humanize
 from breakwater.kernel.formats import duration, moment, money, quantity, sentence
 from breakwater.replay.contract import ConfigPlan, PlannedDay, PlannedFigure, PlannedJob, PlannedLimit, PlannedSpend
+
+_REASONS: Collection[str] = get_args(Reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,11 +25,12 @@ class PlanLine:
     likely: str = ""
 
 
-LINES: Sequence[Column[PlanLine]] = (
-    Column("", lambda line: line.name, name="figure"),
+_LIKELY: Column[PlanLine] = Column("likely (95 %)", lambda line: line.likely, name="likely", align_right=True)
+_LINES: Sequence[Column[PlanLine]] = (
+    Column("figure", lambda line: line.name),
     Column("recorded", lambda line: line.before, align_right=True),
     Column("planned", lambda line: line.after, align_right=True),
-    Column("likely (95 %)", lambda line: line.likely, name="likely", align_right=True),
+    _LIKELY,
 )
 LIMITS: Sequence[Column[PlannedLimit]] = (
     Column("limit", lambda limit: limit.budget),
@@ -44,8 +48,8 @@ DAYS: Sequence[Column[PlannedDay]] = (
 JOBS: Sequence[Column[PlannedJob]] = (
     Column("job", lambda job: job.execution_id, "execution"),
     Column("agent", lambda job: job.agent, "agent"),
-    Column("recorded", lambda job: job.before),
-    Column("planned", lambda job: job.after),
+    Column("recorded", lambda job: _end(job.before)),
+    Column("planned", lambda job: _end(job.after)),
     Column("cost", lambda job: job.cost, "usd"),
     Column("planned", lambda job: job.planned_cost, "usd", name="planned_cost"),
 )
@@ -56,6 +60,12 @@ def headline(report: ConfigPlan) -> str:
     return sentence("; ".join(report.summary))
 
 
+def line_columns(lines: Sequence[PlanLine]) -> list[Column[PlanLine]]:
+    """Returns the columns of figures; without their intervals if none has one."""
+    has_intervals = any(line.likely for line in lines)
+    return [column for column in _LINES if has_intervals or column is not _LIKELY]
+
+
 def lines_of(report: ConfigPlan) -> list[PlanLine]:
     """Returns the figures of the report."""
     counts = (
@@ -64,7 +74,9 @@ def lines_of(report: ConfigPlan) -> list[PlanLine]:
         ("jobs that lose their answer", report.lost),
         ("jobs that win an answer", report.won),
     )
+    refused = (sum(step.refused for step in report.over_time), sum(step.planned_refused for step in report.over_time))
     return [
+        PlanLine("jobs refused", *map(_number, refused)),
         *(PlanLine(name, "", _number(figure.after), _interval(figure, _number)) for name, figure in counts),
         PlanLine("jobs that another model answers", "", f"{report.changed_model:,}"),
         PlanLine("jobs that end sooner", "", f"{report.sooner:,}"),
@@ -95,6 +107,10 @@ def _number(count: float) -> str:
     return f"{count:,.0f}"
 
 
+def _end(end: str) -> str:
+    return humanize(end) if end in _REASONS else end
+
+
 def _time(at: datetime | None) -> str:
     return "no" if at is None else moment(at)
 
@@ -102,10 +118,11 @@ def _time(at: datetime | None) -> str:
 def markdown_of(report: ConfigPlan) -> str:
     """Returns the report as Markdown, for a pull request."""
     jobs = quantity(report.jobs, "recorded job")
+    lines = lines_of(report)
     parts = [
         f"**{headline(report)}**",
         f"{jobs} from {moment(report.since)} to {moment(report.until)}, replayed under the changed config:",
-        _markdown(LINES, lines_of(report)),
+        _markdown(line_columns(lines), lines),
     ]
     if report.limits:
         parts.append(_markdown(LIMITS, report.limits))

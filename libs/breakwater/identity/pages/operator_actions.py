@@ -82,7 +82,11 @@ async def read_form(request: Request, limit: int = MAX_BYTES, within_s: float = 
 
 
 async def read_action(
-    request: Request, *, approval: bool = False, scopes: tuple[KeyScope, ...] = ("operate",)
+    request: Request,
+    *,
+    approval: bool = False,
+    scopes: tuple[KeyScope, ...] = ("operate",),
+    limit: int = MAX_BYTES,
 ) -> tuple[Session, Fields]:
     """Reads and checks the form of an action. Returns its sender and its fields.
 
@@ -90,12 +94,13 @@ async def read_action(
         request: the request with the form.
         approval: True if the scope `approve` is enough for the action.
         scopes: the scopes of which one is enough.
+        limit: maximum length of the form in bytes.
 
     Raises:
         FormError: if the form was not sent from a page of the console, or the sender may not take the action.
     """
     session = session_of(request)
-    fields = await read_form(request)
+    fields = await read_form(request, limit)
     if not hmac.compare_digest(fields.get("csrf", "").encode(), session.csrf.encode()):
         raise FormError(403, "This form is too old, or was sent by another site. Reload the page and try again.")
     sufficient = ("operate", "approve") if approval else scopes

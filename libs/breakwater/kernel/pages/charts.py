@@ -36,7 +36,8 @@ _MACROS: Any = (
     .get_template("chart.html")
     .module
 )
-Style = Literal["bars", "line", "thin", "area", "dashed"]
+Style = Literal["bars", "line", "thin", "area", "dashed", "between"]
+"""`between` is a line, and the area from it to the series before: red where it is higher, green where it is lower."""
 COLOURS = ("plain", "second", "third", "fourth", "fifth", "faint")
 """Colours without a meaning; the last one is for the sum of the other series."""
 

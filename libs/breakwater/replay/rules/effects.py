@@ -67,18 +67,24 @@ class StepFigures:
     refused_before: int = 0
     refused_after: int = 0
 
+    def add(self, other: StepFigures) -> None:
+        """Adds the figures of another step."""
+        self.before += other.before
+        self.after += other.after
+        self.refused_before += other.refused_before
+        self.refused_after += other.refused_after
 
-STEPS_S = (60, 300, 900, 3_600, 6 * 3_600, 24 * 3_600)
-"""The lengths of steps of time in seconds."""
 
-MOST_STEPS = 60
-"""The number of steps that a stretch of time is divided into at most, unless it is longer than so many days."""
+STEPS_S = (60, 300, 900, 1_800, 3_600, 7_200, 21_600, 86_400)
+"""The lengths of steps of time in seconds; each divides the next."""
+
+MOST_STEPS = 1_500
+"""The most steps that a stretch of time is divided into, unless it is longer than so many days."""
 
 
-def step_ms_of(since: datetime, until: datetime) -> int:
-    """Returns the length of the steps that a stretch of time is shown in, in milliseconds."""
-    length_s = (until - since).total_seconds()
-    return 1_000 * next((step_s for step_s in STEPS_S if length_s <= step_s * MOST_STEPS), STEPS_S[-1])
+def step_ms_of(length_ms: int, most_steps: int = MOST_STEPS) -> int:
+    """Returns the length of the steps that a stretch of time is divided into, in milliseconds."""
+    return 1_000 * next((step_s for step_s in STEPS_S if length_ms <= 1_000 * step_s * most_steps), STEPS_S[-1])
 
 
 @dataclass(frozen=True, slots=True, order=True)

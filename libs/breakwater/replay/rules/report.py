@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from datetime import datetime
 
@@ -17,9 +18,20 @@ from breakwater.replay.contract import (
     PlannedSpend,
     PlannedStep,
 )
-from breakwater.replay.rules.effects import CountedChange, Effects, Estimate, cap_times, changes_of
+from breakwater.replay.rules.effects import (
+    CountedChange,
+    Effects,
+    Estimate,
+    StepFigures,
+    cap_times,
+    changes_of,
+    step_ms_of,
+)
 from breakwater.replay.rules.engine import ReplayFindings
 from breakwater.replay.rules.history import Changes
+
+SHOWN_STEPS = 60
+"""The most steps of time that are shown, unless it is longer than so many days."""
 
 OPENINGS = "breaker openings"
 """The name of the change that counts them."""
@@ -38,6 +50,7 @@ def report_of(
         until: its end.
     """
     counted = changes_of(changes, findings, effects.agent)
+    step_ms = _step_ms(effects)
     return ConfigPlan(
         since=since,
         until=until,
@@ -70,17 +83,8 @@ def report_of(
             )
             for name, day in sorted(effects.days.items())
         ),
-        step_s=effects.step_ms // 1_000,
-        over_time=tuple(
-            PlannedStep(
-                at=time_from_ms(start_ms),
-                spend=step.before,
-                planned_spend=step.after,
-                refused=step.refused_before,
-                planned_refused=step.refused_after,
-            )
-            for start_ms, step in sorted(effects.steps.items())
-        ),
+        step_s=step_ms // 1_000,
+        over_time=tuple(_over_time(effects, step_ms)),
         most_changed=tuple(
             PlannedJob(
                 execution_id=job.execution_id,
@@ -98,6 +102,26 @@ def report_of(
         races=findings.races.total(),
         notes=tuple(_notes(effects, findings)),
     )
+
+
+def _step_ms(effects: Effects) -> int:
+    """Returns the length of the steps in which the time with jobs is shown, in milliseconds."""
+    length_ms = max(effects.steps) - min(effects.steps) if effects.steps else 0
+    return max(effects.step_ms, step_ms_of(length_ms, SHOWN_STEPS))
+
+
+def _over_time(effects: Effects, step_ms: int) -> Iterator[PlannedStep]:
+    steps: dict[int, StepFigures] = {}
+    for start_ms, figures in sorted(effects.steps.items()):
+        steps.setdefault(start_ms - start_ms % step_ms, StepFigures()).add(figures)
+    for start_ms, figures in steps.items():
+        yield PlannedStep(
+            at=time_from_ms(start_ms),
+            spend=figures.before,
+            planned_spend=figures.after,
+            refused=figures.refused_before,
+            planned_refused=figures.refused_after,
+        )
 
 
 def _figure(estimate: Estimate) -> PlannedFigure:
@@ -155,11 +179,20 @@ def _spend_text(spend: Estimate) -> str:
 def _notes(effects: Effects, findings: ReplayFindings) -> Iterator[str]:
     """Yields what history can't tell, in words."""
     if effects.drawn:
-        yield f"{quantity(effects.drawn, 'job')} with calls that were never made: their outcomes are drawn"
+        yield (
+            f"{quantity(effects.drawn, 'job')} would have made calls that were never made: their outcomes are drawn "
+            "from calls of the same model at about that time, hence the intervals"
+        )
     if effects.unknown:
-        yield f"{quantity(effects.unknown, 'job')} would call a model without any record: their end is unknown"
+        yield f"{quantity(effects.unknown, 'job')} would have called a model without any record: their end is unknown"
     if findings.followed:
-        reasons = ", ".join(f"{name} {count:,}" for name, count in findings.followed.most_common(8))
-        yield f"taken from the record, as no rule here decides it: {reasons}"
+        reasons = ", ".join(f"{_in_words(name)} {count:,}" for name, count in findings.followed.most_common(8))
+        total = quantity(findings.followed.total(), "decision")
+        yield f"{total} taken from the record, because a plan does not make such: {reasons}"
     if races := findings.races.total():
-        yield f"{quantity(races, 'decision')} taken from the record, as the order of two events is not known"
+        yield f"{quantity(races, 'decision')} taken from the record, because the order of two events is not known"
+
+
+def _in_words(name: str) -> str:
+    """Returns the name of a class of errors, or of the wire contract, as people read it."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name.removesuffix("Error")).replace("_", " ").lower()

@@ -77,7 +77,7 @@ function configOf(figure, rows, log) {
         backgroundColor: its } :
       { type: "line", label: head.textContent, data, borderWidth: of.style === "thin" ? 1 : 2, borderColor: its, backgroundColor: () => its() + "26",
         pointBackgroundColor: its, pointRadius: (point) => of.style !== "thin" && lone(point) ? 3 : 0, pointHoverRadius: 4,
-        fill: of.style === "area", borderDash: of.style === "dashed" ? [6, 4] : [], spanGaps: false };
+        fill: of.style === "between" ? difference() : of.style === "area", borderDash: of.style === "dashed" ? [6, 4] : [], spanGaps: false };
   });
   // A line is not stacked on bars.
   const stacked = datasets.some((one) => one.type === "bar") && !log;
@@ -129,6 +129,11 @@ function configOf(figure, rows, log) {
     },
     plugins: [{ id: "chosen", afterDraw: drawChosen }, { id: "marks", afterDatasetsDraw: (chart) => drawMarks(chart, marks) }],
   };
+}
+
+// The area between a line and the one before it.
+function difference() {
+  return { target: "-1", get above() { return colour("bad") + "40"; }, get below() { return colour("good") + "40"; } };
 }
 
 function clockTicks(from, to, most) {

@@ -17,6 +17,7 @@ document.addEventListener("DOMContentLoaded", () => {
   addEventListener("renewed", (event) => labelling(event.target));
   watching();
   replaying();
+  planning();
   choosing();
   ageing();
 });
@@ -228,6 +229,51 @@ function replaying() {
       result.className = "bad-text";
       result.textContent = `Stopped: ${error.message}. ${done} were replayed, and are left out if you replay again.`;
       for (const other of form.querySelectorAll("button")) other.disabled = false;
+    }
+  });
+}
+
+// Tries a config, with a progress bar. Leaving the page stops it.
+function planning() {
+  const form = document.querySelector("form[data-plan]");
+  form?.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    const bar = form.querySelector("progress"), state = form.querySelector("[data-plan-state]");
+    const button = form.querySelector("button"), result = document.getElementById("result");
+    button.disabled = true;
+    bar.hidden = state.hidden = false;
+    bar.removeAttribute("value");
+    state.className = "small faint";
+    state.textContent = "Starting…";
+    result.replaceChildren();
+    try {
+      const body = new URLSearchParams(new FormData(form));
+      const response = await fetch("/config", { method: "POST", body, headers: { Accept: "application/json" } });
+      if (response.redirected) throw new Error("you are signed out; sign in in another tab");
+      if (!response.ok) throw new Error((await response.json()).message);
+      const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+      let text = "", html = null;
+      for (let { value, done } = await reader.read(); !done; { value, done } = await reader.read()) {
+        const lines = (text + value).split("\n");
+        text = lines.pop();
+        for (const line of lines.map((one) => JSON.parse(one))) {
+          html = line.html ?? html;
+          if (!line.jobs) continue;
+          bar.value = line.progress;
+          state.textContent = `${line.jobs.toLocaleString("en")} jobs so far; leaving this page stops it`;
+        }
+      }
+      if (html === null) throw new Error("the response ended too early");
+      result.innerHTML = html;
+      state.hidden = true;
+      result.dispatchEvent(new Event("renewed", { bubbles: true }));
+      result.focus();
+    } catch (error) {
+      state.className = "small bad-text";
+      state.textContent = `Stopped: ${error.message}.`;
+    } finally {
+      bar.hidden = true;
+      button.disabled = false;
     }
   });
 }

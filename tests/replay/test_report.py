@@ -1,0 +1,72 @@
+"""The report of a plan: its sentence, its steps of time, and its Markdown."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
+
+from breakwater.breakers.contract import BreakerTransition
+from breakwater.replay.contract import ConfigPlan
+from breakwater.replay.rules.effects import ChangedJob, DaySpend, Effects, StepFigures, step_ms_of
+from breakwater.replay.rules.engine import ReplayFindings
+from breakwater.replay.rules.history import Changes
+from breakwater.replay.rules.report import SHOWN_STEPS, report_of
+from breakwater.replay.views import headline, markdown_of
+from tests.tables import each_row
+
+SINCE = datetime(2026, 11, 1, tzinfo=UTC)
+DAY_MS = 86_400_000
+
+
+def made(*, spend: tuple[int, int] = (0, 0), openings: int = 0, **counted: int) -> ConfigPlan:
+    """The report of 1,204 jobs."""
+    effects = Effects(ZoneInfo("UTC"), jobs=1_204, days={"2026-11-01": DaySpend(*spend)}, **counted)
+    opened = BreakerTransition.model_construct(to_state="open", from_state="closed", rule="errors", agent="writer")
+    findings = ReplayFindings(transitions=[opened] * openings)
+    return report_of(effects, findings, Changes(), SINCE, SINCE + timedelta(days=1))
+
+
+@each_row(
+    "report, sentence",
+    [
+        (
+            made(spend=(5_000_000_000, 5_000_000_000)),
+            "No more of 1,204 jobs would have been refused; spend would have stayed at $5.00; "
+            "95 % of jobs still end within 0 ms.",
+        ),
+        (
+            made(newly_refused=3, refused_no_more=2, spend=(12_400_000_000, 11_904_000_000), openings=2),
+            "3 more of 1,204 jobs would have been refused, and 2 no more; spend −4 % ($12.40 → $11.90); "
+            "breakers would have opened 2 times instead of 0.",
+        ),
+        (
+            made(newly_refused=1, unknown=4, spend=(0, 1_000_000)),
+            "1 (1 to 5) more of 1,204 jobs would have been refused; "
+            "spend would have been $0.001 instead of $0.00; 95 % of jobs still end within 0 ms.",
+        ),
+    ],
+)
+def test_a_sentence_says_what_would_have_been(report: ConfigPlan, sentence: str) -> None:
+    assert headline(report) == sentence
+    assert markdown_of(report).startswith(f"**{sentence}**\n\n1,204 recorded jobs from 2026-11-01 ")
+
+
+def test_time_is_shown_in_so_many_steps_that_they_can_be_told_apart() -> None:
+    length_ms = 3 * DAY_MS
+    step_ms = step_ms_of(length_ms)
+    steps = {start_ms: StepFigures(1, 2, 3, 4) for start_ms in range(0, length_ms, step_ms)}
+    effects = Effects(ZoneInfo("UTC"), step_ms=step_ms, steps=steps)
+    report = report_of(effects, ReplayFindings(), Changes(), SINCE, SINCE + timedelta(days=3))
+    assert SHOWN_STEPS / 4 < len(report.over_time) <= SHOWN_STEPS + 1
+    sums = [
+        sum(getattr(step, name) for step in report.over_time)
+        for name in ("spend", "planned_spend", "refused", "planned_refused")
+    ]
+    assert sums == [number * len(steps) for number in (1, 2, 3, 4)]
+
+
+def test_names_break_no_table_of_markdown() -> None:
+    effects = Effects(ZoneInfo("UTC"), jobs=1)
+    effects._most_changed.append(ChangedJob((0, 1), "a|b<img>", "writer", "m", "budget_exceeded", 2, 1))
+    text = markdown_of(report_of(effects, ReplayFindings(), Changes(), SINCE, SINCE + timedelta(days=1)))
+    assert "| a\\|b&lt;img> | writer | m | budget exceeded |" in text
