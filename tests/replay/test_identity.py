@@ -59,6 +59,7 @@ def test_the_policy_of_that_time_decides_all_as_it_was_decided(storm: Storm, pol
     assert {event.to_state for event in outcome.transitions} == {"open", "half_open", "closed"}
     assert parts["thresholds"].equal >= 2
     assert parts["alerts"].equal >= 5
+    assert "deployment_failing" in {alert.event for alert in outcome.alerts}
 
 
 def test_without_breakers_nothing_is_refused_by_them_and_more_calls_fail(storm: Storm, policy: Policy) -> None:
@@ -134,7 +135,8 @@ async def test_the_tables_say_of_the_storm_what_the_log_says(
     assert len(ended) == len(jobs)
     parts = identity(jobs, read_changes, findings)
     # The tables lack the figures and the statistics of refusals.
-    assert {subject for subject, part in parts.items() if part.unequal[UNEXPLAINED]} <= {"calls"}
+    unexplained = {subject: part.examples for subject, part in parts.items() if part.unequal[UNEXPLAINED]}
+    assert unexplained.keys() <= {"calls"}, unexplained
     assert {difference.kind for difference in findings.differences} <= {"refusal"}
     assert all(run.follows for run in ended)
     assert parts["transitions"].equal == len(changes.transitions)

@@ -50,7 +50,7 @@ budgets: {global: {daily_usd: 1000}}
 agents: {writer: {model: sim/m, budget: {daily_usd: 1000, monthly_usd: 10000}}}
 """
 
-BUDGETS = {"breaker": 900, "budget": 840, "alerter-executions": 690, "sink-events": 2_400}
+BUDGETS = {"breaker": 900, "budget": 840, "alerter-executions": 600, "sink-events": 2_400}
 """By consumer. The sink reads the attempt and the execution, the alerter the execution, the others the attempt."""
 
 

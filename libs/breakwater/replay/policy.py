@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from breakwater.alerts.rules.incidents import IncidentRules
 from breakwater.config import Config, breakers_of
 from breakwater.replay.rules.history import AgentPolicy, Policy
 
@@ -26,5 +25,5 @@ def policy_of(config: Config) -> Policy:
         breakers_of(config, of_allowed=True),
         config.limit_table,
         config.budgets.zone,
-        IncidentRules.of(config.alerts),
+        config.alerts,
     )

@@ -79,8 +79,7 @@ async def read_stretch(analytics: Analytics, stretch: Stretch) -> list[RecordedJ
     by_job: dict[str, list[Sequence[Any]]] = defaultdict(list)
     for row in rows.rows:
         by_job[row[_EXECUTION_ID]].append(row)
-    records = map(_execution, executions.rows)
-    return in_order(RecordedJob(record, _attempts(record, by_job.get(record.execution_id, ()))) for record in records)
+    return in_order(_job(row, by_job.get(row[0], ())) for row in executions.rows)
 
 
 async def replay_records(
@@ -228,23 +227,25 @@ def _log_entry(row: Sequence[Any], following: Sequence[Any] | None) -> LoggedAtt
     return LoggedAttempt(sequence, at_ms, asked_ms, _message(Attempt, values))
 
 
-def _attempts(record: Execution, rows: Sequence[Sequence[Any]]) -> tuple[LoggedAttempt, ...]:
+def _attempts(chain: Sequence[str], rows: Sequence[Sequence[Any]]) -> tuple[LoggedAttempt, ...]:
     """Returns a job's attempts, and says of a refusal whether it ended the chain, which the table does not."""
     attempts = [_log_entry(row, following) for row, following in zip_longest(rows, rows[1:])]
     last = attempts[-1] if attempts else None
     if last is not None and last.attempt.short_circuited:
-        is_at_last = bool(record.fallback_chain) and record.fallback_chain[-1] == last.attempt.model
+        is_at_last = bool(chain) and chain[-1] == last.attempt.model
         ended = last.attempt.model_copy(update={"ends_chain": not is_at_last})
         attempts[-1] = last._replace(attempt=ended)
     return tuple(attempts)
 
 
-def _execution(row: Sequence[Any]) -> Execution:
-    """Returns the record of a row, without the checks that it passed when it was recorded."""
+def _job(row: Sequence[Any], attempt_rows: Sequence[Sequence[Any]]) -> RecordedJob:
+    """Returns the job of a row and those of its attempts, without the checks that it passed when it was recorded."""
     values = {**_EXECUTION_DEFAULTS, **dict(zip(_EXECUTION_FIELDS, row, strict=False))}
     values["fallback_chain"] = tuple(values["fallback_chain"])
     values["error"] = _error(row[-6:])
-    return _message(Execution, values)
+    attempts = _attempts(values["fallback_chain"], attempt_rows)
+    values["attempts"] = tuple([logged.attempt for logged in attempts])
+    return RecordedJob(_message(Execution, values), attempts)
 
 
 def _message(model: type[EventT], values: dict[str, Any]) -> EventT:

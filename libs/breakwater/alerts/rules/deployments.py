@@ -155,12 +155,12 @@ class _Outage:
         if not share:
             return None
         names = self.agent_names()
-        traffic = f"{names[0]}'s traffic" if len(names) == 1 else f"the traffic of {_named(names, 'agent')}"
+        traffic = f"{names[0]}'s traffic" if len(names) == 1 else f"the traffic of {_in_words(names, 'agent')}"
         part = "all" if share == 1 else percent(share)
-        return f"{part} of {traffic} is on {_named(self.fallback_models(), 'model')}{_at_cost(self.cost_factor())}"
+        return f"{part} of {traffic} is on {_in_words(self.fallback_models(), 'model')}{_at_cost(self.cost_factor())}"
 
 
-def _named(names: Sequence[str], noun: str) -> str:
+def _in_words(names: Sequence[str], noun: str) -> str:
     further = len(names) - SHOWN
     listed = [*names[:SHOWN], *([quantity(further, f"other {noun}")] if further > 0 else [])]
     return " and ".join(filter(None, (", ".join(listed[:-1]), listed[-1])))
@@ -190,21 +190,23 @@ class DeploymentWatch:
         """Counts an ended job. Returns the signals of the deployments that it tried."""
         if execution.dry_run or execution.cache_hit:
             return ()
+        attempts = execution.attempts
+        if len(attempts) == 1 and attempts[0].outcome == "success":
+            answered = self._ends_by_answer(attempts[0])
+            self._count_answer(execution)
+            return answered
         last_calls = {
             (attempt.provider, attempt.unit): attempt
-            for attempt in execution.attempts
+            for attempt in attempts
             if not attempt.short_circuited and attempt.outcome in {"success", "error"}
         }
         signals: list[Signal] = []
         for attempt in last_calls.values():
             if attempt.outcome == "success":
-                signals += self._succeeded(attempt)
+                signals += self._ends_by_answer(attempt)
             elif attempt.error is not None and _is_of_deployment(attempt.error):
                 self._count_failure(attempt, attempt.error, execution)
-        if execution.is_answered_by_model:
-            for outage in self._outages.values():
-                if (traffic := outage.agents.get(execution.agent)) is not None:
-                    traffic.add(execution, outage.model)
+        self._count_answer(execution)
         for place, attempt in last_calls.items():
             outage = self._outages.get(place)
             error = attempt.error
@@ -238,7 +240,14 @@ class DeploymentWatch:
         if execution.agent in outage.agents or len(outage.agents) < MAX_AGENTS:
             outage.agents.setdefault(execution.agent, _Traffic()).failed += 1
 
-    def _succeeded(self, attempt: Attempt) -> Iterable[Resolved]:
+    def _count_answer(self, execution: Execution) -> None:
+        """Counts an answered job in the outages that concern its agent."""
+        if self._outages and execution.is_answered_by_model:
+            for outage in self._outages.values():
+                if (traffic := outage.agents.get(execution.agent)) is not None:
+                    traffic.add(execution, outage.model)
+
+    def _ends_by_answer(self, attempt: Attempt) -> tuple[Resolved, ...]:
         place = (attempt.provider, attempt.unit)
         key = key_of("deployment_failing", *place)
         outage = self._outages.get(place)
@@ -247,9 +256,9 @@ class DeploymentWatch:
         last_at = outage.last_at if outage is not None else incident.last_at if is_open and incident else None
         # A call that began before the latest failure says nothing about the time after it.
         if last_at is None or attempt.started_at < last_at:
-            return
+            return ()
         self._outages.pop(place, None)
-        yield Resolved(
+        resolved = Resolved(
             key=key,
             event="deployment_failing",
             title=f"{attempt.unit} answers again",
@@ -259,6 +268,7 @@ class DeploymentWatch:
             payload=incident.payload if incident is not None and is_open else {},
             reason="a call was answered",
         )
+        return (resolved,)
 
 
 def _failing(outage: _Outage, attempt: Attempt, error: ErrorInfo, refusal: Refusal | None) -> Firing:
@@ -273,7 +283,7 @@ def _failing(outage: _Outage, attempt: Attempt, error: ErrorInfo, refusal: Refus
     # A fallback that fails behind a primary carries no traffic that could be on others now.
     who_answers = "other models" if attempt.deployment is None else "others"
     answering = f"{who_answers} answer" if outage.others_answered else "no fallback answers"
-    traffic = outage.traffic_in_words() or f"{answering} the jobs of {_named(agents, 'agent')}"
+    traffic = outage.traffic_in_words() or f"{answering} the jobs of {_in_words(agents, 'agent')}"
     payload: dict[str, JsonValue] = {
         "provider": outage.provider,
         "model_id": outage.model,
@@ -294,7 +304,7 @@ def _failing(outage: _Outage, attempt: Attempt, error: ErrorInfo, refusal: Refus
         event="deployment_failing",
         title=f"{problem}: {traffic}",
         text=f"Since {moment(outage.since)} nothing has succeeded on {outage.model} of {outage.provider}: "
-        f"{quantity(outage.jobs, 'job')} of {_named(agents, 'agent')} failed there, the last one with {error.class_}"
+        f"{quantity(outage.jobs, 'job')} of {_in_words(agents, 'agent')} failed there, the last one with {error.class_}"
         f"{status}. To do: {advice}. `{command('executions', None, attempt.execution_id)}` shows that job.",
         source_id=f"{attempt.attempt_id}/failing",
         at=attempt.completed_at,

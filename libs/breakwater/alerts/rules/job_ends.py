@@ -45,9 +45,10 @@ class CutOffAnswers:
         if len(self._agents) > MAX_AGENTS:
             del self._agents[next(iter(self._agents))]
         answers.append(is_cut)
+        if not is_cut or len(answers) < FEWEST_ANSWERS:
+            return ()
         cut = sum(answers)
-        frequent = len(answers) >= FEWEST_ANSWERS and cut >= self._share * len(answers)
-        return (cut_off(execution, cut, len(answers)),) if is_cut and frequent else ()
+        return (cut_off(execution, cut, len(answers)),) if cut >= self._share * len(answers) else ()
 
 
 class JobEnds:

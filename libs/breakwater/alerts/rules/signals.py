@@ -50,6 +50,9 @@ _NOT_ENFORCED = "The limit is not enforced: calls continue."
 
 _CHANGES_IN_TEXT = 5
 
+MEASURES_OF_JOBS = frozenset({"execution_cost", "execution_duration", "reported_usage", "finish_reason"})
+"""The measures of anomalies that the ends of single jobs show."""
+
 _ALERTED_BY_OTHERS = frozenset(
     {"breaker_open", "budget_exceeded", "guard_tripped", "rate_limited", "dependency_failed"}
 )
@@ -412,11 +415,11 @@ def of_execution(execution: Execution, costly: int | None, long_ms: int | None) 
     if long_ms is not None and execution.duration_ms > long_ms:
         duration = f" took {execution.duration_ms / 1000:,.1f} s, more than {long_ms / 1000:,.1f} s"
         signals.append(_unusual(execution, "execution_duration", duration))
-    problems = (attempt.usage_problem for attempt in execution.attempts)
-    problem = next((problem for problem in problems if problem is not None), None)
-    if problem is not None:
-        text = f": {problem}, so its cost is estimated, and the provider's bill may differ"
-        signals.append(_unusual(execution, "reported_usage", text))
+    for attempt in execution.attempts:
+        if attempt.usage_problem is not None:
+            text = f": {attempt.usage_problem}, so its cost is estimated, and the provider's bill may differ"
+            signals.append(_unusual(execution, "reported_usage", text))
+            break
     return tuple(signals)
 
 

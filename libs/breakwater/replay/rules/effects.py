@@ -17,9 +17,9 @@ from breakwater.jobs.contract.execution import Attempt, Reason
 from breakwater.jobs.rules.record import totals
 from breakwater.kernel.types import ms_from_time
 from breakwater.limits.contract import BudgetEvent, GuardEvent
+from breakwater.replay.rules.alerts import is_replayed
 from breakwater.replay.rules.engine import ReplayedJob, ReplayFindings
 from breakwater.replay.rules.history import Changes
-from breakwater.replay.rules.identity import REPLAYED_ALERTS
 
 MOST_CHANGED = 10
 """The number of jobs that are named, those whose cost or end changes most."""
@@ -338,7 +338,7 @@ def _thresholds(events: Iterable[BudgetEvent], agent: str | None) -> Iterator[bo
 
 def _incidents(alerts: Iterable[Alert], agent: str | None) -> Iterator[bool]:
     return (
-        alert.change in {"opened", "reopened"} and alert.event in REPLAYED_ALERTS
+        alert.change in {"opened", "reopened"} and is_replayed(alert)
         for alert in alerts
         if agent in (None, alert.agent)
     )

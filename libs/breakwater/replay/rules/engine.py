@@ -12,14 +12,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from heapq import heappop, heappush
 from typing import Any, Literal, NamedTuple
 
 from breakwater.alerts.contract import Alert
-from breakwater.alerts.rules.incidents import decide, due, due_at
-from breakwater.alerts.rules.signals import Resolved, signals_of
 from breakwater.breakers.contract import BreakerTransition
 from breakwater.breakers.rules.admission import PROBE_WAIT_S
 from breakwater.breakers.rules.breaker import BreakerKey, Observation, caller_of, consecutive_failures
@@ -39,6 +37,7 @@ from breakwater.limits.contract import BudgetEvent, GuardEvent
 from breakwater.limits.rules.budget import OWN_CAP, fits
 from breakwater.limits.rules.guard import task_statistics
 from breakwater.limits.rules.refusals import budget_held, over_budget, over_own_cap, task_stopped
+from breakwater.replay.rules.alerts import ReplayedAlerts, is_of_person
 from breakwater.replay.rules.breakers import JITTER, LOOK_EVERY_MS, ORDER_MS, ReplayedBreakers
 from breakwater.replay.rules.counters import CountedPlace, ReplayedCounters
 from breakwater.replay.rules.history import AgentPolicy, Changes, LoggedAttempt, Policy, RecordedJob
@@ -250,9 +249,12 @@ class Replay:
         """The breakers and tasks that calls have reached, or have not, otherwise than in the record."""
         self._answered_ms: dict[str, int] = {}
         """The time of each deployment's latest answer."""
-        self._incidents: dict[str, Alert] = {}
-        self._unresolved: set[str] = set()
-        """The keys of incidents that are not resolved."""
+        self._alerts = ReplayedAlerts(
+            policy.alerts,
+            changes.alerts,
+            self.findings.alerts.append,
+            lambda at_ms, work: self._at(at_ms, _LOOKS, work),
+        )
         self._events: list[tuple[int, int, int, int, Callable[..., None], tuple[Any, ...]]] = []
         """The queue: the time of each event, its rank, its place in the log, the order of making, and the work."""
         self._ties = 0
@@ -263,6 +265,8 @@ class Replay:
         """True while breakers are looked at."""
         self._under_way = 0
         """The number of jobs that have begun and not ended."""
+        self._ends_ms = max((ms_from_time(event.at) for event in (*changes.transitions, *changes.alerts)), default=0)
+        """The time of the latest change: until then, breakers and incidents change without a job, too."""
         for at_ms, act in self._acts_of(changes):
             self._at(at_ms, _ENDS, act)
 
@@ -279,6 +283,8 @@ class Replay:
         """Replays what is left of the jobs that have begun. Returns all that the replay has found."""
         while self._under_way:
             self._run_next()
+        self._run_until(self._ends_ms + 1)
+        self._alerts.finish()
         return self.findings
 
     # The queue of events
@@ -319,7 +325,7 @@ class Replay:
                 yield ms_from_time(guard.at), lambda _, event=guard: self._tasks.reset(event)
         for alert in changes.alerts:
             if is_of_person(alert):
-                yield ms_from_time(alert.at), lambda _, alert=alert: self._keep(alert)
+                yield ms_from_time(alert.at), lambda _, alert=alert: self._alerts.act(alert)
 
     # One job
 
@@ -342,6 +348,8 @@ class Replay:
             # Answered from the cache, invalid, or cancelled in time: as recorded.
             run.reason = record.reason
             self.findings.followed[record.reason or ("cache" if record.cache_hit else "no attempt")] += 1
+            if record.reason is not None:
+                self._at(ms_from_time(record.completed_at), _ENDS, self._alerts.add_end, record)
             self._on_end(run)
         else:
             self._under_way += 1
@@ -796,9 +804,11 @@ class Replay:
                 self._note_difference(run, "end", record.reason or "answered", run.reason or "answered", now_ms)
         elif run.follows:
             self._leave(run, "end", "more attempts", run.reason or "answered", now_ms)
-        if run.agent.guard is not None and record.task_key is not None and not run.unknown:
-            name = TaskName(record.tenant, record.task_key)
-            self._tasks.end(name, self._record_of(run), run.agent.guard, now_ms)
+        if not run.unknown:
+            ended = self._record_of(run)
+            if run.agent.guard is not None and record.task_key is not None:
+                self._tasks.end(TaskName(record.tenant, record.task_key), ended, run.agent.guard, now_ms)
+            self._alerts.add_end(ended, now_ms)
         self._under_way -= 1
         self._on_end(run)
 
@@ -806,7 +816,7 @@ class Replay:
         """Returns the record that a job would have."""
         record = run.job.record
         if run.follows and run.reason == record.reason:
-            return record if record.attempts else record.model_copy(update={"attempts": tuple(run.attempts)})
+            return record
         sums = totals(run.attempts, answered=run.reason is None)
         return record.model_copy(
             update={
@@ -816,6 +826,12 @@ class Replay:
                 "error": run.error,
                 "total_tokens": sums.input_tokens + sums.output_tokens,
                 "total_cost": sums.total_cost,
+                "cost_basis": sums.cost_basis,
+                "attempts_count": len(run.attempts),
+                "chosen_model": run.chosen_model if run.reason is None else None,
+                "finish_reason": run.attempts[-1].finish_reason if run.reason is None else None,
+                "duration_ms": max(0, run.ended_ms - ms_from_time(record.queued_at)),
+                "completed_at": time_from_ms(run.ended_ms),
             }
         )
 
@@ -834,58 +850,22 @@ class Replay:
 
     def _note_transition(self, event: BreakerTransition) -> None:
         self.findings.transitions.append(event)
-        self._alert(event)
+        self._alerts.add_event(event)
         if not self._looks and event.to_state == "open":
             self._looks = True
             self._at(ms_from_time(event.at) + LOOK_EVERY_MS, _LOOKS, self._look)
 
     def _note_guard(self, event: GuardEvent) -> None:
         self.findings.guards.append(event)
-        self._alert(event)
+        self._alerts.add_event(event)
 
     def _note_budget(self, event: BudgetEvent) -> None:
         self.findings.budgets.append(event)
-        self._alert(event)
+        self._alerts.add_event(event)
 
     def _act_on_budget(self, event: BudgetEvent) -> None:
         self._counters.act(event)
-        self._alert(event)
-
-    def _alert(self, event: BreakerTransition | GuardEvent | BudgetEvent) -> None:
-        """Applies the signals of an event to the incidents, as the alerter does."""
-        for signal in signals_of(event):
-            keys = (
-                [key for key in self._incidents if signal.ends(key)] if isinstance(signal, Resolved) else [signal.key]
-            )
-            for key in keys:
-                self._resolve_due(key, ms_from_time(signal.at))
-                single = replace(signal, key=key, above=None) if isinstance(signal, Resolved) else signal
-                self._keep(decide(single, self._incidents.get(key), self._policy.incidents))
-
-    def _resolve_due(self, key: str, now_ms: int) -> None:
-        """Resolves an incident whose time is over, or reminds of it."""
-        now = time_from_ms(now_ms)
-        current = self._incidents.get(key)
-        while current is not None and (at := due_at(current)) is not None and at <= now:
-            current = due(current, at, self._policy.incidents)
-            self._keep(current)
-
-    def _keep(self, alert: Alert | None) -> None:
-        if alert is None:
-            return
-        self._incidents[alert.key] = alert
-        self.findings.alerts.append(alert)
-        if alert.status == "resolved":
-            self._unresolved.discard(alert.key)
-            return
-        self._unresolved.add(alert.key)
-        if (at := due_at(alert)) is not None:
-            self._at(ms_from_time(at), _LOOKS, self._resolve_due, alert.key)
-
-
-def is_of_person(alert: Alert) -> bool:
-    """Returns True if a person changed an incident, and no event did."""
-    return alert.change == "acknowledged" or alert.source_id == f"resolved by {alert.resolved_by}"
+        self._alerts.add_event(event)
 
 
 _ENDS, _ASKS, _LOOKS = range(3)

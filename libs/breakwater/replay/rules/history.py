@@ -9,7 +9,7 @@ from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
 from breakwater.alerts.contract import Alert
-from breakwater.alerts.rules.incidents import IncidentRules
+from breakwater.alerts.settings import Alerts
 from breakwater.breakers.contract import BreakerTransition
 from breakwater.breakers.rules.breaker import BreakerKey
 from breakwater.breakers.settings import BreakerRules
@@ -121,14 +121,14 @@ class Policy:
         breakers: the rules of the breakers of the agents' models.
         limits: the limits on spend and rates.
         zone: the time zone of budgets.
-        incidents: the rules of alerts.
+        alerts: the settings of alerts.
     """
 
     agents: Mapping[str, AgentPolicy]
     breakers: Mapping[BreakerKey, BreakerRules]
     limits: LimitTable
     zone: ZoneInfo
-    incidents: IncidentRules
+    alerts: Alerts
 
 
 def in_order(jobs: Iterable[RecordedJob]) -> list[RecordedJob]:

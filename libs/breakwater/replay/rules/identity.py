@@ -11,16 +11,12 @@ from breakwater.alerts.contract import Alert
 from breakwater.breakers.contract import BreakerTransition
 from breakwater.kernel.types import ms_from_time
 from breakwater.limits.contract import BudgetEvent, GuardEvent
+from breakwater.replay.rules.alerts import is_replayed
 from breakwater.replay.rules.breakers import LAG_MS
-from breakwater.replay.rules.engine import ReplayFindings, is_of_person
+from breakwater.replay.rules.engine import ReplayFindings
 from breakwater.replay.rules.history import Changes, RecordedJob
 
 Subject = Literal["calls", "ends", "transitions", "thresholds", "trips", "alerts"]
-
-REPLAYED_ALERTS = frozenset(
-    {"breaker_open", "breaker_closed", "budget_soft_cap", "budget_hard_cap", "guard_tripped", "guard_soft_cap"}
-)
-"""The events of incidents that follow from breakers, budgets and guards."""
 
 
 @dataclass(slots=True)
@@ -131,5 +127,5 @@ def _of_guards(events: Iterable[GuardEvent]) -> Iterable[_Moment]:
 
 
 def _of_alerts(alerts: Iterable[Alert]) -> Iterable[_Moment]:
-    replayed = (alert for alert in alerts if alert.event in REPLAYED_ALERTS and not is_of_person(alert))
+    replayed = (alert for alert in alerts if is_replayed(alert))
     return (((alert.key, alert.change, alert.severity), ms_from_time(alert.at)) for alert in replayed)

@@ -13,7 +13,8 @@ ORDER BY minute
 SELECT
     execution_id, job_id, agent, tenant, task_id, task_key, status, reason, requested_model, chosen_model, attempts_count,
     total_tokens, toInt64(total_cost * 1000000000) AS total_cost, toInt64(wasted_cost * 1000000000) AS wasted_cost, queued_at, dispatched_at, completed_at, duration_ms,
-    cache_hit, fallback_chain,
+    cache_hit, fallback_chain, finish_reason, cost_basis,
+    toInt64(requested_model_cost * 1000000000) AS requested_model_cost,
     error_kind, error_class, error_message, error_status_code, error_retryable, error_hash
 FROM executions FINAL
 WHERE dispatched_at >= {since:DateTime64(3, 'UTC')} AND dispatched_at < {until:DateTime64(3, 'UTC')}
@@ -22,8 +23,8 @@ WHERE dispatched_at >= {since:DateTime64(3, 'UTC')} AND dispatched_at < {until:D
 -- name: attempts
 SELECT
     attempt_id, execution_id, job_id, agent, tenant, task_id, task_key, submitted_by, caller, user, team,
-    cost_tags, number, model, provider, deployment, started_at, completed_at, duration_ms, input_tokens, output_tokens,
-    cached_tokens, first_token_ms, toInt64(cost * 1000000000) AS cost, cost_basis,
+    cost_tags, number, model, provider, deployment, provider_key, started_at, completed_at, duration_ms, input_tokens, output_tokens,
+    cached_tokens, first_token_ms, finish_reason, usage_problem, toInt64(cost * 1000000000) AS cost, cost_basis,
     toInt64(reserved * 1000000000) AS reserved, reserved_tokens, reserved_at, outcome, short_circuited, refused_by,
     counts_for_breaker, breaker_version, cause, backoff_ms,
     error_kind, error_class, error_message, error_status_code, error_retryable, error_hash,
