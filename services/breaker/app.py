@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from breakwater.breakers.metrics import BreakerMetrics
-from breakwater.breakers.store import Breakers, Shadows
+from breakwater.breakers.store import Breakers, shadows_in
 from breakwater.config import Config
 from breakwater.health.store import Healths
 from breakwater.jobs.contract.execution import Attempt
@@ -34,7 +34,7 @@ def build(settings: Settings, config: Config) -> ServiceApp:
     breakers = Breakers(redis)
     healths = Healths(redis)
     publisher = publisher_of(broker, BREAKERS, SHADOW_BREAKERS, JOBS)
-    handler = BreakerHandler(config, breakers, Shadows(redis), healths, publisher, BreakerMetrics())
+    handler = BreakerHandler(config, breakers, shadows_in(redis), healths, publisher, BreakerMetrics())
     rebuild = Rebuild(config, handler, breakers, healths, Tasks(redis), connection)
     heartbeat = Heartbeat(handler, breakers, rebuild, Lookup(connection))
 

@@ -10,7 +10,7 @@ from typing import get_args
 
 import structlog
 
-from breakwater.breakers.contract import BreakerState
+from breakwater.breakers.contract import BreakerState, BreakerTransition
 from breakwater.breakers.metrics import BreakerMetrics
 from breakwater.breakers.rules.breaker import (
     ALL,
@@ -21,11 +21,11 @@ from breakwater.breakers.rules.breaker import (
     wait_for_call,
 )
 from breakwater.breakers.rules.observations import observation_of
-from breakwater.breakers.rules.shadow import ShadowedCall, follow
+from breakwater.breakers.rules.shadow import Shadow, ShadowedCall, follow, without
 from breakwater.breakers.rules.transitions import transition
 from breakwater.breakers.settings import BreakerProbe
-from breakwater.breakers.store import Breakers, Shadows
-from breakwater.breakers.transitions import ObservedOutcome, decide, dump_transitions, publish_saved, saving
+from breakwater.breakers.store import Breakers
+from breakwater.breakers.transitions import ObservedOutcome, decide, publish_saved, saving
 from breakwater.config import Config, breaker_of, breakers_of, shadows_of, units_of
 from breakwater.config.deployments import Deployment
 from breakwater.health.rules import out_of_budget, speaks_against_health
@@ -39,6 +39,7 @@ from breakwater.kernel.nats.delivery import Delivery, acknowledge, heartbeat
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.subjects import Header
 from breakwater.kernel.process.outage import Outages
+from breakwater.kernel.redis.documents import Documents
 from breakwater.kernel.telemetry.metrics import BREAKER_STATE, OTHER, Readings, one_of
 from breakwater.kernel.types import ms_from_time
 
@@ -61,7 +62,7 @@ class BreakerHandler:
         self,
         config: Config,
         breakers: Breakers,
-        shadows: Shadows,
+        shadows: Documents[Shadow],
         healths: Healths,
         publisher: Publisher,
         metrics: BreakerMetrics,
@@ -148,26 +149,23 @@ class BreakerHandler:
 
     async def _follow(self, calls_by_shadow: Mapping[BreakerKey, Sequence[ShadowedCall]]) -> None:
         """Tells shadows of calls. Raises StateUnavailableError, BusUnavailableError; may be repeated."""
-        waiting = list(calls_by_shadow)
-        while waiting:
-            loaded_shadows = await self._shadows.load(waiting)
-            unsaved: list[BreakerKey] = []
-            for key, loaded in zip(waiting, loaded_shadows, strict=True):
-                if loaded.unpublished is not None:
-                    await publish_saved(self._publisher, self._shadows, key, loaded.unpublished)
-                after, transitions = follow(key, loaded.shadow, calls_by_shadow[key], self._jitter())
-                if after == loaded.shadow:
-                    continue
-                unpublished = dump_transitions(transitions)
-                if not await self._shadows.save(key, loaded, after, unpublished):
-                    unsaved.append(key)
-                elif unpublished is not None:
-                    await publish_saved(self._publisher, self._shadows, key, unpublished)
-            waiting = unsaved
+        keys = {key.name: key for key in calls_by_shadow}
+
+        def decide(name: str, shadow: Shadow) -> Shadow:
+            key = keys[name]
+            return follow(key, shadow, calls_by_shadow[key], self._jitter())
+
+        published: dict[str, tuple[BreakerTransition, ...]] = {}
+        for name, shadow in (await self._shadows.change(keys, decide)).items():
+            for event in shadow.unpublished:
+                subject = subjects.shadow_breaker(event.agent, event.model)
+                await self._publisher.event(subject, event, id=event.transition_id, at=event.at)
+                published[name] = shadow.unpublished
+        await self._shadows.change(published, lambda name, shadow: without(shadow, published[name]))
 
     async def forget_shadows(self) -> None:
         """Has the shadows begin anew, on another log. Raises StateUnavailableError."""
-        await self._shadows.forget(shadows_of(self.config))
+        await self._shadows.forget([key.name for key in shadows_of(self.config)])
 
     async def gauges(self) -> Readings:
         """The state of each breaker, for Prometheus. Raises StateUnavailableError."""

@@ -14,7 +14,7 @@ from starlette.routing import Route
 from breakwater.alerts.api.alerts import ChannelRoutes, IncidentRoutes
 from breakwater.alerts.store.incidents import IncidentLog
 from breakwater.breakers.api import AgentAvailability, AgentRoutes, BreakerRoutes
-from breakwater.breakers.store import Breakers, Shadows
+from breakwater.breakers.store import Breakers, shadows_in
 from breakwater.config import Config, LiveConfig
 from breakwater.config.store import Configs
 from breakwater.dialects.api.chat import ChatRoutes
@@ -275,7 +275,7 @@ HANDLERS: Mapping[type, Callable[[ApiDependencies], object]] = MappingProxyType(
         BreakerRoutes: lambda needs: BreakerRoutes(
             needs.config,
             needs.breakers,
-            Shadows(needs.redis),
+            shadows_in(needs.redis),
             needs.healths,
             needs.deployments,
             needs.publisher,

@@ -14,7 +14,7 @@ from breakwater.breakers.metrics import BreakerMetrics
 from breakwater.breakers.rules.breaker import Breaker, BreakerKey, isolate
 from breakwater.breakers.rules.transitions import transition
 from breakwater.breakers.settings import BreakerRules
-from breakwater.breakers.store import Breakers, Saving, Shadows
+from breakwater.breakers.store import Breakers, Saving, shadows_in
 from breakwater.config import load_config
 from breakwater.health.store import Healths
 from breakwater.kernel.nats import subjects
@@ -101,7 +101,7 @@ async def test_a_breaker_keeps_its_versions_when_redis_is_emptied_again_while_it
     async with start_plane({"sim/m": model()}, agents, services=()) as plane, redis_of(plane) as redis:
         config = load_config(Path(plane.environment["BREAKWATER_CONFIG"]))
         breakers, healths, publisher = Breakers(redis), Healths(redis), Publisher(lambda: plane.client, "tests")
-        handler = BreakerHandler(config, breakers, Shadows(redis), healths, publisher, BreakerMetrics())
+        handler = BreakerHandler(config, breakers, shadows_in(redis), healths, publisher, BreakerMetrics())
 
         class EmptiedRebuild(Rebuild):
             """Redis is emptied once more after the breakers were recalled."""

@@ -15,7 +15,7 @@ from bench.consumers import publish_jobs
 from breakwater.alerts.rules.incidents import IncidentRules
 from breakwater.alerts.store.incidents import IncidentLog
 from breakwater.breakers.metrics import BreakerMetrics
-from breakwater.breakers.store import Breakers, Shadows
+from breakwater.breakers.store import Breakers, shadows_in
 from breakwater.config import LiveConfig, parse_config
 from breakwater.health.store import Healths
 from breakwater.kernel.nats.delivery import Delivery
@@ -73,7 +73,9 @@ async def test_records_cost_their_readers_what_they_did(
     used: dict[str, float] = {}
     async with nats_client(own_nats_server.url) as client, new_database(clickhouse_server.url) as analytics:
         publisher, lookup = Publisher(lambda: client, "worker"), Lookup(lambda: client)
-        breakers = BreakerHandler(config, Breakers(redis), Shadows(redis), Healths(redis), publisher, BreakerMetrics())
+        breakers = BreakerHandler(
+            config, Breakers(redis), shadows_in(redis), Healths(redis), publisher, BreakerMetrics()
+        )
         budget = BudgetHandler(
             LiveConfig(config).limits, Budgets(redis, zone), counters, publisher, lookup, filled, BudgetMetrics()
         )

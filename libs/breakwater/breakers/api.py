@@ -34,9 +34,10 @@ from breakwater.breakers.rules.breaker import (
     state_at,
 )
 from breakwater.breakers.rules.health import CallHealth, Verdict, health_of_model, open_for
+from breakwater.breakers.rules.shadow import Shadow
 from breakwater.breakers.rules.transitions import breaker_after, transition
 from breakwater.breakers.settings import BreakerRules
-from breakwater.breakers.store import UNSAVED, Breakers, LoadedBreaker, Saving, Shadows
+from breakwater.breakers.store import UNSAVED, Breakers, LoadedBreaker, Saving
 from breakwater.breakers.transitions import dump_transitions, publish_saved
 from breakwater.config import Config, breaker_of, breakers_of, shadows_of, units_of
 from breakwater.config.deployments import Deployment
@@ -53,6 +54,7 @@ from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.redis.connection import StateUnavailableError
+from breakwater.kernel.redis.documents import Documents
 from breakwater.kernel.types import Message, format_time, time_from_ms
 from breakwater.kernel.validation import FieldError
 from breakwater.limits.store.deployments import Deployments
@@ -163,7 +165,7 @@ class BreakerRoutes:
         self,
         config: Config,
         breakers: Breakers,
-        shadows: Shadows,
+        shadows: Documents[Shadow],
         healths: Healths,
         deployments: Deployments,
         publisher: Publisher,
@@ -409,20 +411,20 @@ async def breaker_statuses(
     ]
 
 
-async def shadow_statuses(config: Config, shadows: Shadows) -> list[ShadowBreakerStatus]:
+async def shadow_statuses(config: Config, shadows: Documents[Shadow]) -> list[ShadowBreakerStatus]:
     """Reads the shadows of the agents' own models, sorted by agent and model. Raises StateUnavailableError."""
     keys = sorted(shadows_of(config), key=lambda key: (key.agent, key.model))
     return [
         ShadowBreakerStatus(
             agent=key.agent,
             model=key.model,
-            state=loaded.shadow.breaker.state,
-            reason=loaded.shadow.breaker.reason or None,
-            since=_time(loaded.shadow.breaker.changed_ms),
-            refused=loaded.shadow.refused,
-            version=loaded.shadow.breaker.version,
+            state=shadow.breaker.state,
+            reason=shadow.breaker.reason or None,
+            since=_time(shadow.breaker.changed_ms),
+            refused=shadow.refused,
+            version=shadow.breaker.version,
         )
-        for key, loaded in zip(keys, await shadows.load(keys), strict=True)
+        for key, shadow in zip(keys, await shadows.read([key.name for key in keys]), strict=True)
     ]
 
 

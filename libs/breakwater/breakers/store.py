@@ -19,6 +19,7 @@ from breakwater.jobs.contract.execution import FailureStatistics
 from breakwater.kernel.immutable import immutable
 from breakwater.kernel.nats.subjects import decode_token
 from breakwater.kernel.redis.connection import Redis, ScriptCommand, StateUnavailableError, scripts_of
+from breakwater.kernel.redis.documents import Documents
 
 KEEP_MS = 7 * 24 * 3_600_000
 """A breaker that sees no call for a week expires, which closes it; not one that was isolated."""
@@ -94,6 +95,11 @@ class Saving:
     before: LoadedBreaker
     after: Breaker
     unpublished: str | None
+
+
+def shadows_in(redis: Redis) -> Documents[Shadow]:
+    """The shadows of breakers, by the names of their keys."""
+    return Documents(redis, "bw:shadow-breaker:", TypeAdapter(Shadow), Shadow(), KEEP_MS)
 
 
 class Breakers:
@@ -262,66 +268,6 @@ class Breakers:
             StateUnavailableError: it may be published once more, which changes nothing.
         """
         await self._redis.run([ScriptCommand(_LUA["published"], [_redis_key(key)], [transition])])
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedShadow:
-    """A shadow as it was read. `revision` guards its saving; `unpublished` is as that of a `LoadedBreaker`."""
-
-    shadow: Shadow
-    revision: str
-    unpublished: str | None
-
-
-class Shadows:
-    """The shadows of the fleet's breakers. One that Redis has lost, or that sees no call for a week, begins anew."""
-
-    def __init__(self, redis: Redis) -> None:
-        self._redis = redis
-
-    async def load(self, keys: Sequence[BreakerKey]) -> list[LoadedShadow]:
-        """Reads shadows in one round trip. Raises StateUnavailableError."""
-        if not keys:
-            return []
-        loads = [ScriptCommand(_LUA["load"], [_shadow_key(key), _NO_FILLING], []) for key in keys]
-        shadows: list[LoadedShadow] = []
-        for _, _, flat in await self._redis.run(loads):
-            fields = dict(zip(flat[::2], flat[1::2], strict=True))
-            shadow = _SHADOW.validate_json(fields["shadow"]) if "shadow" in fields else Shadow()
-            shadows.append(LoadedShadow(shadow, fields.get("revision", UNSAVED), fields.get("unpublished") or None))
-        return shadows
-
-    async def save(self, key: BreakerKey, before: LoadedShadow, after: Shadow, unpublished: str | None) -> bool:
-        """Saves a shadow, with its transitions to be published. False if it was changed since it was read.
-
-        Raises:
-            StateUnavailableError: it may or may not be saved; read it again to find out.
-        """
-        fields = ("shadow", _SHADOW.dump_json(after).decode(), "unpublished", unpublished or "")
-        guards = (before.revision, "", KEEP_MS)
-        [saved] = await self._redis.run(
-            [ScriptCommand(_LUA["save"], [_shadow_key(key), _NO_FILLING], [*guards, *fields])]
-        )
-        return bool(saved)
-
-    async def mark_published(self, key: BreakerKey, transitions: str) -> None:
-        """Is for shadows what `Breakers.mark_published` is for breakers."""
-        await self._redis.run([ScriptCommand(_LUA["published"], [_shadow_key(key)], [transitions])])
-
-    async def forget(self, keys: Sequence[BreakerKey]) -> None:
-        """Has shadows begin anew. Raises StateUnavailableError."""
-        if keys:
-            await self._redis.client.delete(*map(_shadow_key, keys))
-
-
-_SHADOW = TypeAdapter(Shadow)
-
-_NO_FILLING = "bw:shadow-breakers:filling"
-"""A key that does not exist: shadows are never filled from the log."""
-
-
-def _shadow_key(key: BreakerKey) -> str:
-    return f"bw:shadow-breaker:{key.name}"
 
 
 @lru_cache(maxsize=4096)

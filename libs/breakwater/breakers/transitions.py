@@ -15,7 +15,7 @@ from breakwater.breakers.contract import BreakerTransition
 from breakwater.breakers.rules.breaker import Breaker, BreakerKey, Observation, observe
 from breakwater.breakers.rules.transitions import transition
 from breakwater.breakers.settings import BreakerRules
-from breakwater.breakers.store import Breakers, LoadedBreaker, Saving, Shadows
+from breakwater.breakers.store import Breakers, LoadedBreaker, Saving
 from breakwater.kernel.immutable import immutable
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.publisher import Publisher
@@ -58,7 +58,7 @@ def dump_transitions(transitions: Sequence[BreakerTransition]) -> str | None:
 
 
 async def publish_saved(
-    publisher: Publisher, breakers: Breakers | Shadows, key: BreakerKey, saved: str
+    publisher: Publisher, breakers: Breakers, key: BreakerKey, saved: str
 ) -> tuple[BreakerTransition, ...]:
     """Publishes transitions that are saved, and marks them as published. May be repeated: each has its id.
 
@@ -70,8 +70,8 @@ async def publish_saved(
         StateUnavailableError: published, but not marked: the next process that finds them publishes them again.
     """
     transitions = tuple(_TRANSITIONS.validate_json(saved))
+    subject = subjects.breaker(key.agent, key.model)
     for event in transitions:
-        subject = (subjects.shadow_breaker if event.shadow else subjects.breaker)(key.agent, key.model)
         await publisher.event(subject, event, id=event.transition_id, at=event.at)
     await breakers.mark_published(key, saved)
     return transitions

@@ -10,7 +10,7 @@ from breakwater.breakers.contract import BreakerTransition
 from breakwater.breakers.metrics import BreakerMetrics
 from breakwater.breakers.rules.breaker import Breaker, BreakerKey
 from breakwater.breakers.rules.transitions import breaker_after
-from breakwater.breakers.store import Breakers, Saving, Shadows
+from breakwater.breakers.store import Breakers, Saving, shadows_in
 from breakwater.config import parse_config
 from breakwater.health.store import Healths
 from breakwater.kernel.nats.publisher import Publisher
@@ -40,7 +40,9 @@ async def put(redis: Redis, breaker: Breaker) -> None:
 
 async def test_it_is_half_open_in_every_face_and_is_reported_once(redis: Redis) -> None:
     breakers, healths, published = Breakers(redis), Healths(redis), RecordedEvents()
-    handler = BreakerHandler(CONFIG, breakers, Shadows(redis), healths, published, BreakerMetrics(CollectorRegistry()))
+    handler = BreakerHandler(
+        CONFIG, breakers, shadows_in(redis), healths, published, BreakerMetrics(CollectorRegistry())
+    )
     [loaded] = await breakers.load([KEY])
     opened = Breaker(
         state="open", open_until_ms=loaded.now_ms - 1, version=1, counts_from=1, reason="why", total_failures=3
@@ -84,7 +86,7 @@ async def test_it_is_half_open_in_every_face_and_is_reported_once(redis: Redis) 
 async def test_a_probe_that_is_lost_makes_it_wait_for_another_call(redis: Redis) -> None:
     published = RecordedEvents()
     handler = BreakerHandler(
-        CONFIG, Breakers(redis), Shadows(redis), Healths(redis), published, BreakerMetrics(CollectorRegistry())
+        CONFIG, Breakers(redis), shadows_in(redis), Healths(redis), published, BreakerMetrics(CollectorRegistry())
     )
     [loaded] = await Breakers(redis).load([KEY])
     probing = Breaker(

@@ -12,7 +12,7 @@ from faststream.nats import TestNatsBroker
 from pydantic import SecretStr
 
 from breakwater.breakers.rules.breaker import BreakerKey
-from breakwater.breakers.store import UNSAVED, Breakers, Shadows
+from breakwater.breakers.store import UNSAVED, Breakers, shadows_in
 from breakwater.config import parse_config
 from breakwater.health.store import Healths
 from breakwater.jobs.contract.execution import Attempt
@@ -167,7 +167,7 @@ async def test_a_batch_takes_two_round_trips_and_counts_for_nothing_before_redis
     breakers, healths = Breakers(redis), Healths(redis)
     config = parse_config(json.dumps({"providers": {"sim": {"base_url": "http://x"}}, "agents": AGENTS}))
     publisher = Publisher(Mock(side_effect=AssertionError("nothing is to be published")), "tests")
-    handler, known = BreakerHandler(config, breakers, Shadows(redis), healths, publisher, Mock()), list[str | None]()
+    handler, known = BreakerHandler(config, breakers, shadows_in(redis), healths, publisher, Mock()), list[str | None]()
 
     async def is_log(filled_from: str | None) -> bool:
         if filled_from != "log":

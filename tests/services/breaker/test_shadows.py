@@ -14,7 +14,7 @@ import pytest
 from breakwater.breakers.api import shadow_statuses
 from breakwater.breakers.metrics import BreakerMetrics
 from breakwater.breakers.rules.breaker import BreakerKey
-from breakwater.breakers.store import Breakers, Shadows
+from breakwater.breakers.store import Breakers, shadows_in
 from breakwater.config import parse_config
 from breakwater.health.store import Healths
 from breakwater.jobs.contract.execution import Attempt
@@ -97,7 +97,7 @@ async def bus(own_nats_server: RunningServer, redis: Redis) -> AsyncGenerator[Bu
         pulls = [Pull(lambda: client, Stream.EVENTS, name) for name in ("breaker", "sink-events")]
         for pull in pulls:
             stack.push_async_callback(pull.close)
-        handler = BreakerHandler(CONFIG, Breakers(redis), Shadows(redis), Healths(redis), publisher, metrics)
+        handler = BreakerHandler(CONFIG, Breakers(redis), shadows_in(redis), Healths(redis), publisher, metrics)
         yield Bus(handler, publisher, Lookup(lambda: client), *pulls)
 
 
@@ -114,7 +114,7 @@ async def test_a_shadow_opens_beside_a_breaker_that_stays_closed_and_is_recorded
     expected = [("writer", "open", True, 0), ("writer", "half_open", True, 1), ("writer", "closed", True, 0)]
     assert await bus.transitions("shadow-breakers") == expected
     assert await redis.client.keys("bw:shadow*") == [f"bw:shadow-breaker:{KEY.name}"]
-    [status] = await shadow_statuses(CONFIG, Shadows(redis))
+    [status] = await shadow_statuses(CONFIG, shadows_in(redis))
     assert (status.agent, status.state, status.refused, status.version) == ("writer", "closed", 1, 3)
     async with new_database(clickhouse_server.url) as analytics:
         sink = Sink(analytics, bus.publisher, lambda: datetime.now(UTC), SinkMetrics())

@@ -9,7 +9,7 @@ from typing import Any
 
 from breakwater.breakers.metrics import BreakerMetrics
 from breakwater.breakers.rules.breaker import Breaker, BreakerKey, caller_of
-from breakwater.breakers.store import Breakers, Saving, Shadows
+from breakwater.breakers.store import Breakers, Saving, shadows_in
 from breakwater.health.store import Healths
 from breakwater.kernel.nats.subjects import Header
 from breakwater.kernel.telemetry.metrics import CollectorRegistry
@@ -43,7 +43,7 @@ async def look(plane: WorkerPlane) -> None:
         BreakerHandler(
             worker.config,
             Breakers(worker.redis),
-            Shadows(worker.redis),
+            shadows_in(worker.redis),
             Healths(worker.redis),
             worker.publisher,
             BreakerMetrics(CollectorRegistry()),

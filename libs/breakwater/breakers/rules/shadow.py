@@ -8,7 +8,7 @@ does. Calls that the real breaker refuses have no outcome, and teach it nothing.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from breakwater.breakers.contract import BreakerTransition
 from breakwater.breakers.rules.admission import admit
@@ -30,6 +30,7 @@ class Shadow:
         earlier: that breaker before each of its latest changes of state, without what it had counted; ordered.
         refused: the calls that it would have refused.
         reported: those of them that its transitions have reported.
+        unpublished: its transitions that may not be published yet, in order.
         sequences: those of the latest calls that it was told of, ordered; one that is told again changes nothing.
     """
 
@@ -37,6 +38,7 @@ class Shadow:
     earlier: tuple[Breaker, ...] = ()
     refused: int = 0
     reported: int = 0
+    unpublished: tuple[BreakerTransition, ...] = ()
     sequences: tuple[int, ...] = ()
 
 
@@ -55,29 +57,26 @@ class ShadowedCall:
     asked_ms: int | None
 
 
-def follow(
-    key: BreakerKey, shadow: Shadow, calls: Sequence[ShadowedCall], jitter: float
-) -> tuple[Shadow, list[BreakerTransition]]:
-    """Tells a shadow of calls, in the order in which they ended.
+def follow(key: BreakerKey, shadow: Shadow, calls: Sequence[ShadowedCall], jitter: float) -> Shadow:
+    """Tells a shadow of calls, in the order in which they ended. Returns it with its transitions to be published.
 
     Args:
         key: its key.
         shadow: the current state.
         calls: the calls.
         jitter: a random number from 0 to 1, for the cool-down.
-
-    Returns:
-        The next state, and the transitions.
     """
-    transitions: list[BreakerTransition] = []
     for call in calls:
-        shadow = _after(key, shadow, call, jitter, transitions)
-    return shadow, transitions
+        shadow = _after(key, shadow, call, jitter)
+    return shadow
 
 
-def _after(
-    key: BreakerKey, shadow: Shadow, call: ShadowedCall, jitter: float, transitions: list[BreakerTransition]
-) -> Shadow:
+def without(shadow: Shadow, published: Collection[BreakerTransition]) -> Shadow:
+    """Returns a shadow without transitions that are published."""
+    return changed(shadow, unpublished=tuple(event for event in shadow.unpublished if event not in published))
+
+
+def _after(key: BreakerKey, shadow: Shadow, call: ShadowedCall, jitter: float) -> Shadow:
     observation = call.observation
     place = bisect_left(shadow.sequences, observation.sequence)
     if observation.sequence in shadow.sequences[place : place + 1] or (
@@ -96,13 +95,13 @@ def _after(
         observation = changed(observation, version=answer.version)
         if breaker_then is shadow.breaker and answer.became_half_open:
             event = half_opened(key, admitted, call.rules, call.asked_ms)
-            shadow = _moved(shadow, admitted, event, transitions)
+            shadow = _moved(shadow, admitted, event)
         elif breaker_then is shadow.breaker and answer.is_probe:
             shadow = changed(shadow, breaker=admitted)
     breaker, change = observe(shadow.breaker, observation, call.rules, now_ms, jitter)
     if change is None:
         return changed(shadow, breaker=breaker)
-    return _moved(shadow, breaker, transition(key, change, call.rules, now_ms), transitions)
+    return _moved(shadow, breaker, transition(key, change, call.rules, now_ms))
 
 
 def _at(shadow: Shadow, asked_ms: int) -> Breaker:
@@ -115,14 +114,14 @@ def _at(shadow: Shadow, asked_ms: int) -> Breaker:
     return breaker
 
 
-def _moved(shadow: Shadow, after: Breaker, event: BreakerTransition, transitions: list[BreakerTransition]) -> Shadow:
-    """Returns a shadow after a change of state, whose event is added to `transitions`."""
+def _moved(shadow: Shadow, after: Breaker, event: BreakerTransition) -> Shadow:
+    """Returns a shadow after a change of state, with its transition to be published."""
     marks = {
         "transition_id": f"shadow/{event.transition_id}",
         "shadow": True,
         "refused": shadow.refused - shadow.reported,
     }
-    transitions.append(event.model_copy(update=marks))
+    unpublished = (*shadow.unpublished, event.model_copy(update=marks))
     before = shadow.breaker
     uncounted = Breaker(
         state=before.state,
@@ -135,4 +134,4 @@ def _moved(shadow: Shadow, after: Breaker, event: BreakerTransition, transitions
         probed_by=before.probed_by,
     )
     earlier = (*shadow.earlier, uncounted)[-STATES_KEPT:]
-    return changed(shadow, breaker=after, earlier=earlier, reported=shadow.refused)
+    return changed(shadow, breaker=after, earlier=earlier, reported=shadow.refused, unpublished=unpublished)
