@@ -158,7 +158,7 @@ def validate(document: object, schema: dict[str, Any]) -> None:
 
 def test_every_schema_is_a_schema_and_names_itself(contract: dict[str, str]) -> None:
     names = [name for name in contract if name.startswith("schemas/")]
-    assert len(names) == len(CHANNELS) + len(ON_WEBHOOKS)
+    assert len(names) == len({channel.message for channel in CHANNELS}) + len(ON_WEBHOOKS)
     parts: dict[str, dict[str, Any]] = {}
     for name in [*names, "breakwater.schema.json"]:
         document = json.loads(contract[name])
@@ -255,6 +255,7 @@ def test_the_addresses_are_the_subjects_that_the_code_uses_and_their_streams_tak
         "attempts": subjects.attempt("A", "E", 1),
         "executions": subjects.execution("A", "E"),
         "breakers": subjects.breaker("A", "M"),
+        "shadow_breakers": subjects.shadow_breaker("A", "M"),
         "guards": subjects.guard("A"),
         "plans": subjects.plan("P"),
         "budgets": subjects.budget("global", "daily"),
