@@ -95,13 +95,13 @@ def _after(key: BreakerKey, shadow: Shadow, call: ShadowedCall, jitter: float) -
         observation = changed(observation, version=answer.version)
         if breaker_then is shadow.breaker and answer.became_half_open:
             event = half_opened(key, admitted, call.rules, call.asked_ms)
-            shadow = _moved(shadow, admitted, event)
+            shadow = _move_to(shadow, admitted, event)
         elif breaker_then is shadow.breaker and answer.is_probe:
             shadow = changed(shadow, breaker=admitted)
     breaker, change = observe(shadow.breaker, observation, call.rules, now_ms, jitter)
     if change is None:
         return changed(shadow, breaker=breaker)
-    return _moved(shadow, breaker, transition(key, change, call.rules, now_ms))
+    return _move_to(shadow, breaker, transition(key, change, call.rules, now_ms))
 
 
 def _at(shadow: Shadow, asked_ms: int) -> Breaker:
@@ -114,7 +114,7 @@ def _at(shadow: Shadow, asked_ms: int) -> Breaker:
     return breaker
 
 
-def _moved(shadow: Shadow, after: Breaker, event: BreakerTransition) -> Shadow:
+def _move_to(shadow: Shadow, after: Breaker, event: BreakerTransition) -> Shadow:
     """Returns a shadow after a change of state, with its transition to be published."""
     marks = {
         "transition_id": f"shadow/{event.transition_id}",

@@ -51,17 +51,17 @@ class Documents(Generic[T]):
         Raises:
             StateUnavailableError: some may be changed.
         """
-        changed: dict[str, T] = {}
-        waiting = list(names)
+        documents: dict[str, T] = {}
+        waiting: list[str] = list(names)
         while waiting:
             saves: list[ScriptCommand] = []
             for name, (document, revision) in zip(waiting, await self._read(waiting), strict=True):
-                changed[name] = decide(name, document)
-                text = self._form.dump_json(changed[name]).decode()
+                documents[name] = decide(name, document)
+                text = self._form.dump_json(documents[name]).decode()
                 saves.append(ScriptCommand(_LUA["save"], [self._prefix + name], [revision, text, self._keep_ms]))
             saved = await self._redis.run(saves)
             waiting = [name for name, is_saved in zip(waiting, saved, strict=True) if not is_saved]
-        return changed
+        return documents
 
     async def forget(self, names: Collection[str]) -> None:
         """Has documents begin anew. Raises StateUnavailableError."""
