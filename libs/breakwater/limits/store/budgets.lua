@@ -40,6 +40,14 @@ local function integer(number)
   end
   return text
 end
+-- Reads an integer, and remembers how it is written, which takes the longest.
+local function read_integer(text)
+  local value = tonumber(text)
+  if value then
+    texts[value] = text
+  end
+  return value
+end
 -- Adds amounts to fields of a hash that have these values, in one command rather than one for each field. Returns the sums.
 local function add_to(key, fields, values, amounts)
   local sums, changes, n = {}, {}, 0
@@ -107,7 +115,7 @@ local function parse(text)
   end
   local places = places_of(lines)
   return {
-    state = state, amount = tonumber(amount), tokens = tonumber(tokens), ms = ms, agent = agent, tenant = tenant,
+    state = state, amount = read_integer(amount), tokens = read_integer(tokens), ms = ms, agent = agent, tenant = tenant,
     caller = caller, periods = places.periods, windows = places.windows, slots = places.slots, lines = lines,
   }
 end
@@ -130,27 +138,15 @@ local function for_each(periods, state, amounts, each)
 end
 -- Adds to what the caller of a reservation holds in each scope that has shares. One that holds nothing has no field.
 local function share(held_key, held, amount)
-  local fields, n, caller = {}, 0, '\n' .. held.tenant .. '\n' .. held.caller
+  local caller, ended = '\n' .. held.tenant .. '\n' .. held.caller, {}
   for _, period in ipairs(amount ~= 0 and held.periods or {}) do
     for _, scope in ipairs(period.shared) do
-      n = n + 1
-      fields[n] = scope .. caller
+      local field = scope .. caller
+      if redis.call('HINCRBY', held_key, field, integer(amount)) <= 0 then
+        ended[#ended + 1] = field
+      end
     end
   end
-  if n == 0 then
-    return
-  end
-  local values = redis.call('HMGET', held_key, unpack(fields))
-  local kept, kept_values, amounts, ended = {}, {}, {}, {}
-  for i = 1, n do
-    if (values[i] or 0) + amount > 0 then
-      local k = #kept + 1
-      kept[k], kept_values[k], amounts[k] = fields[i], values[i], amount
-    else
-      ended[#ended + 1] = fields[i]
-    end
-  end
-  add_to(held_key, kept, kept_values, amounts)
   if #ended > 0 then
     redis.call('HDEL', held_key, unpack(ended))
   end
@@ -367,7 +363,7 @@ end
 -- force, or it is unknown which, {9, keys} where the attempt has a reservation of other amounts or in other places, for another
 -- model perhaps: it is to be released first, with these keys of its places.
 local attempt_id, lease_ms = ARGV[1], tonumber(ARGV[4]) -- no lease: only looks, and reserves nothing
-local worst = {u = tonumber(ARGV[2]), t = tonumber(ARGV[3]), r = 1}
+local worst = {u = read_integer(ARGV[2]), t = read_integer(ARGV[3]), r = 1}
 local asked_at = tonumber(ARGV[5]) -- of a reservation that Redis had lost; nil: now
 local agent, tenant, caller = ARGV[6], ARGV[7], ARGV[8]
 local most_names = tonumber(ARGV[9])
@@ -383,7 +379,7 @@ local periods, counters, argument = {}, {}, 18
 for k = 6, 5 + number_of_periods do
   periods[#periods + 1] = {
     key = KEYS[k], first = tonumber(ARGV[argument]), over = tonumber(ARGV[argument + 1]), keep_until_ms = ARGV[argument + 2],
-    fields = {}, notes = {}, reserved = {}, values_before = {}, amounts = {},
+    fields = {nil, nil, nil, nil}, changes = {nil, nil, nil, nil}, notes = {},
   }
   argument = argument + 3
 end
@@ -833,23 +829,27 @@ for _, rate in ipairs(has_queue and rates or {}) do
 end
 local shared = {}
 for _, counter in ipairs(counters) do
-  local period = counter.period
-  local n = #period.reserved + 1
-  period.reserved[n], period.amounts[n] = counter.field, worst[counter.unit]
-  period.values_before[n] = period.values[counter.first_value]
+  local period, amount = counter.period, worst[counter.unit]
+  local n, sum = #period.changes, tonumber(period.values[counter.first_value] or 0) + amount
+  if sum < EXACT then
+    period.changes[n + 1], period.changes[n + 2] = counter.field, sum
+  else
+    redis.call('HINCRBY', period.key, counter.field, integer(amount))
+  end
+  period.is_fresh = period.is_fresh or sum == amount -- nothing else is reserved, and maybe nothing was counted yet
   if #counter.flags > 2 and string.find(counter.flags, 'h', 3, true) then
     shared[#shared + 1] = counter.scope
   end
 end
-call.periods = {{shared = shared}}
 for _, period in ipairs(periods) do
-  for i, reserved in ipairs(add_to(period.key, period.reserved, period.values_before, period.amounts)) do
-    if reserved == period.amounts[i] then -- nothing else is reserved, and maybe nothing was counted yet
-      redis.call('PEXPIREAT', period.key, period.keep_until_ms)
-      break
-    end
+  if #period.changes > 0 then
+    redis.call('HSET', period.key, unpack(period.changes))
+  end
+  if period.is_fresh then
+    redis.call('PEXPIREAT', period.key, period.keep_until_ms)
   end
 end
+call.periods = {{shared = shared}}
 share(held_key, call, worst.u)
 -- Units without a limit are counted, too: one that is set later holds immediately.
 local lines = {header_of(call, 'r'), counter_lines}
@@ -908,7 +908,7 @@ return answer
 -- Returns 1, or 0 where nothing is reserved, in these places.
 local attempt_id = ARGV[1]
 local used = ARGV[2] ~= ''
-  and {amount = tonumber(ARGV[2]), tokens = tonumber(ARGV[3]), uncached = tonumber(ARGV[4]), is_refused = ARGV[5] == '1'} or nil
+  and {amount = read_integer(ARGV[2]), tokens = read_integer(ARGV[3]), uncached = tonumber(ARGV[4]), is_refused = ARGV[5] == '1'} or nil
 local reservations, leases, held_key, told = KEYS[1], KEYS[2], KEYS[3], set_of_keys()
 local held = parse(redis.call('HGET', reservations, attempt_id))
 if not held or held.state ~= 'r' or further_keys(held, told) then
