@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import cached_property
 from hashlib import blake2b
 from typing import Any, cast
 
@@ -33,7 +32,7 @@ from breakwater.jobs.held_claims import ClaimLease
 from breakwater.jobs.rules.ids import JobIds
 from breakwater.jobs.rules.turns import CallerTurn
 from breakwater.jobs.store.executions import Claim
-from breakwater.kernel.immutable import immutable
+from breakwater.kernel.immutable import computed_once, immutable
 from breakwater.kernel.nats.delivery import Delivery
 from breakwater.kernel.nats.subjects import Header, decode_token
 from breakwater.kernel.types import Count, Event, Timestamp
@@ -245,20 +244,20 @@ class Assignment:
     @property
     def probed(self) -> str | None:
         """The unit that a probe tries, as its breaker is named; None for another job."""
-        token = self.delivery.headers.get(Header.PROBE.value)
+        token = self.delivery.headers.get(Header.PROBE)
         return None if token is None else decode_token(token)
 
     @property
     def is_probe(self) -> bool:
         """Returns True if the job only tries whether a model answers again. Its answer is of no use to anybody."""
-        return Header.PROBE.value in self.delivery.headers
+        return Header.PROBE in self.delivery.headers
 
-    @cached_property
+    @computed_once
     def chain(self) -> tuple[str, ...]:
         """The models to try, in order."""
         return self.agent.chain_for(self.job)
 
-    @cached_property
+    @computed_once
     def caller(self) -> str | None:
         """The key or the program whose share of a budget the job uses.
 
@@ -266,7 +265,7 @@ class Assignment:
         """
         return self.owner or (self.submitted_by if self.job.tenant else None)
 
-    @cached_property
+    @computed_once
     def names(self) -> dict[str, Any]:
         """The fields that name the job in its record and in the steps of its progress."""
         return {
@@ -283,7 +282,7 @@ class Assignment:
             "run_id": self.run_id,
         }
 
-    @cached_property
+    @computed_once
     def session(self) -> str:
         """The name of the session that its calls belong to: its caller's, its task, or else its conversation."""
         if self.ids.session_key is not None:
@@ -296,7 +295,7 @@ class Assignment:
             digest.update(_beginning(message.get("content")).encode("utf-8", "surrogatepass"))
         return digest.hexdigest()
 
-    @cached_property
+    @computed_once
     def residency(self) -> Sequence[str]:
         """The regions that its calls must not leave: its agent's, and those of its sender."""
         of_agent = self.agent.residency
@@ -314,13 +313,13 @@ class Assignment:
         """Returns the id of an attempt by its number, from 1."""
         return f"{self.execution_id}:{number}"
 
-    @cached_property
+    @computed_once
     def own_params(self) -> frozenset[str]:
         """The parameters that the job sets, in the words of a chat and of its own API."""
         request = self.job.api_request
         return own_params(params_of(self.job), () if request is None else request.body)
 
-    @cached_property
+    @computed_once
     def added_params(self) -> frozenset[str]:
         """The parameters of its calls that the job does not set: those of its agent and of the plane.
 
@@ -347,7 +346,7 @@ class Assignment:
             name: value for name, value in self.parameters.values.items() if name not in left_out or name in renamed
         }
 
-    @cached_property
+    @computed_once
     def messages(self) -> list[dict[str, JsonValue]]:
         """The conversation, with the agent's system prompt if the job has none."""
         messages = conversation_of(self.job)
@@ -396,7 +395,7 @@ class Assignment:
         names = chat_form(request).names
         return cast(Mapping[str, JsonValue], without_fields(body, (names.get(name, name) for name in dropped)))
 
-    @cached_property
+    @computed_once
     def _whole_native_body(self) -> Mapping[str, JsonValue] | None:
         return self._native_body(self.parameters.values)
 
@@ -408,7 +407,7 @@ class Assignment:
             return self._whole_chat
         return for_chat(self.job, messages, params)
 
-    @cached_property
+    @computed_once
     def _whole_chat(self) -> tuple[Sequence[Mapping[str, JsonValue]], Mapping[str, JsonValue]]:
         return for_chat(self.job, self.messages, self.parameters.values)
 
@@ -420,7 +419,7 @@ class Assignment:
         """
         return self._size_as_written if as_written else self._size_as_translated
 
-    @cached_property
+    @computed_once
     def _size_as_written(self) -> InputSize:
         request = self.job.api_request
         if request is not None and (body := self._whole_native_body) is not None:
@@ -431,7 +430,7 @@ class Assignment:
             return size + size_of_params({}, input=self.job.input)
         return self._with_each_byte(size, {**self.parameters.values, "messages": self.messages})
 
-    @cached_property
+    @computed_once
     def _size_as_translated(self) -> InputSize:
         messages, params = self._whole_chat
         params = portable_params(params)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from functools import cache
 from operator import attrgetter
-from typing import Any, TypeVar, dataclass_transform
+from typing import Any, Generic, TypeVar, dataclass_transform
 
 Value = TypeVar("Value")
 
@@ -19,6 +19,19 @@ def immutable(*, slots: bool = True, kw_only: bool = False) -> Callable[[type[Va
     as long.
     """
     return dataclass(slots=slots, kw_only=kw_only, unsafe_hash=True)
+
+
+class computed_once(Generic[Value]):  # noqa: N801  as a decorator
+    """As `functools.cached_property`, whose lock takes four times as long: two threads may compute the same value."""
+
+    def __init__(self, compute: Callable[[Any], Value]) -> None:
+        self._compute = compute
+        self._name = compute.__name__
+        self.__doc__ = compute.__doc__
+
+    def __get__(self, instance: object, owner: type) -> Value:
+        value = instance.__dict__[self._name] = self._compute(instance)
+        return value
 
 
 def changed(value: Value, **changes: Any) -> Value:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Annotated, Any, ClassVar, ParamSpec, Self, TypeVar, cast
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -81,12 +81,8 @@ def _usd(value: object) -> object:
 @lru_cache(maxsize=1024)  # each of a job's few moments is written several times
 def format_time(moment: datetime) -> str:
     """Formats a time by RFC 3339, in UTC with milliseconds: `2026-11-21T10:00:00.000Z`."""
-    return f"{_format_second(moment.replace(microsecond=0))}.{moment.microsecond // 1000:03}Z"
-
-
-@lru_cache(maxsize=64)  # many moments are in the same second
-def _format_second(moment: datetime) -> str:
-    return moment.astimezone(UTC).isoformat()[:-6]
+    in_utc = moment if moment.tzinfo is UTC else moment.astimezone(UTC)
+    return in_utc.isoformat(timespec="milliseconds")[:-6] + "Z"
 
 
 def time_from_ms(epoch_ms: int) -> datetime:
@@ -204,6 +200,11 @@ class Message(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
+@cache
+def _fields_of(model: type[BaseModel]) -> set[str]:
+    return set(model.model_fields)
+
+
 class Event(BaseModel):
     """Base of messages that Breakwater writes: immutable; readers ignore unknown fields."""
 
@@ -221,10 +222,16 @@ class Event(BaseModel):
         """Makes a message of valid values for exactly its fields, which need no check."""
         message = cls.__new__(cls)
         object.__setattr__(message, "__dict__", values)
-        object.__setattr__(message, "__pydantic_fields_set__", set(values))
+        object.__setattr__(message, "__pydantic_fields_set__", _fields_of(cls))
         object.__setattr__(message, "__pydantic_extra__", None)
         object.__setattr__(message, "__pydantic_private__", None)
         return message
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Overridden as pydantic copies each part of a message by a call."""
+        if deep or self.__pydantic_extra__ is not None or self.__pydantic_private__ is not None:
+            return super().model_copy(update=update, deep=deep)
+        return self.of_valid({**self.__dict__, **(update or {})})
 
     def json_bytes(self) -> bytes:
         """Returns the message as JSON, as it is on the wire."""
