@@ -109,12 +109,13 @@ def test_nats_says_of_a_server_what_presence_reads() -> None:
 
 
 def test_nats_sends_and_receives_by_what_is_called_and_replaced() -> None:
-    private = {"_send_command", "_flusher", "_remove_sub", "_parse_header_lines", "_process_headers"}
+    private = {"_send_command", "_flush_pending", "_flusher", "_remove_sub", "_parse_header_lines", "_process_headers"}
     assert private <= vars(Client).keys()
     assert "await self._ps.parse(" in inspect.getsource(Client._read_loop)  # pyright: ignore[reportPrivateUsage]
     assert {"buf", "state", "nc"} <= vars(Parser()).keys()
     assert [*Msg.__dataclass_fields__][:5] == ["_client", "subject", "reply", "data", "headers"]
-    assert {"_flush_queue", "_pending", "_pending_data_size", "_ps", "_sid", "_subs", "stats"} <= vars(Client()).keys()
+    fields = {"_flush_queue", "_max_payload", "_max_pending_size", "_pending", "_pending_data_size", "_ps", "_sid"}
+    assert fields | {"_status", "_subs", "stats"} <= vars(Client()).keys()
     assert isinstance(Subscription(Client())._pending_queue, asyncio.Queue)  # pyright: ignore[reportPrivateUsage]
 
 

@@ -10,6 +10,7 @@ import nats
 import nats.errors
 import pytest
 import uvloop
+from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from breakwater.kernel.nats.publisher import Replies
@@ -57,6 +58,7 @@ class _DeafServer:
     """A client of NATS whose server replies to nothing."""
 
     is_connected = is_closed = is_draining = False
+    _status = Client.DISCONNECTED
 
     def __init__(self) -> None:
         self._sid = self._pending_data_size = 0

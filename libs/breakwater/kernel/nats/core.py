@@ -76,23 +76,29 @@ async def publish(
     Raises:
         nats.errors.Error: the client does not accept the message.
     """
-    lines = "" if headers is None else "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
-    breaks = 0 if headers is None else len(headers)
-    is_plain = f"{subject}{reply}".isprintable() and lines.count("\n") == breaks == lines.count("\r")
-    is_ready = client.is_connected and not client.is_draining and len(payload) <= client.max_payload
-    if not (is_plain and is_ready and subject) or " " in subject or " " in reply:
+    places = f"{subject} {reply}"
+    is_plain = places.isprintable() and places.count(" ") == 1
+    lines = ""
+    if headers is not None:
+        lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+        is_plain = is_plain and lines.count("\n") == len(headers) == lines.count("\r")
+    is_ready = client._status == Client.CONNECTED and len(payload) <= client._max_payload  # pyright: ignore[reportPrivateUsage]
+    if not (is_plain and is_ready and subject):
         # It is refused, or waits for a connection.
         await client.publish(subject, payload, reply, None if headers is None else dict(headers))
         return
     if headers is None:
-        command = b"PUB %b %b %d\r\n%b\r\n" % (subject.encode(), reply.encode(), len(payload), payload)
+        command = b"PUB %b %d\r\n%b\r\n" % (places.encode(), len(payload), payload)
     else:
         block = f"NATS/1.0\r\n{lines}\r\n".encode()
         sizes = len(block), len(block) + len(payload)
-        command = b"HPUB %b %b %d %d\r\n%b%b\r\n" % (subject.encode(), reply.encode(), *sizes, block, payload)
-    client.stats["out_msgs"] += 1
-    client.stats["out_bytes"] += len(payload)
-    await client._send_command(command)  # pyright: ignore[reportPrivateUsage]
+        command = b"HPUB %b %d %d\r\n%b%b\r\n" % (places.encode(), *sizes, block, payload)
+    stats = client.stats
+    stats["out_msgs"] += 1
+    stats["out_bytes"] += len(payload)
+    _append(client, command)
+    if 0 < client._max_pending_size < client._pending_data_size:  # pyright: ignore[reportPrivateUsage]
+        await client._flush_pending(force_flush=True)  # pyright: ignore[reportPrivateUsage]
     _flush_soon(client)
 
 

@@ -611,7 +611,7 @@ def trusted_headers(subject: str, headers: Mapping[str, str]) -> Mapping[str, st
 
 def name_in(headers: Mapping[str, str], header: Header) -> str | None:
     """Returns the id or the name that a header holds as a token; None if it is missing or invalid."""
-    token = headers.get(header.value)
+    token = headers.get(header)
     if token is None:
         return None
     try:

@@ -143,9 +143,12 @@ class _Pipe(asyncio.Protocol):
         self._transport: asyncio.Transport = self._stream.transport
         # Errors of scripts are answers, and such as LOADING errors of the connection, as in redis-py.
         of_redis: Any = opened._parser  # pyright: ignore[reportPrivateUsage]
+        self._parse_error: Callable[[str], Exception] = of_redis.parse_error
         self._reader = hiredis.Reader(
-            replyError=of_redis.parse_error, protocolError=InvalidResponse, encoding="utf-8", notEnoughData=_MORE
+            replyError=self._read_error, protocolError=InvalidResponse, encoding="utf-8", notEnoughData=_MORE
         )
+        self.has_error = False
+        """True if there is an error among the latest answers."""
         self._answers: list[Any] = []
         self._expected = 0
         loop = asyncio.get_running_loop()
@@ -166,6 +169,7 @@ class _Pipe(asyncio.Protocol):
         """
         loop = asyncio.get_running_loop()
         self._answers = []
+        self.has_error = False
         self._expected = len(packed)
         self._complete = loop.create_future()
         timer = loop.call_later(ANSWER_S, self._fail, TimeoutError("no answer in time"))
@@ -186,15 +190,22 @@ class _Pipe(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Called by the event loop."""
         self._reader.feed(data)
+        answers = self._answers
+        expected = self._expected
+        read_next = self._reader.gets
         try:
-            while len(self._answers) < self._expected and (answer := self._reader.gets()) is not _MORE:
-                if isinstance(answer, RedisConnectionError):
+            while len(answers) < expected and (answer := read_next()) is not _MORE:
+                if self.has_error and isinstance(answer, RedisConnectionError):
                     raise answer
-                self._answers.append(answer)
+                answers.append(answer)
         except RedisError as error:
             self._fail(error)
-        if len(self._answers) == self._expected and not self._complete.done():
-            self._complete.set_result(self._answers)
+        if len(answers) == expected and not self._complete.done():
+            self._complete.set_result(answers)
+
+    def _read_error(self, text: str) -> Exception:
+        self.has_error = True
+        return self._parse_error(text)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by the event loop."""
@@ -308,7 +319,7 @@ class Redis:
             requests = self._waiting
             self._waiting = []
             try:
-                answers = await self._answers(requests)
+                answers, has_error = await self._answers(requests)
             except Exception as error:  # noqa: BLE001  raised to each caller
                 meant = unavailable(error) or error
                 meant.__cause__ = None if meant is error else error
@@ -323,32 +334,35 @@ class Redis:
             begin = 0
             for request in requests:
                 own_answers = answers[begin : (begin := begin + len(request.commands))]
-                failed = next((answer for answer in own_answers if isinstance(answer, Exception)), None)
+                failed = _error_in(own_answers) if has_error else None
                 request.end(own_answers if failed is None else unavailable(failed) or failed)
 
-    async def _answers(self, requests: Sequence[_Request]) -> list[Any]:
-        """The answers, errors of single scripts among them."""
+    async def _answers(self, requests: Sequence[_Request]) -> tuple[list[Any], bool]:
+        """The answers, errors of single scripts among them, and True if there may be any."""
         packed = [command for request in requests for command in request.packed]
-        answers = await self._pipeline(packed)
+        answers, has_error = await self._pipeline(packed)
+        if not has_error:
+            return answers, False
         unknown = [index for index, answer in enumerate(answers) if isinstance(answer, NoScriptError)]
         if unknown:
             # A fresh or flushed server: it learns the scripts once. Those that it knew have run.
             commands = [command for request in requests for command in request.commands]
             for script in {commands[index].script.sha: commands[index].script for index in unknown}.values():
                 await self.client.script_load(script.text)
-            for index, answer in zip(unknown, await self._pipeline([packed[index] for index in unknown]), strict=True):
+            learned, _ = await self._pipeline([packed[index] for index in unknown])
+            for index, answer in zip(unknown, learned, strict=True):
                 answers[index] = answer
-        return answers
+        return answers, True
 
-    async def _pipeline(self, packed: Sequence[bytes]) -> list[Any]:
-        """Sends commands; after a broken connection once more, immediately, as by the pool."""
+    async def _pipeline(self, packed: Sequence[bytes]) -> tuple[list[Any], bool]:
+        """Returns answers, and True if there is an error among them; tries a second time after a lost connection."""
         for is_last in (False, True):
             try:
                 if self._pipe is None or not self._pipe.is_open:
                     opened = self._connection()
                     await opened.connect()
                     self._pipe = _Pipe(opened)
-                return await self._pipe.ask(packed)
+                return await self._pipe.ask(packed), self._pipe.has_error
             except (RedisConnectionError, OSError):
                 if is_last:
                     raise
@@ -365,6 +379,10 @@ class Redis:
         if self._pipe is not None:
             await self._pipe.close()
         await self.client.aclose()
+
+
+def _error_in(answers: Sequence[Any]) -> Exception | None:
+    return next((answer for answer in answers if isinstance(answer, Exception)), None)
 
 
 async def read_hashes(client: aioredis.Redis, keys: Sequence[str]) -> list[dict[str, str]]:
