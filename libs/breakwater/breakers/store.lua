@@ -127,8 +127,8 @@ if state == 'isolated' or (state ~= 'closed' and concerns) or tonumber(known[4] 
 end
 local changed, callers = 0, known[5] or ''
 for name, kind in string.gmatch(caller, '((%a)%w*)') do
-  local _, heard = string.gsub(' ' .. callers, ' ' .. kind, '')
-  if heard < 2 and not string.find(' ' .. callers, ' ' .. name .. '=', 1, true) then
+  if not string.find(' ' .. callers, ' ' .. name .. '=', 1, true)
+    and select(2, string.gsub(' ' .. callers, ' ' .. kind, '')) < 2 then
     callers = callers .. (callers == '' and '' or ' ') .. name .. '=' .. redis.call('TIME')[1] .. '000'
     redis.call('HSET', KEYS[1], 'callers', callers)
     changed = 1
