@@ -143,7 +143,9 @@ class Attempts:
         finally:
             if self._stream is not None:
                 self._stream.count()
-        return replace(end, limits=self._limits) if isinstance(end, JobEnd) else end
+        if self._limits is None or not isinstance(end, JobEnd):
+            return end
+        return replace(end, limits=self._limits)
 
     async def _run(self, *, resumed: bool) -> JobEnd | Deferred:
         checkpoint = self._checkpoint = self._checkpoint.on_chain(self._job.chain)

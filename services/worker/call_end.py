@@ -28,7 +28,7 @@ from breakwater.dialects.rules.embeddings import MAX_VECTOR_BYTES, dimensions_of
 from breakwater.jobs.contract.execution import Attempt, Cancellation
 from breakwater.jobs.rules.record import error_of
 from breakwater.kernel.errors import BreakwaterError
-from breakwater.kernel.immutable import immutable
+from breakwater.kernel.immutable import changed, immutable
 from breakwater.kernel.json_values import is_too_deep
 from breakwater.prices.rules.usage import Usage, credible, with_estimated_usage
 from breakwater.services.worker.attempt_record import attempt_of
@@ -110,7 +110,7 @@ def answered(worker: WorkerContext, job: Assignment, flight: InFlight, started_a
         return CallEnd(attempt, refused.failure, correction=refused.correction, lowered=lowered)
     attempt = attempt_of(job, flight, started_at, "success", spent=spent, finish_reason=reason)
     if output is not answer.output or response is not answer.response or reason != answer.finish_reason:
-        answer = replace(answer, output=output, response=response, finish_reason=reason)
+        answer = changed(answer, output=output, response=response, finish_reason=reason)
     return CallEnd(attempt, None, answer, lowered=lowered)
 
 

@@ -235,7 +235,7 @@ class JobHandler:
         worker = self._worker
         span = tracing.begin(
             f"invoke_agent {self._agent_name}",
-            parent=job.delivery.headers.get(Header.TRACEPARENT.value),
+            parent=job.delivery.headers.get(Header.TRACEPARENT),
             attributes=lambda: execution_attributes(
                 agent=self._agent_name, execution_id=job.execution_id, task_id=job.ids.task_id
             ),

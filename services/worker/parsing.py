@@ -108,7 +108,7 @@ class JobReader:
         if job.agent != self._agent_name:
             raise _InvalidJobError(f"agent: {job.agent!r} was published on the subject of {self._agent_name!r}")
         takes_message_id = job.job_id is None and origin.execution_id is None
-        header = delivery.headers.get(Header.MSG_ID.value) if takes_message_id else None
+        header = delivery.headers.get(Header.MSG_ID) if takes_message_id else None
         if header is not None and (why := id_objection(config.redaction, header)) is not None:
             raise _InvalidJobError(f"{Header.MSG_ID.value}: {why}")
         if (problem := validate_job(config, self._limits(), job)) is not None:
@@ -136,13 +136,13 @@ class JobReader:
         """Makes the assignment of a job. `content` is what the sender sent."""
         session_id = None if job.session_id is None else self._storable_session(job.session_id)
         ids = ids_in(delivery, job, origin, session_id)
-        traceparent = delivery.headers.get(Header.TRACEPARENT.value)
+        traceparent = delivery.headers.get(Header.TRACEPARENT)
         trace_id = None if problem else tracing.trace_id_of(traceparent)
         if trace_id is not None and origin.owner is not None:
             # Callers choose trace ids freely. The scope keeps a job out of another caller's run.
             trace_id = key_of(origin.scope, trace_id)
         # What answers a probe with a few tokens satisfies no schema.
-        is_plain = job.api == "embeddings" or Header.PROBE.value in delivery.headers
+        is_plain = job.api == "embeddings" or Header.PROBE in delivery.headers
         output_guard = None if is_plain else self._output_guard
         rules = self._agent.rules_for(job)
         assert isinstance(rules, JobRules)  # `validate_job` has refused others

@@ -83,16 +83,17 @@ class Callers:
 
     def _note(self, caller: str, weight: int, now: float) -> _Caller:
         self._halve(now)
-        noted_caller = self._callers.setdefault(caller, _Caller(weight))
+        if (noted_caller := self._callers.get(caller)) is None:
+            noted_caller = self._callers[caller] = _Caller(weight)
         noted_caller.weight = weight
         self._heaviest = max(self._heaviest, weight)
         return noted_caller
 
     def _halve(self, now: float) -> None:
         """Expects callers to need half as much for each `HALVED_EVERY_S` that has passed."""
-        times = int((now - self._halved_at) / HALVED_EVERY_S)
-        if times < 1:
+        if now - self._halved_at < HALVED_EVERY_S:
             return
+        times = int((now - self._halved_at) / HALVED_EVERY_S)
         self._halved_at += times * HALVED_EVERY_S
         for caller in self._callers.values():
             caller.needs = max(float(caller.running), math.ldexp(caller.needs, -times))

@@ -90,13 +90,13 @@ def origin_of(message: JobMessage, programs: Mapping[str, NatsProgram]) -> JobOr
         owner=None if program is not None and program.tenants else name_in(headers, Header.OWNER),
         attribution=Attribution(name_in(headers, Header.USER), name_in(headers, Header.TEAM)),
         tags=tags_in(headers),
-        turn=turn_in(headers) if is_over_http or Header.PRIORITY.value in headers else None,
+        turn=turn_in(headers) if is_over_http or Header.PRIORITY in headers else None,
         residency=tuple(
             region
-            for region in (headers.get(Header.RESIDENCY.value), None if program is None else program.residency)
+            for region in (headers.get(Header.RESIDENCY), None if program is None else program.residency)
             if region is not None
         ),
-        scope=headers.get(Header.SCOPE.value),
+        scope=headers.get(Header.SCOPE),
         execution_id=name_in(headers, Header.EXECUTION_ID),
         job_id=name_in(headers, Header.JOB_ID),
     )
@@ -104,13 +104,13 @@ def origin_of(message: JobMessage, programs: Mapping[str, NatsProgram]) -> JobOr
 
 def tags_in(headers: Mapping[str, str]) -> Mapping[str, str]:
     """Returns the cost tags of an API key in a job's headers."""
-    token = headers.get(Header.TAGS.value)
+    token = headers.get(Header.TAGS)
     return {} if token is None else _TAGS.validate_json(subjects.decode_token(token))
 
 
 def turn_in(headers: Mapping[str, str]) -> tuple[Priority, int]:
     """Returns the priority of a job and the weight of its API key in its headers."""
-    priority, _, weight = headers.get(Header.PRIORITY.value, "normal 1").partition(" ")
+    priority, _, weight = headers.get(Header.PRIORITY, "normal 1").partition(" ")
     is_readable = priority in PRIORITIES and weight.isascii() and weight.isdigit()
     return (priority, int(weight)) if is_readable else ("normal", 1)  # pyright: ignore[reportReturnType]  # as checked
 
@@ -153,7 +153,7 @@ def ids_in(message: JobMessage, job: Job, origin: JobOrigin, session_id: str | N
     else:
         generated = generated_id(message)
         if job_id is None:
-            message_id = message.headers.get(Header.MSG_ID.value, "")
+            message_id = message.headers.get(Header.MSG_ID, "")
             is_usable = is_identifier(message_id) and not holds_key(message_id)
             job_id = message_id if is_usable else generated
         # A program's dry run reserves no id: a later job with the same id still runs.

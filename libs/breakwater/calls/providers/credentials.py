@@ -118,18 +118,24 @@ class Credential(Generic[ValueT]):
         """The secrets of the latest value."""
         return () if self._issued is None else self._issued.secrets
 
+    @property
+    def is_fresh(self) -> bool:
+        """True if the value can be used now, and is not to be renewed yet; also if none is needed."""
+        issued = self._issued
+        if issued is None:
+            return self._source is None
+        return issued.renew_at is None or self._clock() < issued.renew_at
+
     async def current(self) -> ValueT | None:
         """Returns the value to use now; None for a provider that needs none. Waits only if there is no valid one.
 
         Raises:
             CredentialError: there is none, as its source gives none.
         """
-        if self._source is None:
-            return None
+        if self.is_fresh:
+            return self.value
         now = self._clock()
         issued = self._issued
-        if issued is not None and (issued.renew_at is None or now < issued.renew_at):
-            return issued.value
         may_fetch = self._fetching is not None or now >= self._retry_at
         if issued is not None and (issued.ends_at is None or now < issued.ends_at):
             if may_fetch:

@@ -143,6 +143,8 @@ class HttpProvider:
 
     async def _key(self, timeout_s: float) -> Any:
         """Reads changed certificates, and returns the key, which may have to be fetched first. Raises CallError."""
+        if self._certificates is None and self._credential.is_fresh:
+            return self._credential.value
         try:
             async with asyncio.timeout(timeout_s):
                 if self._certificates is not None:

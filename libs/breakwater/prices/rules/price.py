@@ -36,7 +36,7 @@ from breakwater.jobs.rules.chat_messages import (
     payload_of,
 )
 from breakwater.kernel.formats import words
-from breakwater.kernel.immutable import immutable
+from breakwater.kernel.immutable import changed, immutable
 from breakwater.prices.rules.usage import STANDARD_TERMS, Usage
 from breakwater.prices.settings import MAX_OUTPUT_TOKENS, Price, TokenPrices
 
@@ -484,7 +484,7 @@ def with_each_byte(size: InputSize, body: Any) -> InputSize:
     has_files = size.images or size.documents or size.media_bytes > BYTES_OF_SMALL_BODIES
     if size_bytes < BYTES_OF_SMALL_BODIES and not has_files:
         size_bytes = len(encode_json(body))
-    return size + InputSize(body_bytes=size_bytes)
+    return changed(size, body_bytes=size.body_bytes + size_bytes)
 
 
 def size_of_added(messages: Sequence[Any]) -> InputSize:
