@@ -10,6 +10,7 @@ from breakwater.jobs.contract.execution import Attempt, ErrorInfo, Execution
 from breakwater.jobs.rules.record import status_of, totals
 from breakwater.kernel.types import time_from_ms
 from breakwater.replay.policy import policy_of
+from breakwater.replay.rules.effects import Effects
 from breakwater.replay.rules.history import Changes, LoggedAttempt, Policy, RecordedJob
 from tests.replay.storms import Storm, replayed
 
@@ -136,3 +137,33 @@ def test_a_shorter_time_for_a_job_cuts_its_call_off() -> None:
     assert reasons == {"j1": ("timeout", 500), "j2": (None, 100)}
     assert [attempt.cost for run in ended for attempt in run.attempts] == [COST, RESERVED]
     assert findings.followed == {}
+
+
+def test_the_time_of_a_job_says_nothing_about_its_model() -> None:
+    jobs = [job_of(number, (number * 1_000, 900, True)) for number in range(8)]
+    strict = policy(total_timeout_s=0.5, breaker={"consecutive_failures": 1})
+    findings, ended = replayed(storm_of(jobs), strict, policy())
+    assert {run.reason for run in ended} == {"timeout"}
+    assert findings.transitions == []
+
+
+def test_an_interval_holds_its_figure_and_an_unchanged_policy_needs_none() -> None:
+    jobs = [job_of(number, (number * 100, 50 + number, True)) for number in range(20)]
+    jobs += [job_of(number, (number * 100, 50, False), (number * 100 + 175, 50, True)) for number in range(20, 30)]
+    for changed in (
+        policy(),
+        policy(retry={"max_attempts": 1}),
+        policy(timeout_s=0.01),
+        policy(max_cost_usd="0.0000016"),
+    ):
+        effects = Effects(policy().zone)
+        for run in replayed(storm_of(jobs), changed, policy())[1]:
+            effects.add(run)
+        figures = effects.refused, effects.spend, effects.waste, effects.duration_ms(0.5), effects.duration_ms(0.95)
+        assert all(figure.low <= figure.after <= figure.high for figure in figures)
+        assert all(figure.low == figure.high for figure in figures) == (changed == policy())
+
+
+def test_none_of_a_few_jobs_says_little_of_the_next() -> None:
+    effects = Effects(policy().zone, chanced=40)
+    assert (effects.refused.low, effects.refused.high) == (0, 4)

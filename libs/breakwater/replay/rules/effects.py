@@ -6,14 +6,14 @@ import math
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from heapq import heappush, heappushpop
 from zoneinfo import ZoneInfo
 
 from breakwater.alerts.contract import Alert
 from breakwater.breakers.contract import BreakerTransition
-from breakwater.jobs.contract.execution import Attempt, Reason
+from breakwater.jobs.contract.execution import Reason
 from breakwater.jobs.rules.record import totals
 from breakwater.kernel.types import ms_from_time
 from breakwater.limits.contract import BudgetEvent, GuardEvent
@@ -56,6 +56,31 @@ class DaySpend:
     after: int = 0
     wasted_before: int = 0
     wasted_after: int = 0
+
+
+@dataclass(slots=True)
+class Spread:
+    """The spread of numbers, of which only what it needs is kept."""
+
+    count: int = 0
+    total: float = 0.0
+    squares: float = 0.0
+
+    def add(self, number: float) -> None:
+        """Adds a number."""
+        self.count += 1
+        self.total += number
+        self.squares += number * number
+
+    @property
+    def variance(self) -> float:
+        """The variance of their sum, if each may as well be any of the others."""
+        return max(0.0, self.squares - self.total * self.total / self.count) if self.count else 0.0
+
+    @property
+    def deviation(self) -> float:
+        """The standard deviation of one of them."""
+        return math.sqrt(self.variance / self.count) if self.count else 0.0
 
 
 @dataclass(slots=True)
@@ -131,13 +156,16 @@ class Effects:
         jobs: how many jobs count.
         unknown: those of them that history can't tell the end of.
         drawn: those of them with a call whose outcome is drawn.
+        refused_jobs: jobs that are refused, recorded and under the policy.
         newly_refused: jobs that are refused, and were not.
         refused_no_more: jobs that were refused, and are not.
         lost: jobs that had an answer, and have none.
         won: jobs that had none, and have one.
         changed_model: jobs that another model answers.
         sooner: jobs that end sooner.
-        drawn_ends: of the jobs with drawn calls, those that are refused, have an answer, or neither.
+        diverging: those of them whose rules, or the calls that these have met, are not those of the record.
+        chanced: those of them whose course chance decides: with drawn calls, several attempts, or an open breaker.
+        chanced_ends: how many of these are refused, have an answer, or neither.
         calls: the calls of models, recorded and under the policy.
         days: the spend of each day.
         steps: the spend and refusals of each step, by its beginning in milliseconds since the epoch.
@@ -149,25 +177,41 @@ class Effects:
     jobs: int = 0
     unknown: int = 0
     drawn: int = 0
+    refused_jobs: list[int] = field(default_factory=lambda: [0, 0])
     newly_refused: int = 0
     refused_no_more: int = 0
     lost: int = 0
     won: int = 0
     changed_model: int = 0
     sooner: int = 0
-    drawn_ends: Counter[str] = field(default_factory=Counter[str])
+    diverging: int = 0
+    chanced: int = 0
+    chanced_ends: Counter[str] = field(default_factory=Counter[str])
     calls: list[int] = field(default_factory=lambda: [0, 0])
     days: dict[str, DaySpend] = field(default_factory=dict[str, DaySpend])
     steps: dict[int, StepFigures] = field(default_factory=dict[int, StepFigures])
     _durations_before: array[int] = field(default_factory=lambda: array("q"))
     _durations_after: array[int] = field(default_factory=lambda: array("q"))
     _most_changed: list[ChangedJob] = field(default_factory=list[ChangedJob])
-    _drawn_costs: dict[str, list[float]] = field(default_factory=dict[str, "list[float]"])
-    """The number, the sum and the sum of squares of the costs of drawn calls, by model."""
+    _drawn_costs: dict[str, Spread] = field(default_factory=dict[str, "Spread"])
+    """The costs of drawn calls, by model."""
+    _chanced_costs: Spread = field(default_factory=lambda: Spread())
+    """The costs of jobs whose course chance decides, without drawn calls."""
+    _refused_at_once: Counter[tuple[str, str, int | None]] = field(
+        default_factory=Counter[tuple[str, str, "int | None"]]
+    )
+    """The jobs that a breaker refuses in a version of it, by agent and model: chance opens it for all or none."""
+    _own_ms: Spread = field(default_factory=lambda: Spread())
+    """The time that the plane itself has taken for jobs, in milliseconds."""
+    _recorded_calls: Counter[str] = field(default_factory=Counter[str])
+    """The recorded calls of each model, of all agents."""
 
     def add(self, run: ReplayedJob) -> None:
         """Counts a job that has ended."""
         record = run.job.record
+        self._recorded_calls.update(
+            logged.attempt.model for logged in run.job.attempts if not logged.attempt.short_circuited
+        )
         if self.agent not in (None, record.agent):
             return
         self.jobs += 1
@@ -178,16 +222,20 @@ class Effects:
         day.before += cost
         day.wasted_before += wasted
         self.calls[0] += calls
+        self.refused_jobs[0] += record.reason in REFUSALS
         self._durations_before.append(record.duration_ms)
         step = self._step_of(run)
         step.before += cost
         step.refused_before += record.reason in REFUSALS
         step.refused_after += run.reason in REFUSALS
+        if run.diverges:
+            self._add_chance(run, cost)
         if run.follows:
             step.after += cost
             day.after += cost
             day.wasted_after += wasted
             self.calls[1] += calls
+            self.refused_jobs[1] += record.reason in REFUSALS
             self._durations_after.append(record.duration_ms)
             return
         self._add_changed(run, day, cost)
@@ -205,12 +253,9 @@ class Effects:
         self.unknown += run.unknown
         if run.drawn:
             self.drawn += 1
-            end = "refused" if run.reason in REFUSALS else "failed" if run.reason is not None else "answered"
-            self.drawn_ends[end] += 1
-            for attempt in run.attempts[-run.drawn :]:
-                self._note_cost(attempt)
         if run.unknown:
             return
+        self.refused_jobs[1] += run.reason in REFUSALS
         had_answer = record.reason is None
         has_answer = run.reason is None
         self.newly_refused += run.reason in REFUSALS and record.reason not in REFUSALS
@@ -233,6 +278,24 @@ class Effects:
         else:
             heappushpop(self._most_changed, changed)
 
+    def _add_chance(self, run: ReplayedJob, cost: int) -> None:
+        self.diverging += 1
+        in_attempts_ms = sum(logged.attempt.duration_ms + logged.attempt.backoff_ms for logged in run.job.attempts)
+        self._own_ms.add(run.job.record.duration_ms - in_attempts_ms)
+        attempts = run.attempts
+        is_by_chance = run.drawn or len(attempts) > 1 or attempts[-1].refused_reason == "breaker_open"
+        if not is_by_chance:
+            return
+        self.chanced += 1
+        end = "refused" if run.reason in REFUSALS else "failed" if run.reason is not None else "answered"
+        self.chanced_ends[end] += 1
+        for attempt in attempts[-run.drawn :] if run.drawn else ():
+            self._drawn_costs.setdefault(attempt.model, Spread()).add(attempt.cost or 0)
+        if not run.drawn:
+            self._chanced_costs.add(cost)
+        if run.reason == "breaker_open":
+            self._refused_at_once[run.job.record.agent, attempts[-1].model, run.version] += 1
+
     def _day_of(self, run: ReplayedJob) -> DaySpend:
         name = f"{run.job.record.dispatched_at.astimezone(self.zone):%Y-%m-%d}"
         day = self.days.get(name)
@@ -244,13 +307,6 @@ class Effects:
         begun_ms = ms_from_time(run.job.record.dispatched_at)
         return self.steps.setdefault(begun_ms - begun_ms % self.step_ms, StepFigures())
 
-    def _note_cost(self, attempt: Attempt) -> None:
-        sums = self._drawn_costs.setdefault(attempt.model, [0, 0.0, 0.0])
-        cost = float(attempt.cost or 0)
-        sums[0] += 1
-        sums[1] += cost
-        sums[2] += cost * cost
-
     @property
     def most_changed(self) -> list[ChangedJob]:
         """The jobs that change most."""
@@ -261,11 +317,12 @@ class Effects:
         """The cost of all jobs, in nano-dollars. Of a job with an unknown end, its calls so far count."""
         before = sum(day.before for day in self.days.values())
         after = sum(day.after for day in self.days.values())
-        variance = 0.0
-        for count, total, squares in self._drawn_costs.values():
-            variance += max(0.0, squares - total * total / count)
-        margin = _Z * math.sqrt(variance)
+        variance = self._chanced_costs.variance
+        for model, costs in self._drawn_costs.items():
+            # The draws vary, so does what would have been, and the calls drawn from are themselves a few of many.
+            variance += costs.variance * (2 + costs.count / max(1, self._recorded_calls[model]))
         typical = after / self.jobs if self.jobs else 0.0
+        margin = _Z * math.sqrt(variance + self._squares_at_once * typical * typical)
         return Estimate(before, after, max(0.0, after - margin), after + margin + self.unknown * typical)
 
     @property
@@ -276,24 +333,53 @@ class Effects:
         spread = self.spend.after - self.spend.low
         return Estimate(before, after, max(0.0, after - spread), after + spread)
 
+    @property
+    def refused(self) -> Estimate:
+        """The jobs that are refused."""
+        before, after = self.refused_jobs
+        return replace(self.of_jobs(after, "refused"), before=before)
+
+    @property
+    def _squares_at_once(self) -> int:
+        """The variance of the jobs that breakers refuse, if an opening may as well not have been, or been twice."""
+        return sum(jobs * jobs for jobs in self._refused_at_once.values())
+
     def of_jobs(self, after: int, end: str) -> Estimate:
         """Returns a number of jobs with its interval.
 
         Args:
             after: the number under the policy.
-            end: the end of such jobs in `drawn_ends`.
+            end: the end of such jobs in `chanced_ends`.
         """
-        share = self.drawn_ends[end] / self.drawn if self.drawn else 0.0
-        margin = _Z * math.sqrt(self.drawn * share * (1 - share))
-        return Estimate(0, after, max(0.0, math.floor(after - margin)), math.ceil(after + margin) + self.unknown)
+        number = self.chanced_ends[end]
+        low, high = _likely(number, self.chanced)
+        at_once = _Z * math.sqrt(self._squares_at_once)
+        least = max(0.0, math.floor(after - math.hypot(number - low, at_once)))
+        return Estimate(0, after, least, math.ceil(after + math.hypot(high - number, at_once)) + self.unknown)
 
     def duration_ms(self, share: float) -> Estimate:
         """Returns the duration that a share of the jobs does not exceed, in milliseconds."""
         after = sorted(self._durations_after)
-        spread = _Z * math.sqrt(self.drawn * share * (1 - share)) + self.unknown
+        # Twice, as the recorded durations are a sample, and those that would have been another.
+        spread = _Z * math.sqrt(2 * self.diverging * share * (1 - share)) + self.unknown
         places = (share * len(after), share * len(after) - spread, share * len(after) + spread)
         before = _at(sorted(self._durations_before), share * len(self._durations_before))
-        return Estimate(before, *(_at(after, place) for place in places))
+        planned, low, high = (_at(after, place) for place in places)
+        own_ms = _Z * self._own_ms.deviation
+        return Estimate(before, planned, max(0.0, low - own_ms), high + own_ms)
+
+
+def _likely(number: int, jobs: int) -> tuple[float, float]:
+    """Returns how many of some jobs are likely (95 %) to end in a way in which a number of them did: Wilson's interval.
+
+    Unlike the usual one, it says what none of a few jobs leaves possible.
+    """
+    if not jobs:
+        return float(number), float(number)
+    square = _Z * _Z
+    centre = (number + square / 2) / (jobs + square)
+    margin = _Z / (jobs + square) * math.sqrt(number * (jobs - number) / jobs + square / 4)
+    return min(float(number), jobs * (centre - margin)), max(float(number), jobs * (centre + margin))
 
 
 def _at(ordered: list[int], place: float) -> float:

@@ -123,6 +123,7 @@ class ReplayedJob:
         index: the place in the chain of the model that it tries.
         attempts: its attempts so far.
         follows: True while the rules have decided as the record says.
+        diverges: True if its rules, or the calls that they have met, are not those of the record.
         unknown: True if history can't tell how it went on.
         drawn: the number of its calls whose outcomes were drawn.
         is_drawn: True if the outcome of its next call is drawn.
@@ -138,6 +139,7 @@ class ReplayedJob:
     index: int = 0
     attempts: list[Attempt] = field(default_factory=list[Attempt])
     follows: bool = True
+    diverges: bool = False
     unknown: bool = False
     drawn: int = 0
     is_drawn: bool = False
@@ -240,6 +242,10 @@ class Replay:
         self.findings = ReplayFindings()
         self._policy = policy
         self._before = before
+        self._agents = {
+            name: was if (was := before.agents.get(name)) == agent else agent for name, agent in policy.agents.items()
+        }
+        """The agents of the policy; those that are as they were are the same objects."""
         self._world = world
         self._on_end = on_end
         self._breakers = ReplayedBreakers(policy.breakers, changes.transitions, self._note_transition)
@@ -332,7 +338,7 @@ class Replay:
     def _begin(self, job: RecordedJob, now_ms: int) -> None:
         record = job.record
         before = self._before.agents.get(record.agent)
-        agent = self._policy.agents.get(record.agent, before)
+        agent = self._agents.get(record.agent, before)
         if agent is None or before is None:
             self.findings.followed["agent of no config"] += 1
             return
@@ -415,7 +421,7 @@ class Replay:
         run.drawn += recorded is None and run.is_drawn
         called = call
         if run.is_cut_shorter:
-            called = cut_off_after(call, min(run.agent.timeout_s, (run.deadline_ms - now_ms) / 1000))
+            called = cut_off_after(call, run.agent.timeout_s, (run.deadline_ms - now_ms) / 1000)
         self._end_at(run, called, recorded if called is call else None, now_ms)
 
     def _end_at(self, run: ReplayedJob, attempt: Attempt, recorded: LoggedAttempt | None, now_ms: int) -> None:
@@ -628,11 +634,11 @@ class Replay:
         Otherwise the record can't tell which of two events was first here.
         """
         record = run.job.record
-        is_same = (run.agent.breaker, run.agent.guard) == (run.before.breaker, run.before.guard)
         places: set[BreakerKey | TaskName | None] = {self._key_of(run, call)}
         if record.task_key is not None:
             places.add(TaskName(record.tenant, record.task_key))
-        return is_same and places.isdisjoint(self._diverged) and self._counters.is_as_it_was(call)
+        is_same = run.agent is run.before and places.isdisjoint(self._diverged)
+        return is_same and self._counters.is_as_it_was(call)
 
     def _diverge(self, run: ReplayedJob, calls: Iterable[Attempt]) -> None:
         """Notes that calls are made, or are not, otherwise than in the record."""
@@ -734,7 +740,7 @@ class Replay:
             return step
         recorded = _kind_of_recorded(attempt, following)
         if _kind_of(step) == recorded:
-            if isinstance(step, Retry) and run.agent.retry != run.before.retry:
+            if isinstance(step, Retry) and run.agent is not run.before:
                 was = self._after_failure(run, attempt, following, run.before.retry)
                 if isinstance(was, Retry) and was != step:
                     words = f"again after {was.delay_s:g} s", f"again after {step.delay_s:g} s"
@@ -788,6 +794,7 @@ class Replay:
 
     def _conclude(self, run: ReplayedJob, step: Stop | None, now_ms: int) -> None:
         record = run.job.record
+        run.diverges = not run.follows or not self._is_as_it_was(run, run.job.attempts[0].attempt)
         run.reason = None
         run.ended_ms = ms_from_time(record.completed_at) if run.follows else now_ms
         if step is not None and step.reason == "cancelled":

@@ -106,9 +106,15 @@ _OF_JOB = (
 )
 
 
-def cut_off_after(attempt: Attempt, timeout_s: float) -> Attempt:
-    """Returns a call as a shorter time limit would have ended it; an answer that was streamed had begun before."""
-    limit_ms = round(timeout_s * 1000)
+def cut_off_after(attempt: Attempt, timeout_s: float, remaining_s: float) -> Attempt:
+    """Returns a call as shorter time limits would have ended it; an answer that was streamed had begun before.
+
+    Args:
+        attempt: the call.
+        timeout_s: the time limit of an attempt. A call that exceeds it counts for the breaker.
+        remaining_s: what is left of the job's time. A call that exceeds that alone says nothing about the model.
+    """
+    limit_ms = round(min(timeout_s, remaining_s) * 1000)
     if attempt.duration_ms <= limit_ms or attempt.first_token_ms is not None:
         return attempt
     return attempt.model_copy(
@@ -117,7 +123,7 @@ def cut_off_after(attempt: Attempt, timeout_s: float) -> Attempt:
             "error": TIMED_OUT,
             "duration_ms": limit_ms,
             "completed_at": attempt.started_at + timedelta(milliseconds=limit_ms),
-            "counts_for_breaker": True,
+            "counts_for_breaker": remaining_s >= timeout_s,
             "cost": attempt.reserved,
             "cost_basis": "unknown" if attempt.reserved is None else "estimated",
             "finish_reason": None,
