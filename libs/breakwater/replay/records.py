@@ -60,6 +60,8 @@ async def stretches(analytics: Analytics, since: datetime, until: datetime) -> l
     minutes = cast(Sequence[tuple[datetime, int, int]], result.rows)
     begin = since
     jobs = longest_ms = 0
+    if not minutes:
+        return []
     for (minute, count, length_ms), following in zip(minutes, [*(row[0] for row in minutes[1:]), until], strict=True):
         del minute
         jobs += count
