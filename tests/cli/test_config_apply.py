@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import nats
 import pytest
@@ -14,6 +15,7 @@ from breakwater.config.commands.reload import apply_to_servers
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.process.settings import Settings
+from breakwater.replay.summary import summary_of_change
 from tests.servers import RunningServer
 
 TEXT = """
@@ -35,11 +37,13 @@ async def test_what_changes_is_prepared_and_announced(
         clickhouse_url=SecretStr(f"{clickhouse_server.url.rstrip('/')}/{analytics.database}"),
     )
     first, second = parse_config(TEXT), parse_config(ADDED)
-    done = await apply_to_servers(settings, first, "ops")
+    done, _ = await apply_to_servers(settings, first, "ops")
     assert (done.version, done.before, done.changes) == (first.version, None, ())
-    done = await apply_to_servers(settings, second, "ops")
+    done, before = await apply_to_servers(settings, second, "ops")
+    assert before is not None
+    assert before.text == TEXT
     assert (done.before, done.changes) == (first.version, ("agents.editor: added",))
-    assert (await apply_to_servers(settings, second, "ops")).server_changes == ()
+    assert (await apply_to_servers(settings, second, "ops"))[0].server_changes == ()
 
     client = await nats.connect(own_nats_server.url)
     try:
@@ -56,3 +60,16 @@ async def test_what_changes_is_prepared_and_announced(
 
     with pytest.raises(ConfigError, match="timezone"):
         await apply_to_servers(settings, parse_config(ADDED + "budgets: {timezone: Asia/Tokyo}\n"), "ops")
+
+
+async def test_a_summary_takes_no_longer_than_it_may_and_says_nothing_without_a_record(
+    analytics: Analytics, clickhouse_server: RunningServer
+) -> None:
+    url = f"{clickhouse_server.url.rstrip('/')}/{analytics.database}"
+    first, second, same = (parse_config(text) for text in (TEXT, ADDED, f"{TEXT}# a comment\n"))
+    assert await summary_of_change(url, first, same) == ()
+    assert await summary_of_change(url, first, second, within_s=60) == ()
+    begun = time.monotonic()
+    [line] = await summary_of_change(url, first, second, within_s=0.05)
+    assert time.monotonic() - begun < 5
+    assert line.startswith("what it would have done is not known within 0.05 s")

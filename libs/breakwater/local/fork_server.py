@@ -26,7 +26,7 @@ from typing import Any, cast
 
 from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.process import prctl
-from breakwater.local import process
+from breakwater.kernel.process.programs import for_program
 
 SUPPORTED = sys.platform == "linux"
 _CONTEXT = get_context("forkserver")
@@ -50,7 +50,7 @@ def start() -> None:
         OSError: it could not be started.
     """
     _CONTEXT.set_forkserver_preload(_preloaded())
-    with _environment(process.for_program(os.environ)):
+    with _environment(for_program(os.environ)):
         forkserver.ensure_running()
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from breakwater.kernel.process.programs import for_program
 from breakwater.local.ports import Probe
 
 _CHILD = Path(__file__).with_name("child.py")
@@ -19,18 +20,7 @@ _LOG_LIMIT = 10 * 1024 * 1024
 _TAIL_BYTES = 16 * 1024
 _POLL_S = 0.05
 
-_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
-_OF_PROGRAMS = frozenset(
-    {"PATH", "HOME", "USER", "LOGNAME", "LANG", "LANGUAGE", "TZ", "TZDIR", "TMPDIR", "LD_LIBRARY_PATH"}
-    | {"SSL_CERT_FILE", "SSL_CERT_DIR", *_PROXIES, *(name.lower() for name in _PROXIES)}
-)
 _OF_SERVICES = frozenset({"BREAKWATER_LOG_LEVEL", "BREAKWATER_LOG_JSON", "BREAKWATER_METRICS_TOKEN"})
-
-
-def for_program(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns the variables that any program may need; no secret is among them."""
-    prefixes = ("LC_", "PYTHON")
-    return {name: value for name, value in environment.items() if name in _OF_PROGRAMS or name.startswith(prefixes)}
 
 
 def for_service(environment: Mapping[str, str], named: Collection[str]) -> dict[str, str]:

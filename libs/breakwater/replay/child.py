@@ -15,7 +15,7 @@ from breakwater.config import parse_config
 from breakwater.kernel.clickhouse.client import connect
 from breakwater.kernel.clickhouse.errors import AnalyticsUnavailableError, QueryError
 from breakwater.kernel.errors import ConfigError
-from breakwater.kernel.process import background
+from breakwater.kernel.process import background, prctl
 from breakwater.replay.contract import ConfigPlanError, ConfigPlanLine
 from breakwater.replay.plan import MAX_SILENCE_S, plan_config
 from breakwater.replay.process import PlanTask
@@ -102,6 +102,8 @@ def _end_with_stdin() -> None:
 
 def main() -> None:
     """Reads the task, and writes the lines."""
+    prctl.hide_memory()
+    prctl.set_name("bw-plan")
     os.nice(NICENESS)
     resource.setrlimit(resource.RLIMIT_DATA, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     task = PlanTask.model_validate_json(sys.stdin.buffer.readline())

@@ -6,12 +6,13 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import suppress
 from datetime import datetime
 
 import structlog
 
+from breakwater.kernel.process.programs import for_program
 from breakwater.kernel.types import Message
 from breakwater.replay.contract import ConfigPlanError, ConfigPlanLine
 
@@ -51,8 +52,10 @@ async def plan_in_process(task: PlanTask) -> AsyncGenerator[ConfigPlanLine]:
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         start_new_session=True,
+        env={**for_program(os.environ), **_of_tls(os.environ)},
         limit=MAX_LINE_BYTES,
     )
+    # The rest of what the process knows comes by its stdin, as others can read the environment of a process.
     assert process.stdin is not None
     assert process.stdout is not None
     is_complete = False
@@ -74,3 +77,7 @@ async def plan_in_process(task: PlanTask) -> AsyncGenerator[ConfigPlanLine]:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
+
+
+def _of_tls(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name.startswith("BREAKWATER_TLS_")}

@@ -105,6 +105,7 @@ async def test_one_plan_runs_at_a_time_and_ends_with_its_reader(
     silent = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
     port = silent.sockets[0].getsockname()[1]
     monkeypatch.setattr(planned.planner, "clickhouse_url", SecretStr(f"http://127.0.0.1:{port}/breakwater"))
+    monkeypatch.setenv("BREAKWATER_REDIS_URL", "redis://:secret@127.0.0.1")
     reading = asyncio.create_task(planned.ask(config=CHANGED))
 
     def plans() -> list[psutil.Process]:
@@ -119,6 +120,7 @@ async def test_one_plan_runs_at_a_time_and_ends_with_its_reader(
     await until(one_runs)
     [process] = plans()
     assert (await planned.ask(config=CHANGED)).code == "too_many_config_plans"
+    assert not [name for name in process.environ() if name.startswith("BREAKWATER_")]
     assert process.nice() in (0, 10)  # 0 until it has begun
     reading.cancel()
     await until(none_runs)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import getpass
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import asdict
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, cast
@@ -176,7 +177,8 @@ def apply(
     """Check a config file, prepare NATS and ClickHouse for it, and notify people of what it changes.
 
     Then send SIGHUP to the services: each loads the file, while running jobs keep the config that they started with.
-    `breakwater up` does all of this automatically when its file is saved.
+    `breakwater up` does all of this automatically when its file is saved. Both say what the change would have done with
+    the jobs of the last 24 hours, if that is known within 5 s.
 
     For example, with containers:
 
@@ -186,17 +188,32 @@ def apply(
     """
     from breakwater.config.commands.reload import apply_to_servers
     from breakwater.kernel.process.settings import Settings
+    from breakwater.replay.summary import HEADING, summary_of_change
 
     path = config_to_edit(file)
-    applied = run(apply_to_servers(Settings(), load_config(path), by or getpass.getuser()))
+    config = load_config(path)
+    settings = Settings()
+    applied, before = run(apply_to_servers(settings, config, by or getpass.getuser()))
+
+    def summary() -> tuple[str, ...]:
+        url = settings.clickhouse_url.get_secret_value()
+        return (
+            () if before is None else run(summary_of_change(url, before, config), waiting="trying it on recorded jobs")
+        )
+
     if as_json:
-        output.json_document(applied)
+        output.json_document({**asdict(applied), "summary": summary()})
         return
     output.print_styled(
         (f"version {applied.version} ", "bold"), "is applied" if applied.before else "is the first one applied"
     )
     for line in (*applied.server_changes, *applied.changes):
         output.write(f"  {line}")
+    # It is applied already, whatever this says and however long it takes.
+    if lines := summary():
+        output.write(f"  {HEADING}")
+    for line in lines:
+        output.write(f"    {line}")
     output.note("Now send SIGHUP to the services; `breakwater doctor` names those that still use another version.")
 
 

@@ -44,6 +44,7 @@ from breakwater.local.simulation import Simulation
 from breakwater.local.stack import Stack, nats_server
 from breakwater.local.supervisor import ProcessEvent, Supervisor
 from breakwater.redaction.rules.redact import Redactor
+from breakwater.replay.summary import HEADING, summary_of_change
 
 CHECK_EVERY_S = 1.0
 
@@ -71,8 +72,11 @@ class PreparedConfig:
     """The changes on the servers, a line each."""
 
 
-async def apply_to_servers(settings: Settings, config: Config, by: str) -> PreparedConfig:
+async def apply_to_servers(settings: Settings, config: Config, by: str) -> tuple[PreparedConfig, Config | None]:
     """Prepares the servers for a config, records it as applied, and notifies people.
+
+    Returns:
+        The result, and the config that was applied before; None for the first one.
 
     Raises:
         ConfigError: if a running plane can't change to the config.
@@ -91,7 +95,8 @@ async def apply_to_servers(settings: Settings, config: Config, by: str) -> Prepa
             await announce(settings.nats_url.get_secret_value(), applied, config, by)
         await configs.mark_applied(config.text)
     config_changes = () if applied is None else changes(applied, config)
-    return PreparedConfig(config.version, None if applied is None else applied.version, config_changes, server_changes)
+    before = None if applied is None else applied.version
+    return PreparedConfig(config.version, before, config_changes, server_changes), applied
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,10 +159,17 @@ class ConfigFollower:
         self._copy = stack.setup.config
         self._config = load_config(self._copy)
         self._unannounced: list[tuple[Config, Config]] = []
+        self._summing_up: asyncio.Task[None] | None = None
         self._refused = False
 
     async def run(self) -> None:
         """Checks the file every second, until cancelled."""
+        try:
+            await self._follow()
+        finally:
+            await self._stop_summing_up()
+
+    async def _follow(self) -> None:
         # The file may have been edited since it was read, so the first check reads it again.
         handled_stamp = stamp = reported_stamp = None
         announcing = Outage("announcing the config")
@@ -221,6 +233,19 @@ class ConfigFollower:
             changes=config_changes,
             restarted=restarted,
         )
+        await self._stop_summing_up()
+        self._summing_up = asyncio.create_task(self._sum_up(before, config))
+
+    async def _sum_up(self, before: Config, config: Config) -> None:
+        """Shows what the applied config would have done with the jobs of the last day."""
+        summary = await summary_of_change(self._stack.setup.clickhouse_url.get_secret_value(), before, config)
+        if summary:
+            text = "\n".join((f"  {HEADING}", *(f"    {line}" for line in summary)))
+            self._events.show("config_planned", text, version=config.version, summary=summary)
+
+    async def _stop_summing_up(self) -> None:
+        if self._summing_up is not None:
+            await background.stop(self._summing_up)
 
     def _refuse(self, error: str) -> None:
         self._refused = True

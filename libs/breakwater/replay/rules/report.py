@@ -188,9 +188,9 @@ def _notes(effects: Effects, findings: ReplayFindings) -> Iterator[str]:
     if findings.followed:
         reasons = ", ".join(f"{_in_words(name)} {count:,}" for name, count in findings.followed.most_common(8))
         total = quantity(findings.followed.total(), "decision")
-        yield f"{total} taken from the record, because a plan does not make such: {reasons}"
+        yield f"{total} kept as recorded, because a plan makes none of their kind: {reasons}"
     if races := findings.races.total():
-        yield f"{quantity(races, 'decision')} taken from the record, because the order of two events is not known"
+        yield f"{quantity(races, 'decision')} kept as recorded, because the order of two events is not known"
 
 
 def _in_words(name: str) -> str:
