@@ -203,6 +203,16 @@ def test_what_is_shown_of_the_config_stands_in_the_example() -> None:
             at = example.index(line, at) + 1
 
 
+def test_the_pipelines_that_try_a_change_do_the_same() -> None:
+    pipelines = [yaml.safe_load(block.text) for block in blocks(ROOT / "docs" / "config.md") if block.language == "yml"]
+    of_github = [step["run"] for step in pipelines[0]["jobs"]["plan"]["steps"] if "run" in step]
+    of_gitlab = pipelines[1]["plan"]["script"]
+    [plan] = {line for line in (*of_github, *of_gitlab) if line.startswith("breakwater ")}
+    assert plan in of_github
+    assert plan in of_gitlab
+    assert plan.endswith(f" > {pipelines[1]['plan']['artifacts']['paths'][0]}")
+
+
 def test_what_is_said_to_be_missing_is_missing() -> None:
     """Whoever adds one of these takes it off the list."""
     text = section(README, "Not there yet")

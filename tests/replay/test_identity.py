@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,10 +24,14 @@ from breakwater.replay.records import replay_records
 from breakwater.replay.rules.engine import ReplayedJob
 from breakwater.replay.rules.history import AgentPolicy, Policy
 from breakwater.replay.rules.identity import UNEXPLAINED, identity, share_of_unequal
+from tests.docs.markdown import ROOT, all_code
 from tests.finished_demo import FinishedDemo
 from tests.records.samples import new_database, url_of
 from tests.replay.storms import Storm, config_of, replayed, rows_of, storm_of
 from tests.servers import RunningServer
+
+CONFIG_PAGE = ROOT / "docs" / "config.md"
+PIPELINE = "--markdown --max-newly-refused 0"
 
 pytestmark = pytest.mark.long(about_s=20, together="console")
 
@@ -150,10 +155,11 @@ def test_the_command_says_what_would_have_been_and_its_code_whether_that_is_too_
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
 ) -> None:
-    before = finished_demo.data / "breakwater.yaml"
+    before = tmp_path / "before.yaml"
+    shutil.copy(finished_demo.data / "breakwater.yaml", before)
     document = yaml.safe_load(before.read_text())
     document["agents"]["small-budget"]["budget"]["daily_usd"] = "0.0003"
-    changed = tmp_path / "changed.yaml"
+    changed = tmp_path / "breakwater.yaml"
     changed.write_text(yaml.safe_dump(document))
     with asyncio.Runner() as runner:
         database = new_database(clickhouse_server.url)
@@ -165,7 +171,11 @@ def test_the_command_says_what_would_have_been_and_its_code_whether_that_is_too_
             asked = ("plan", str(changed), "--before", str(before), "--since", "1h")
             assert main([*asked, "--json"]) == 0
             report = json.loads(capsys.readouterr().out)
-            assert main([*asked, "--markdown", "--max-newly-refused", "0"]) == 1
+            # As in a pipeline: docs/config.md shows it.
+            monkeypatch.chdir(tmp_path)
+            [command] = {line.lstrip("- run:") for line in all_code(CONFIG_PAGE) if PIPELINE in line}
+            words = command[command.index("breakwater plan ") : command.index(" > plan.md")].split()
+            assert main(words[1:]) == 1
             markdown, problem = capsys.readouterr()
             assert (
                 main(["plan", str(before), "--before", str(before), "--since", "1h", "--max-newly-refused", "0"]) == 0
