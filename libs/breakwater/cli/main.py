@@ -50,6 +50,7 @@ COMMANDS = {
             "Run SQL on the records: executions, attempts, transitions, budgets, alerts.",
         ),
         "plan": ("replay.commands", "Show what a changed config would have done with recorded jobs."),
+        "suggest": ("replay.commands", "Search the record for settings that would have served better."),
         "costs": ("records.commands.costs", "Show the costs of a month, the previous month, the limits and the waste."),
         "agents": ("health.commands", "Show the health of agents, and add agents to the config."),
         "jobs": ("jobs.commands.jobs", "List jobs that have not ended: what runs, waits, is parked or queued."),

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import yaml
-from pydantic import JsonValue
 
 from breakwater.config.load import read_yaml
 from breakwater.kernel.errors import ConfigError
@@ -16,7 +15,7 @@ SettingPath = tuple[str, ...]
 """A setting by the names of the mappings around it: `("agents", "writer", "timeout_s")`."""
 
 
-def with_settings(text: str, settings: Mapping[SettingPath, JsonValue]) -> str:
+def with_settings(text: str, settings: Mapping[SettingPath, object]) -> str:
     """Returns the text of a config with other values of some settings.
 
     A setting that the text lacks is written below the others of its section, and a list in another order keeps its
@@ -62,7 +61,7 @@ def _apply(text: str, edits: Sequence[_Edit]) -> str:
     return text
 
 
-def _edits(text: str, root: yaml.Node | None, path: SettingPath, value: JsonValue) -> Sequence[_Edit]:
+def _edits(text: str, root: yaml.Node | None, path: SettingPath, value: object) -> Sequence[_Edit]:
     """Returns the edits that set a value; none if there is no place for it."""
     node = root
     for depth, name in enumerate(path):
@@ -75,7 +74,7 @@ def _edits(text: str, root: yaml.Node | None, path: SettingPath, value: JsonValu
             return (_insertion(text, node, f"{flow_text(name)}: {flow_text(value)}"),)
         node = child
     if isinstance(node, yaml.SequenceNode):
-        return tuple(_reordered(text, node, value))
+        return tuple(_reordered(text, node, cast(list[object], value))) if isinstance(value, list) else ()
     is_value = isinstance(node, yaml.ScalarNode)
     return (_Edit(node.start_mark.index, node.end_mark.index, flow_text(value)),) if is_value else ()
 
@@ -106,14 +105,13 @@ def _line_end(text: str, index: int) -> int:
     return len(text) if end < 0 else end
 
 
-def _reordered(text: str, node: yaml.SequenceNode, value: JsonValue) -> Iterator[_Edit]:
+def _reordered(text: str, node: yaml.SequenceNode, wanted: list[object]) -> Iterator[_Edit]:
     """Yields the edits that bring the items of a list into another order, or that replace a list in one line."""
     items: list[yaml.Node] = node.value
     names = [item.value for item in items]
-    wanted = cast(list[JsonValue], value) if isinstance(value, list) else []
     if sorted(names, key=str) != sorted(wanted, key=str):
         if node.flow_style:
-            yield _Edit(node.start_mark.index, node.end_mark.index, flow_text(value))
+            yield _Edit(node.start_mark.index, node.end_mark.index, flow_text(wanted))
         return
     ends = [item.end_mark.index if node.flow_style else _line_end(text, item.end_mark.index) for item in items]
     texts = {
@@ -123,7 +121,7 @@ def _reordered(text: str, node: yaml.SequenceNode, value: JsonValue) -> Iterator
         yield _Edit(item.start_mark.index, end, texts[name])
 
 
-def _with_value(document: Any, path: SettingPath, value: JsonValue) -> Any:
+def _with_value(document: Any, path: SettingPath, value: object) -> Any:
     """Returns a document with another value of a setting. What an alias shares of it is changed in this place alone."""
     if not path:
         return value

@@ -1,4 +1,4 @@
-"""`breakwater plan`: shows what a changed config would have done with recorded jobs."""
+"""`breakwater plan` and `suggest`: what a changed config would have done with recorded jobs, and which is better."""
 
 from __future__ import annotations
 
@@ -16,9 +16,20 @@ from breakwater.kernel.commands.errors import ExitCode, usage_error
 from breakwater.kernel.formats import moment, percent, quantity
 from breakwater.local.plane import config_to_edit
 from breakwater.records.commands.record_source import CLICKHOUSE_VARIABLE
-from breakwater.replay.contract import ConfigPlan
+from breakwater.replay.contract import ConfigPlan, ConfigSuggestions
 from breakwater.replay.plan import MAX_SILENCE_S, plan_config
-from breakwater.replay.views import DAYS, JOBS, LIMITS, headline, line_columns, lines_of, markdown_of
+from breakwater.replay.suggest import suggest_settings
+from breakwater.replay.views import (
+    DAYS,
+    EXPERIMENTS,
+    JOBS,
+    LIMITS,
+    SUGGESTIONS,
+    headline,
+    line_columns,
+    lines_of,
+    markdown_of,
+)
 
 _INCREASE = re.compile(r"(\d+(?:\.\d+)?)\s*%?")
 
@@ -64,11 +75,7 @@ def plan(
     if as_markdown and api.as_json:
         raise usage_error("--markdown and --json exclude each other", "Use only one of them.")
     api.plane.require_server(CLICKHOUSE_VARIABLE, "replay jobs", api.url, api.api_key)
-    now = datetime.now(UTC)
-    begin = formats.since(since, now)
-    end = now if until is None else formats.since(until, now, "--until")
-    if begin >= end:
-        raise usage_error(f"--since {since} must be before --until", "--since is the earlier time.")
+    begin, end = _times(since, until)
     config = load_config(file)
     was = load_config(before or api.plane.running_config or config_to_edit(None))
     if agent is not None and agent not in {*config.agents, *was.agents}:
@@ -89,11 +96,106 @@ def plan(
         raise typer.Exit(ExitCode.FAILED)
 
 
+@api_command
+def suggest(
+    api: Api,
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="FILE", help="The config that the jobs ran under.", show_default="the plane's"),
+    ] = None,
+    since: Annotated[str, typer.Option("--since", metavar="AGO", help="Jobs since: 12h, 30d, or a time.")] = "30d",
+    until: Annotated[
+        str | None, typer.Option("--until", metavar="AGO", help="And before: 1d, or a time.", show_default="now")
+    ] = None,
+    agent: Annotated[str | None, typer.Option("--agent", help="Try the settings of one agent.")] = None,
+    time_limit_s: Annotated[
+        float, typer.Option("--time-limit", metavar="SECONDS", min=1, help="Time limit of the search in seconds.")
+    ] = 120,
+) -> None:
+    """Search the record for settings that would have served better, and print them as a patch of the config.
+
+    Replays recorded jobs with other thresholds and cool-downs of breakers, attempts, time limits, guards, orders of
+    fallbacks and daily limits. A value is chosen on every second day, and suggested only if the other days agree: more
+    answers at the same price, or the same answers for less money or in less time. Changes nothing. Reads ClickHouse.
+
+    For example:
+
+        breakwater suggest
+
+        breakwater suggest --since 90d --agent content-writer
+
+        breakwater suggest breakwater.yaml | patch breakwater.yaml
+    """
+    api.plane.require_server(CLICKHOUSE_VARIABLE, "replay jobs", api.url, api.api_key)
+    begin, end = _times(since, until)
+    path = file or api.plane.running_config or config_to_edit(None)
+    config = load_config(path)
+    if agent is not None and agent not in config.agents:
+        raise usage_error(f"the config has no agent {agent!r}")
+    report = connect.run(_suggest(api.plane.clickhouse_url, config, path, begin, end, agent, time_limit_s))
+    if api.as_json:
+        output.json_document(report.model_dump(mode="json"))
+    elif report.jobs:
+        _show_suggestions(report)
+    else:
+        output.note(f"nothing is recorded from {moment(begin)} to {moment(end)}, or retention has deleted it")
+
+
+async def _suggest(
+    url: str, config: Config, path: Path, since: datetime, until: datetime, agent: str | None, time_limit_s: float
+) -> ConfigSuggestions:
+    state = ""
+
+    def on_progress(task: str, share: float) -> None:
+        nonlocal state
+        state = f"{'━' * round(24 * share):╌<24} {task}"
+
+    async with (
+        connect.analytics(url, answer_timeout_s=MAX_SILENCE_S) as analytics,
+        connect.progress(lambda: state, lines_every_s=None),
+    ):
+        return await suggest_settings(
+            analytics,
+            config,
+            str(path),
+            since,
+            until,
+            agent=agent,
+            time_limit_s=time_limit_s,
+            on_progress=on_progress,
+        )
+
+
+def _show_suggestions(report: ConfigSuggestions) -> None:
+    count = len(report.suggestions)
+    output.print_styled((f"{quantity(count, 'setting') if count else 'No setting'} would have served better", "bold"))
+    output.print_styled(f"{quantity(report.jobs, 'job')} from {moment(report.since)} to {moment(report.until)}")
+    if report.suggestions:
+        output.table(SUGGESTIONS, report.suggestions)
+    if report.experiments:
+        output.print_styled("\nWorth a try; history can't tell what it would do")
+        output.table(EXPERIMENTS, report.experiments)
+    for text in report.notes:
+        output.note(text)
+    if report.patch:
+        output.write(f"\n{report.patch}", end="")
+
+
 async def _plan(
     url: str, config: Config, was: Config, since: datetime, until: datetime, agent: str | None
 ) -> ConfigPlan:
     async with connect.analytics(url, answer_timeout_s=MAX_SILENCE_S) as analytics:
         return await plan_config(analytics, config, was, since, until, agent)
+
+
+def _times(since: str, until: str | None) -> tuple[datetime, datetime]:
+    """Returns the beginning and the end of a stretch of time. Raises CliError if it is none."""
+    now = datetime.now(UTC)
+    begin = formats.since(since, now)
+    end = now if until is None else formats.since(until, now, "--until")
+    if begin >= end:
+        raise usage_error(f"--since {since} must be before --until", "--since is the earlier time.")
+    return begin, end
 
 
 def _share(text: str) -> float:

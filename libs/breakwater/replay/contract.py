@@ -1,8 +1,8 @@
-"""The report of a plan as programs read it: the effects of a changed config on recorded jobs."""
+"""Plans and suggestions as programs read them: the effects of changed settings on recorded jobs."""
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
@@ -111,6 +111,49 @@ class ConfigPlan(Event):
     taken_from_record: dict[str, int] = Field(description="Decisions that no rule of the plan makes, by their kind.")
     races: Count = Field(description="Decisions taken from the record, as the order of two events is not known.")
     notes: tuple[str, ...] = Field(description="What history can't tell, in words.")
+
+
+class SuggestedSetting(Event):
+    """A setting that would have served better, by the days that had no say in the choice of its value."""
+
+    setting: str = Field(description="Its path in the config.")
+    agent: Identifier | None
+    before: int | float | list[str] = Field(description="Its value.")
+    after: int | float | list[str] = Field(description="The suggested value.")
+    merit: Literal["answers", "spend", "time"] = Field(
+        description="Its use: more answers at the same price, or the same answers for less money or in less time."
+    )
+    days: Count
+    jobs: float = Field(description="Jobs of a mean day.")
+    answered: PlannedFigure = Field(description="Jobs of a mean day with an answer.")
+    spend: PlannedSpend = Field(description="Spend of a mean day.")
+    duration_p95_ms: PlannedFigure = Field(description="The mean of the days' 95th percentiles of durations.")
+
+
+class SuggestedExperiment(Event):
+    """A setting that may be at fault, but of which history can't tell what another value would do."""
+
+    setting: str
+    agent: Identifier | None
+    before: int | float | list[str]
+    value: int | float | list[str] = Field(description="A value to try.")
+    reason: str = Field(description="Why history can't tell.")
+
+
+class ConfigSuggestions(Event):
+    """Settings that would have served recorded jobs better."""
+
+    since: Timestamp
+    until: Timestamp
+    agent: Identifier | None = Field(description="The only agent whose settings were tried; null for all.")
+    jobs: Count = Field(description="Jobs that were replayed.")
+    recorded_jobs: Count = Field(description="Jobs that the record has.")
+    suggestions: tuple[SuggestedSetting, ...] = Field(description="Each on top of those before it.")
+    experiments: tuple[SuggestedExperiment, ...]
+    replays: Count
+    is_complete: bool = Field(description="False if the time limit left values untried.")
+    notes: tuple[str, ...] = Field(description="What was left out, in words.")
+    patch: str = Field(description="All suggestions as a unified diff of the config; empty without any.")
 
 
 class ConfigPlanRequest(Message):

@@ -117,7 +117,7 @@ async def replay_records(
         world.add(logged.attempt for job in jobs for logged in job.attempts)
         replay.run(jobs)
 
-    with _uncollected():
+    with uncollected():
         replaying: Awaitable[None] | None = None
         for stretch in await stretches(analytics, since, until):
             # ClickHouse reads the next jobs while these are replayed.
@@ -131,7 +131,7 @@ async def replay_records(
 
 
 @contextmanager
-def _uncollected() -> Generator[None]:
+def uncollected() -> Generator[None]:
     """Stops the collector of cycles, which would look at all jobs again and again: they have none."""
     was_enabled = gc.isenabled()
     gc.disable()

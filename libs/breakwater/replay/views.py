@@ -1,16 +1,26 @@
-"""The report of a plan in tables, for terminals, Markdown and pages."""
+"""Plans and suggestions in tables, for terminals, Markdown and pages."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, get_args
 
+from breakwater.config.edit import flow_text
 from breakwater.jobs.contract.execution import Reason
 from breakwater.kernel.columns import Column, humanize
 from breakwater.kernel.formats import duration, moment, money, quantity, sentence
-from breakwater.replay.contract import ConfigPlan, PlannedDay, PlannedFigure, PlannedJob, PlannedLimit, PlannedSpend
+from breakwater.replay.contract import (
+    ConfigPlan,
+    PlannedDay,
+    PlannedFigure,
+    PlannedJob,
+    PlannedLimit,
+    PlannedSpend,
+    SuggestedExperiment,
+    SuggestedSetting,
+)
 
 _REASONS: Collection[str] = get_args(Reason)
 
@@ -52,6 +62,21 @@ JOBS: Sequence[Column[PlannedJob]] = (
     Column("planned", lambda job: _end(job.after)),
     Column("cost", lambda job: job.cost, "usd"),
     Column("planned", lambda job: job.planned_cost, "usd", name="planned_cost"),
+)
+SUGGESTIONS: Sequence[Column[SuggestedSetting]] = (
+    Column("setting", lambda suggestion: suggestion.setting),
+    Column("now", lambda suggestion: flow_text(suggestion.before)),
+    Column("better", lambda suggestion: flow_text(suggestion.after)),
+    Column("gain per day (95 %)", lambda suggestion: _gain(suggestion), name="gain"),
+    Column("answers per day", lambda suggestion: _from_to(suggestion.answered, _tenths), name="answers"),
+    Column("spend per day", lambda suggestion: _from_to(suggestion.spend, _usd), name="spend"),
+    Column("95 % of jobs within", lambda suggestion: _from_to(suggestion.duration_p95_ms, duration), name="p95"),
+)
+EXPERIMENTS: Sequence[Column[SuggestedExperiment]] = (
+    Column("setting", lambda experiment: experiment.setting),
+    Column("now", lambda experiment: flow_text(experiment.before)),
+    Column("try", lambda experiment: flow_text(experiment.value)),
+    Column("reason", lambda experiment: experiment.reason, below=True),
 )
 
 
@@ -101,6 +126,27 @@ def _interval(figure: PlannedFigure | PlannedSpend, text: Callable[[float], str]
 
 def _usd(nano: float) -> str:
     return money(round(nano))
+
+
+def _gain(suggestion: SuggestedSetting) -> str:
+    """Returns what a suggestion gains on a mean day, with its interval."""
+    figures: Mapping[str, tuple[PlannedFigure | PlannedSpend, Callable[[float], str], str]] = {
+        "answers": (suggestion.answered, _tenths, "more answers"),
+        "spend": (suggestion.spend, _usd, "less"),
+        "time": (suggestion.duration_p95_ms, duration, "less"),
+    }
+    figure, text, words = figures[suggestion.merit]
+    gains = sorted(abs(after - figure.before) for after in (figure.low, figure.high))
+    interval = " to ".join(text(gain) for gain in gains)
+    return f"{text(abs(figure.after - figure.before))} {words}" + (f" ({interval})" if gains[0] < gains[1] else "")
+
+
+def _from_to(figure: PlannedFigure | PlannedSpend, text: Callable[[float], str]) -> str:
+    return f"{text(figure.before)} → {text(figure.after)}"
+
+
+def _tenths(count: float) -> str:
+    return f"{count:,.1f}".removesuffix(".0")
 
 
 def _number(count: float) -> str:

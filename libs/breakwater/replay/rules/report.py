@@ -57,17 +57,17 @@ def report_of(
         agent=effects.agent,
         jobs=effects.jobs,
         summary=tuple(_summary(effects, counted)),
-        newly_refused=_figure(effects.of_jobs(effects.newly_refused, "refused")),
-        refused_no_more=_figure(effects.of_jobs(effects.refused_no_more, "answered")),
-        lost=_figure(effects.of_jobs(effects.lost, "refused")),
-        won=_figure(effects.of_jobs(effects.won, "answered")),
+        newly_refused=figure_of(effects.of_jobs(effects.newly_refused, "refused")),
+        refused_no_more=figure_of(effects.of_jobs(effects.refused_no_more, "answered")),
+        lost=figure_of(effects.of_jobs(effects.lost, "refused")),
+        won=figure_of(effects.of_jobs(effects.won, "answered")),
         changed_model=effects.changed_model,
         sooner=effects.sooner,
         calls=PlannedChange(name="calls of models", before=effects.calls[0], after=effects.calls[1]),
-        spend=_spend(effects.spend),
-        wasted=_spend(effects.waste),
-        duration_p50_ms=_figure(effects.duration_ms(0.5)),
-        duration_p95_ms=_figure(effects.duration_ms(0.95)),
+        spend=spend_of(effects.spend),
+        wasted=spend_of(effects.waste),
+        duration_p50_ms=figure_of(effects.duration_ms(0.5)),
+        duration_p95_ms=figure_of(effects.duration_ms(0.95)),
         changes=tuple(PlannedChange(name=change.name, before=change.before, after=change.after) for change in counted),
         limits=tuple(
             PlannedLimit(budget=cap.budget, period=cap.period, before=cap.before, after=cap.after)
@@ -124,11 +124,13 @@ def _over_time(effects: Effects, step_ms: int) -> Iterator[PlannedStep]:
         )
 
 
-def _figure(estimate: Estimate) -> PlannedFigure:
+def figure_of(estimate: Estimate) -> PlannedFigure:
+    """Returns an estimate for programs."""
     return PlannedFigure(before=estimate.before, after=estimate.after, low=estimate.low, high=estimate.high)
 
 
-def _spend(estimate: Estimate) -> PlannedSpend:
+def spend_of(estimate: Estimate) -> PlannedSpend:
+    """Returns an estimate of nano-dollars for programs."""
     return PlannedSpend(
         before=round(estimate.before),
         after=round(estimate.after),

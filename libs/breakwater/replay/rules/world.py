@@ -17,7 +17,7 @@ NEAREST = 32
 """The number of calls, the nearest in time, from which an answer is drawn."""
 
 WITHIN_MS = 3_600_000
-"""The most time between a call and those from which its answer is drawn."""
+"""The most time between a call and those from which its answer is drawn, unless another is named."""
 
 TIMED_OUT = ErrorInfo(
     kind="timeout", class_="TimeoutError", message="no answer within the agent's time limit", retryable=True
@@ -27,8 +27,9 @@ TIMED_OUT = ErrorInfo(
 class World:
     """The recorded calls of all models, by model and time: those of the two latest stretches of time."""
 
-    def __init__(self, attempts: Iterable[Attempt] = ()) -> None:
-        """Takes recorded attempts in any order, as `add`."""
+    def __init__(self, attempts: Iterable[Attempt] = (), *, within_ms: int = WITHIN_MS) -> None:
+        """Takes recorded attempts, as `add`, and the most time between a call and those that it is drawn from."""
+        self._within_ms = within_ms
         self._stretches: list[list[Attempt]] = []
         self._times: dict[str, list[int]] = {}
         self._calls: dict[str, list[Attempt]] = {}
@@ -62,9 +63,9 @@ class World:
             return None
         place = bisect_left(times, at_ms)
         first, last = max(0, place - NEAREST // 2), min(len(times), place + NEAREST // 2)
-        while first < last and at_ms - times[first] > WITHIN_MS:
+        while first < last and at_ms - times[first] > self._within_ms:
             first += 1
-        while first < last and times[last - 1] - at_ms > WITHIN_MS:
+        while first < last and times[last - 1] - at_ms > self._within_ms:
             last -= 1
         if first == last:
             return None

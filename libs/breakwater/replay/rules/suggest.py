@@ -1,0 +1,309 @@
+"""Finds settings that would have served better: chosen on some days of the record, and judged on the others.
+
+One setting of one agent after the other is tried with a few values. Days are dealt in turns: on the even ones the best
+value is chosen, and it is suggested only if the odd ones, which had no say in it, agree. The next setting is tried on
+top of what is suggested so far.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import get_args
+
+from breakwater.kernel.formats import percent, quantity
+from breakwater.replay.rules.days import DailyEffect, DailyOutcome, Merit, daily_effect, gain_of, merit_of
+from breakwater.replay.rules.engine import Replay
+from breakwater.replay.rules.grid import (
+    Setting,
+    SettingValue,
+    Signs,
+    Trials,
+    caps_of,
+    is_cut_off,
+    plain,
+    round_off,
+    round_up,
+    signs_of,
+    trials_of,
+)
+from breakwater.replay.rules.history import Policy, RecordedDays, RecordedJob
+from breakwater.replay.rules.world import World
+
+LEAST_DAYS = 8
+"""The number of days with jobs that an agent needs: half of them choose, half judge."""
+
+NEARLY_BEST = 0.9
+"""The share of the best gain that is enough for a value that is nearer to the present one."""
+
+MOST_UNKNOWN = 0.01
+"""The share of jobs whose end history can't tell, above which it can't judge a change."""
+
+CHEAPER = 0.9
+"""The most that a fallback may cost of the price of another for its name to be worth a trial in life."""
+
+DRAWN_WITHIN_MS = 86_400_000
+"""The most time between a call that was never made and those from which its answer is drawn: a limit that is reached at
+noon leaves no call of the afternoon."""
+
+DEMAND = 0.9
+"""The share of days whose spend a suggested limit has room for."""
+
+ROOM = 1.1
+"""The room above that, as a multiple."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suggestion:
+    """A value that would have served better.
+
+    Attributes:
+        setting: the setting as it is.
+        value: the suggested value.
+        merit: what it is better for.
+        effect: its effect on the days that did not choose it, on top of the suggestions before.
+    """
+
+    setting: Setting
+    value: SettingValue
+    merit: Merit
+    effect: DailyEffect
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """A setting that may be at fault, but of which history can't tell what another value would do.
+
+    Attributes:
+        setting: the setting as it is.
+        value: a value to try.
+        reason: why history can't tell, in words.
+    """
+
+    setting: Setting
+    value: SettingValue
+    reason: str
+
+
+@dataclass(slots=True)
+class Suggestions:
+    """The result of a search.
+
+    Attributes:
+        suggestions: the settings that would have served better, in the order in which they build on each other.
+        experiments: the settings that history can't judge.
+        few_days: the agents with too few days of jobs to judge by, and their days.
+        replays: the number of replays so far.
+        most_replays: the number that the search may still come to, these included.
+        is_complete: True if nothing was left untried.
+    """
+
+    suggestions: list[Suggestion] = field(default_factory=list[Suggestion])
+    experiments: list[Experiment] = field(default_factory=list[Experiment])
+    few_days: dict[str, int] = field(default_factory=dict[str, int])
+    replays: int = 0
+    most_replays: int = 0
+    is_complete: bool = True
+
+
+PolicyWith = Callable[[Mapping[tuple[str, ...], SettingValue]], Policy | None]
+"""Returns the policy of the config with other values of some settings; None if the config allows no such values."""
+
+
+class Search:
+    """A search for better settings. It runs once."""
+
+    def __init__(
+        self,
+        history: Sequence[RecordedDays],
+        policy: Policy,
+        policy_with: PolicyWith,
+        *,
+        agent: str | None = None,
+        prices: Mapping[str, int] | None = None,
+        has_whole_days: bool = True,
+        goes_on: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Prepares a search.
+
+        Args:
+            history: the recorded days.
+            policy: the policy that their jobs ran under.
+            policy_with: makes the policies to try.
+            agent: the only agent whose settings are tried; None for all.
+            prices: the nano-dollars that a thousand tokens, half of them output, cost of each model that has a price.
+            has_whole_days: False if only a part of each day is in the history: then limits on spend are not tried.
+            goes_on: is asked before each replay, and returns False to end the search.
+        """
+        self.result = Suggestions()
+        self._history = history
+        self._before = policy
+        self._policy_with = policy_with
+        self._goes_on = goes_on
+        self._agent = agent
+        self._prices = prices or {}
+        self._has_whole_days = has_whole_days
+        jobs = [job for part in history for job in part.jobs]
+        calls = (logged.attempt for job in jobs for logged in job.attempts)
+        self._world = World(calls, within_ms=DRAWN_WITHIN_MS)
+        self._signs = signs_of(
+            jobs,
+            policy,
+            chain.from_iterable(part.changes.transitions for part in history),
+            chain.from_iterable(part.changes.guards for part in history),
+        )
+        self._groups = groups_of(policy, jobs)
+        self._values: dict[tuple[str, ...], SettingValue] = {}
+        """The suggested values so far."""
+
+    def run(self) -> Suggestions:
+        """Tries one setting after the other. Returns what it has found, which is in `result` meanwhile."""
+        result = self.result
+        plans = [(group, trials) for group in self._groups if (trials := list(self._trials(group)))]
+        result.most_replays = sum(1 + sum(len(values) or 2 for _, values in trials) for _, trials in plans)
+        for group, trials in plans:
+            base = self._replay(self._before, group)
+            for trial in trials:
+                if base is None or not result.is_complete:
+                    return result
+                base = self._try(trial, base, group)
+        return result
+
+    def _trials(self, group: frozenset[str]) -> Iterator[Trials]:
+        """Yields what is to be tried of the agents of a group, the dearest first; limits on spend without values."""
+        agents = self._before.agents
+        wanted = group if self._agent is None else group & {self._agent}
+        for name in sorted(wanted, key=lambda name: (-self._signs[name].cost, name)):
+            signs = self._signs[name]
+            if len(signs.days) < LEAST_DAYS:
+                self.result.few_days[name] = len(signs.days)
+                continue
+            if is_cut_off(agents[name], signs):
+                # Whatever else is tried for it would be judged by calls that were cut off.
+                self.result.experiments.append(_cut_off(name, agents[name].timeout_s, signs))
+                continue
+            yield from trials_of(name, agents[name], signs)
+        caps = caps_of(self._before.limits.limits, {name: self._signs[name] for name in wanted})
+        for cap in caps if self._has_whole_days else ():
+            if cap.agent not in self.result.few_days and (cap.agent is not None or self._agent is None):
+                yield Trials(cap, ())
+
+    def _try(self, trial: Trials, base: DailyOutcome, group: frozenset[str]) -> DailyOutcome:
+        """Tries the values of a setting. Returns the outcome with the one that it suggests, or the same if none."""
+        setting = trial.setting
+        days = list(base.days(setting.agent))
+        deciding = days[::2]
+        judging = days[1::2]
+        outcomes: dict[int, DailyOutcome] = {}
+        effects: dict[int, DailyEffect] = {}
+        values = trial.values or self._demand(setting, deciding, group)
+        for number, value in enumerate(values):
+            policy = self._policy_with({**self._values, setting.path: value})
+            outcome = None if policy is None else self._replay(policy, group)
+            if outcome is None:
+                continue
+            unknown = _unknown(outcome, setting.agent) - _unknown(base, setting.agent)
+            if unknown > MOST_UNKNOWN * sum(day.jobs for day in base.days(setting.agent).values()):
+                self._note_unknown(setting, value, unknown)
+                continue
+            outcomes[number] = outcome
+            effects[number] = daily_effect(base, outcome, setting.agent, deciding)
+        if not self.result.is_complete or (number := best_of(effects)) is None:
+            return base
+        outcome = outcomes[number]
+        effect = daily_effect(base, outcome, setting.agent, judging)
+        merit = merit_of(effect)
+        if merit is None or merit != merit_of(effects[number]):
+            return base
+        self._values[setting.path] = values[number]
+        self.result.suggestions.append(Suggestion(setting, values[number], merit, effect))
+        return outcome
+
+    def _note_unknown(self, setting: Setting, value: SettingValue, unknown: int) -> None:
+        """Notes a value whose effect is unknown, if there is a reason to try it: the first of its models is cheaper."""
+        if not isinstance(setting.value, list) or not isinstance(value, list):
+            return
+        price = self._prices.get(value[0])
+        price_before = self._prices.get(setting.value[0])
+        if price is not None and price_before is not None and price <= CHEAPER * price_before:
+            share = percent(price / price_before)
+            jobs = quantity(unknown, "job")
+            reason = f"{value[0]} has {share} of the price of {setting.value[0]}, but {jobs} would call it unrecorded"
+            self.result.experiments.append(Experiment(setting, value, reason))
+
+    def _demand(self, setting: Setting, days: Sequence[str], group: frozenset[str]) -> Sequence[SettingValue]:
+        """Returns the limit on the spend of a day that has room for most of some days, if it is above the present."""
+        if isinstance(setting.value, list):
+            return ()
+        policy = self._policy_with({**self._values, setting.path: max(1, plain(setting.value * 100))})
+        outcome = None if policy is None else self._replay(policy, group)
+        if outcome is None:
+            return ()
+        spends = sorted(day.cost for name, day in outcome.days(setting.agent).items() if name in days)
+        limit = round_up(ROOM * spends[math.ceil(DEMAND * len(spends)) - 1] / 10**9) if spends[-1] else 0
+        return (limit,) if limit > setting.value else ()
+
+    def _replay(self, policy: Policy, group: frozenset[str]) -> DailyOutcome | None:
+        """Replays the jobs of some agents under a policy; None if there is no time."""
+        if not self._goes_on():
+            self.result.is_complete = False
+            return None
+        outcome = DailyOutcome(policy.zone)
+        for part in self._history:
+            jobs = [job for job in part.jobs if job.record.agent in group]
+            used_before = dict(part.used_before)
+            replay = Replay(
+                policy, self._before, part.changes, self._world, on_end=outcome.add, used_before=used_before
+            )
+            replay.run(jobs)
+            replay.finish()
+        self.result.replays += 1
+        return outcome
+
+
+def best_of(effects: Mapping[int, DailyEffect]) -> int | None:
+    """Returns the first of the numbered effects that is nearly as good as the best; None if none is better."""
+    merits = {number: merit for number, effect in effects.items() if (merit := merit_of(effect)) is not None}
+    for best_merit in get_args(Merit):
+        gains = {number: gain_of(effects[number], best_merit) for number in merits if merits[number] == best_merit}
+        if gains:
+            return next(number for number, gain in gains.items() if gain >= NEARLY_BEST * max(gains.values()))
+    return None
+
+
+def groups_of(policy: Policy, jobs: Sequence[RecordedJob]) -> list[frozenset[str]]:
+    """Returns the agents of jobs in groups, such that no job's fate depends on a job of another group.
+
+    Agents belong together that share tasks, breakers, or a limit that refuses calls.
+    """
+    group_of = {name: {name} for name in dict.fromkeys(job.record.agent for job in jobs) if name in policy.agents}
+
+    def join(names: Iterable[str]) -> None:
+        together = set[str]().union(*(group_of[name] for name in names))
+        group_of.update(dict.fromkeys(together, together))
+
+    limits = (*policy.limits.limits, *policy.limits.plane_limits.limits.values())
+    if any(limit.enforcement == "hard" and "agent" not in limit.kinds for limit in limits if limit.calendar_dimension):
+        join(list(group_of))
+    breakers = {name: policy.agents[name].breaker for name in group_of}
+    join([name for name, rules in breakers.items() if rules is not None and rules.scope != "agent_model"])
+    of_tasks: dict[tuple[str | None, str], set[str]] = defaultdict(set)
+    for job in jobs:
+        if job.record.task_key is not None and job.record.agent in group_of:
+            of_tasks[job.record.tenant, job.record.task_key].add(job.record.agent)
+    for names in set(map(frozenset, of_tasks.values())):
+        join(names)
+    return list(dict.fromkeys(map(frozenset, group_of.values())))
+
+
+def _unknown(outcome: DailyOutcome, agent: str | None) -> int:
+    return sum(day.unknown for day in outcome.days(agent).values())
+
+
+def _cut_off(name: str, timeout_s: float, signs: Signs) -> Experiment:
+    share = percent(signs.timed_out / signs.calls)
+    reason = f"{share} of its calls end at this limit, and answers come close to it: no longer one is recorded"
+    return Experiment(Setting(("agents", name, "timeout_s"), name, plain(timeout_s)), round_off(2 * timeout_s), reason)
