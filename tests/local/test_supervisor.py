@@ -275,6 +275,15 @@ def test_a_process_is_not_started_from_a_thread_whose_end_would_kill_it(tmp_path
     assert "main thread" in problems[0]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has it")
+def test_a_program_is_woken_as_late_as_it_may_be(tmp_path: Path) -> None:
+    code = "print(open('/proc/self/timerslack_ns').read())"
+    slacks = {0: "50000", 5_000: "5000000"}
+    for slack_us in slacks:
+        spawn(replace(python_spec(tmp_path, f"by-{slack_us}", code), timer_slack_us=slack_us)).wait()
+    assert {us: (tmp_path / "logs" / f"by-{us}.log").read_text().strip() for us in slacks} == slacks
+
+
 def test_a_log_of_over_ten_megabytes_is_moved_aside_and_a_smaller_one_continued(tmp_path: Path) -> None:
     log = tmp_path / "logs" / "worker.log"
     for content in (b"first", b"second"):

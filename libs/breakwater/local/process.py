@@ -45,6 +45,7 @@ class ProcessSpec:
         stop_timeout_s: time to end, after which its group is killed.
         ready_timeout_s: time to start, after which the start has failed.
         service: the service that `argv` runs, which can be forked instead of run; None for any other program.
+        timer_slack_us: by how many microseconds the kernel may wake a program late; 0 for the kernel's default.
     """
 
     name: str
@@ -56,6 +57,7 @@ class ProcessSpec:
     stop_timeout_s: float = 5.0
     ready_timeout_s: float = 30.0
     service: str | None = None
+    timer_slack_us: int = 0
 
     @property
     def environment(self) -> dict[str, str]:
@@ -99,7 +101,7 @@ def spawn(spec: ProcessSpec, *, inherit: Sequence[int] = ()) -> subprocess.Popen
         )
     with open_log(spec.log_file) as log:
         return subprocess.Popen(  # noqa: S603 - the command comes from the specs of the stack
-            [sys.executable, "-I", "-S", str(_CHILD), str(os.getpid()), *spec.argv],
+            [sys.executable, "-I", "-S", str(_CHILD), str(os.getpid()), str(spec.timer_slack_us), *spec.argv],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
