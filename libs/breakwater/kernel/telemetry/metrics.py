@@ -12,12 +12,15 @@ import concurrent.futures
 import errno
 import hmac
 import os
+import socket
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
+from socketserver import ThreadingMixIn
 from threading import Lock, Thread, active_count
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import (
     REGISTRY,
@@ -26,10 +29,8 @@ from prometheus_client import (
     Gauge,
     Histogram,
     Info,
-    Metric,
     disable_created_metrics,
     make_wsgi_app,
-    start_http_server,
 )
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
@@ -306,6 +307,7 @@ def show_config(version: str, registry: CollectorRegistry = REGISTRY, *, refused
 _MAX_THREADS = 100
 """The number of this process's threads up to which it accepts scrapers; each of their connections takes one."""
 _REQUEST_S = 10.0
+_SHUT_DOWN_LOOK_S = 3600.0
 
 
 def serve(host: str, port: int, token: str | None = None) -> None:
@@ -333,28 +335,35 @@ def serve(host: str, port: int, token: str | None = None) -> None:
         Thread(target=_serve_later, args=(host, port, token, outage), name="metrics", daemon=True).start()
 
 
-class _RefusingRegistry(CollectorRegistry):
-    """The registry of a server that does not check its token yet: it ends connections that come so early."""
+class _Handler(WSGIRequestHandler):
+    """Logs nothing."""
 
-    def collect(self) -> Iterable[Metric]:
-        raise ConnectionResetError
+    def log_message(self, format: str, *_arguments: Any) -> None:  # noqa: A002  its name
+        """Overridden: it would log each scrape."""
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    """Answers each connection in a thread, of which there is a limited number."""
+
+    daemon_threads = True
+
+    def verify_request(self, request: object, client_address: object) -> bool:  # noqa: ARG002  as it is called
+        """Returns True if there is room for a connection."""
+        return active_count() < _MAX_THREADS
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Overridden: connections that end or are too slow are no errors, and wsgiref logs those of scrapes."""
 
 
 def _listen(host: str, port: int, token: str | None) -> None:
-    server, _ = start_http_server(port, host, REGISTRY if token is None else _RefusingRegistry())
-    if token is not None:
-        server.set_app(_for_bearers(cast("WSGIApplication", make_wsgi_app()), f"Bearer {token}"))
-    options: Any = server  # whose type has no room for these
-    options.RequestHandlerClass.timeout = _REQUEST_S
-    options.verify_request = _has_room
-    options.handle_error = _ignore  # connections that end or are too slow; wsgiref logs errors of scrapes
-
-
-def _has_room(*_connection: object) -> bool:
-    return active_count() < _MAX_THREADS
-
-
-def _ignore(*_connection: object) -> None: ...
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    server_class = type("_Server", (_Server,), {"address_family": family})
+    handler_class = type("_Handler", (_Handler,), {"timeout": _REQUEST_S})
+    server = server_class(cast("tuple[str, int]", address[:2]), handler_class)
+    app = cast("WSGIApplication", make_wsgi_app())
+    server.set_app(app if token is None else _for_bearers(app, f"Bearer {token}"))
+    # It looks so often whether it was shut down, which it never is: twice a second would wake an idle process.
+    Thread(target=server.serve_forever, args=(_SHUT_DOWN_LOOK_S,), name="metrics", daemon=True).start()
 
 
 def _for_bearers(app: WSGIApplication, authorization: str) -> WSGIApplication:
