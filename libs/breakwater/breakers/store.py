@@ -217,7 +217,7 @@ class Breakers:
 
     async def filled_from(self) -> str | None:
         """The log from which the breakers were derived; None if they are lost. Raises StateUnavailableError."""
-        return cast(str | None, await self._redis.client.get(_FILLED))
+        return cast(str | None, await self._redis.command("GET", _FILLED))
 
     async def begin_filling(self) -> str:
         """A mark that is lost with all that is filled after it. Raises StateUnavailableError."""
@@ -255,11 +255,11 @@ class Breakers:
 
     async def beat(self) -> None:
         """Reports that a breaker service is alive, for the next `ALIVE_MS`. Raises StateUnavailableError."""
-        await self._redis.client.set(_ALIVE, 1, px=ALIVE_MS)
+        await self._redis.command("SET", _ALIVE, 1, "PX", ALIVE_MS)
 
     async def alive(self) -> bool:
         """Returns True if a breaker service runs, and derives breakers from the log. Raises StateUnavailableError."""
-        return bool(await self._redis.client.exists(_ALIVE))
+        return bool(await self._redis.command("EXISTS", _ALIVE))
 
     async def mark_published(self, key: BreakerKey, transition: str) -> None:
         """Records that a transition has been published, unless another one has taken its place meanwhile.

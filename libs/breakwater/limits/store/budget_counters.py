@@ -57,7 +57,7 @@ _FIELDS: Mapping[LimitUnit, tuple[str, str]] = {
     "usd": ("spent", "reserved"), "tokens": ("tokens", "reserved_tokens"), "requests": ("calls", "reserved_calls")
 }  # fmt: skip
 """The fields of what is used and what is reserved, of each unit that is counted by the calendar."""
-_FILLED = ("log", "zone", "upto", "alone", "repairs", "dimensions")
+_FILLED = ("log", "zone", "upto", "alone", "repairs", "dimensions", "limits")
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +218,7 @@ class BudgetCounters:
 
     async def source(self) -> CounterSource | None:
         """The source of the counters; None if they are lost."""
-        return _read_source((await read_hashes(self._redis.client, [FILLED]))[0])
+        return _read_source(dict(zip(_FILLED, await self._redis.command("HMGET", FILLED, *_FILLED), strict=True)))
 
     async def read(self, periods: Sequence[Period]) -> Snapshot:
         """The counters of some periods, read in parts: calls go on meanwhile, and may be in some counters only.
@@ -461,12 +461,12 @@ def _snapshot(
 
 
 def _read_source(fields: Mapping[str, str | None]) -> CounterSource | None:
-    log, zone, upto, alone, repairs, dimensions = (fields.get(name) for name in _FILLED)
+    log, zone, upto, alone, repairs, dimensions, limits = (fields.get(name) for name in _FILLED)
     if log is None:
         return None
     counted = Dimensions.parse(dimensions or "")
-    version = fields.get("limits") or ""
-    return CounterSource(log, cast(str, zone), int(cast(str, upto)), alone == "1", cast(str, repairs), counted, version)
+    filled = (log, cast(str, zone), int(cast(str, upto)))
+    return CounterSource(*filled, alone == "1", cast(str, repairs), counted, limits or "")
 
 
 def _period_counters(period: Period, fields: Mapping[str, str]) -> PeriodCounters:

@@ -1172,7 +1172,7 @@ local hex = {}
 for byte = 0, 255 do
   hex[string.char(byte)] = string.format('%02x', byte)
 end
-local answer = {redis.call('HMGET', KEYS[1], 'log', 'zone', 'upto', 'alone', 'repairs', 'dimensions'), copies}
+local answer = {redis.call('HMGET', KEYS[1], 'log', 'zone', 'upto', 'alone', 'repairs', 'dimensions', 'limits'), copies}
 for k = 2, 1 + blocks do
   answer[k + 1] = string.gsub(redis.call('GET', KEYS[k]) or '', '.', hex)
 end

@@ -503,7 +503,7 @@ class Budgets:
 
     async def has_counters(self) -> bool:
         """Returns True if Redis has counters, of any log. Raises StateUnavailableError."""
-        return bool(await cast(Any, self._redis.client.hexists(FILLED, "log")))
+        return bool(await self._redis.command("HEXISTS", FILLED, "log"))
 
     def _current(self, now: datetime) -> Periods:
         return periods_at(now + self._behind, self._zone)
