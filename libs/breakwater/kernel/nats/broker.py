@@ -69,7 +69,7 @@ class Broker(NatsBroker):
         """
         dead_before = False
         while True:
-            await asyncio.sleep(WATCH_S)
+            await asyncio.sleep(background.aligned_delay(WATCH_S))
             dead = has_dead_task(self.connection)
             # A connection that is just being replaced may look dead once.
             if dead and dead_before:

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from typing import Any, Self, TypeVar, cast
 
 import nats.errors
+import orjson
 import structlog
 from nats.aio.client import Client
 from nats.aio.msg import Msg
@@ -190,15 +191,19 @@ class Lookup:
     async def facts(self, stream: Stream) -> Facts:
         """The state of a stream now."""
         with translated_errors(stream):
-            try:
-                info = await self._jetstream.stream_info(stream.value)
-            except NotFoundError as error:
-                raise _no_stream(stream) from error
-        identity = format(info.created.timestamp(), ".6f") if info.created else "unknown"
-        created = info.created or datetime.fromtimestamp(0, UTC)
-        state = info.state
-        limit = info.config.max_bytes
-        return Facts(identity, created, state.first_seq, state.last_seq, state.bytes, limit or -1)
+            # nats-py would take three times as long for all the fields that nobody asks for.
+            answer = await self.connection().request(f"$JS.API.STREAM.INFO.{stream}", timeout=LOOKUP_TIMEOUT_S)
+            info = orjson.loads(answer.data)
+            if "error" in info:
+                try:
+                    APIError.from_error(info["error"])
+                except NotFoundError as error:
+                    raise _no_stream(stream) from error
+        created = datetime.fromisoformat(info["created"])
+        state = info["state"]
+        limit = info["config"].get("max_bytes") or -1
+        identity = format(created.timestamp(), ".6f")
+        return Facts(identity, created, state["first_seq"], state["last_seq"], state["bytes"], limit)
 
     async def require_current_replicas(self, stream: Stream) -> None:
         """Raises BusUnavailableError if the stream's leader knows of a replica that lags, or can't be reached."""

@@ -8,11 +8,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from time import monotonic
 from typing import Any, Literal, TypeVar
 
 import nats
 import nats.errors
+import orjson
 from nats.aio.client import Client
 from nats.js import JetStreamContext
 from nats.js.api import ConsumerConfig, ConsumerInfo, DeliverPolicy, RetentionPolicy, StreamConfig, StreamInfo
@@ -213,15 +215,19 @@ class ConsumerCheck:
             raise unavailable(f"NATS did not create the consumer {wanted.durable_name} of {stream}", error) from error
 
     async def _acknowledged_on(self, stream: Stream) -> dict[tuple[Stream, str], int]:
-        jetstream = self._connection().jetstream(timeout=SURVEY_TIMEOUT_S)
         acknowledged = dict[tuple[Stream, str], int]()
+        request = partial(self._connection().request, f"$JS.API.CONSUMER.LIST.{stream}", timeout=SURVEY_TIMEOUT_S)
         while True:
             try:
-                page = await jetstream.consumers_info(stream.value, len(acknowledged))
+                # nats-py would make objects of all that the consumers are configured for.
+                response = orjson.loads((await request(orjson.dumps({"offset": len(acknowledged)}))).data)
+                if "error" in response:
+                    APIError.from_error(response["error"])
             except (TimeoutError, nats.errors.Error, APIError) as error:
                 raise unavailable(f"NATS does not list the consumers of {stream}", error) from error
+            page = response["consumers"] or ()
             acknowledged |= {
-                (stream, consumer.name): consumer.ack_floor.stream_seq if consumer.ack_floor else 0 for consumer in page
+                (stream, consumer["name"]): consumer.get("ack_floor", {}).get("stream_seq", 0) for consumer in page
             }
             if len(page) < LISTED:
                 return acknowledged

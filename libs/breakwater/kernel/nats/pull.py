@@ -19,6 +19,7 @@ from breakwater.kernel.nats.errors import BusUnavailableError, unavailable
 from breakwater.kernel.nats.lookup import ClientGetter
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.nats.topology import ACK_WAIT_S
+from breakwater.kernel.process import background
 
 DRAIN_S = 0.05
 """The time for which messages gather at the server after the first one."""
@@ -27,7 +28,8 @@ REST_S = 1.0
 """The time for which a fetch waits for the gathered messages; later ones are part of the next fetch."""
 
 OPEN_S = 10.0
-"""The time for which the server keeps a request open. After it, a request that was lost with a leader is repeated."""
+"""About how long the server keeps a request open. After it, a request that was lost with a leader is repeated. All
+requests of all processes of a machine end at the same moments, as each end wakes the server and the process."""
 
 GRACE_S = 1.0
 """The delay with which the server may report the end of a request."""
@@ -164,7 +166,7 @@ class Pull:
                 return bool(self._waiting)
             await self._connect()
             if not self._requested or now >= self._request_ends_at:
-                await self._request(batch, OPEN_S)
+                await self._request(batch, background.aligned_delay(OPEN_S))
             await self._wait_for_change(min(until, self._request_ends_at))
 
     async def _gather(self, limit: int, linger_s: float, pending: int) -> None:
