@@ -202,7 +202,9 @@ class LeaderTasks:
             "executions": lambda: self._grouping(Stream.EVENTS, ALERTER_EXECUTIONS).run(signals),
             "dead letters": lambda: self._grouping(Stream.DLQ, ALERTER_DEAD_LETTERS).run(of_dead_letters),
             "sweep": Sweep(self._incidents, self._clock.now).run,
-            "anomalies": AnomalyWatch(self._analytics, self._alerts, self._incidents, self._clock.now).run,
+            "anomalies": AnomalyWatch(
+                self._analytics, self._alerts, self._incidents, self._bus.lookup, self._clock.now
+            ).run,
             "replays": lambda: self._replay(notifiers),
         }
         await background.run_together(*(_lasting(name, part) for name, part in parts.items()))

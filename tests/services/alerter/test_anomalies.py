@@ -10,6 +10,7 @@ from breakwater.alerts.rules.signals import Firing
 from breakwater.alerts.store.incidents import IncidentLog
 from breakwater.config import Config
 from breakwater.kernel.clickhouse.client import Analytics, connect
+from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.local.ports import free_port
 from breakwater.records import schema
@@ -45,7 +46,9 @@ async def test_agents_are_watched_while_clickhouse_answers_and_one_incident_says
     config = config_of(anomalies={"minimum_calls": 1})
     now = NOON + 43.5 * MINUTE
     async with bus_of(own_nats_server.url, config) as bus, new_database(clickhouse_server.url) as analytics:
-        watch = AnomalyWatch(analytics, config.alerts, recorder_of(bus, config), lambda: now)
+        watch = AnomalyWatch(
+            analytics, config.alerts, recorder_of(bus, config), Lookup(lambda: bus.client), lambda: now
+        )
         away = connect(f"http://127.0.0.1:{free_port()}/breakwater")
         await store_calls(analytics, 0, 40, duration_ms=1000)
         await store_calls(analytics, 40, 43, duration_ms=9000)
@@ -72,13 +75,34 @@ async def test_agents_are_watched_while_clickhouse_answers_and_one_incident_says
     ]
 
 
+async def test_while_nothing_happens_clickhouse_only_has_to_answer(own_nats_server: RunningServer) -> None:
+    config = config_of()
+    away = connect(f"http://127.0.0.1:{free_port()}/breakwater")
+    async with bus_of(own_nats_server.url, config) as bus:
+        watch = AnomalyWatch(away, config.alerts, recorder_of(bus, config), Lookup(lambda: bus.client), lambda: NOON)
+        jetstream = bus.client.jetstream()
+        stored = await jetstream.pull_subscribe_bind("sink-events", "EVENTS")
+        # A minute is over when it is asked for the second time.
+        assert [await watch.is_unchanged() for _ in range(4)] == [False, False, True, True]
+        await jetstream.publish("bw.attempts.writer.e.1", b"{}")
+        assert [await watch.is_unchanged() for _ in range(3)] == [False, False, False], "it is not stored yet"
+        [message] = await stored.fetch(1)
+        await message.ack_sync()
+        assert [await watch.is_unchanged() for _ in range(3)] == [False, False, True]
+        for _ in range(MAX_FAILURES):
+            await watch.ask(away, again=False)
+        assert [alert.key for alert in await bus.alerts()] == ["agent_anomaly//unwatched"]
+        assert [await watch.is_unchanged() for _ in range(3)] == [False, False, False]
+    await away.close()
+
+
 async def test_a_database_that_lacks_the_view_is_no_answer_either(
     own_nats_server: RunningServer, clickhouse_server: RunningServer
 ) -> None:
     config = config_of()
     nothing = connect(f"{clickhouse_server.url.rstrip('/')}/system")
     async with bus_of(own_nats_server.url, config) as bus:
-        watch = AnomalyWatch(nothing, config.alerts, recorder_of(bus, config), lambda: NOON)
+        watch = AnomalyWatch(nothing, config.alerts, recorder_of(bus, config), Lookup(lambda: bus.client), lambda: NOON)
         for _ in range(MAX_FAILURES):
             await watch.ask(nothing)
         [blind] = await bus.alerts()

@@ -319,6 +319,9 @@ GRANTS = (
             *consumes(Stream.ALERTER, topology.ALERTER_REPLAYS),
             *_facts(Stream.ALERTS),
             *reads(Stream.ALERTS, Stream.ALERTER),
+            # Whether ClickHouse has got anything since it was last asked for anomalies.
+            *_facts(Stream.EVENTS),
+            *_progress("EVENTS.sink-events"),
             HEALTH,
         ),
         serves=(CHANNEL_TESTS,),
