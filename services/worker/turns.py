@@ -72,6 +72,8 @@ class Turns:
         self._looked_at: dict[str, float] = {}
         self._announced: dict[tuple[str, CallerTurn], float] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._begun = asyncio.Event()
+        """Set while jobs wait, or were announced a moment ago."""
         slots.on_release = self.advance
 
     async def announce(self, agent: str, *turns: CallerTurn) -> None:
@@ -80,6 +82,7 @@ class Turns:
         callers = [(agent, turn) for turn in turns if self._announced.get((agent, turn), 0.0) <= now]
         if callers:
             self._announced |= dict.fromkeys(callers, now + TICK_S)
+            self._begun.set()
             with suppress(BusError):  # it is said again
                 notice = orjson.dumps([(agent, turn.text) for agent, turn in callers])
                 await self._publisher.send(WAITING_CALLERS, notice)
@@ -102,6 +105,7 @@ class Turns:
         job = WaitingJob(execution_id, turn, delivery, until, put_back)
         self._slots[agent].waiting.add(turn, delivery.queued_at.timestamp(), job)
         self._agents.add(agent)
+        self._begun.set()
         self.advance(agent)
 
     def advance(self, agent: str) -> None:
@@ -148,6 +152,7 @@ class Turns:
     async def run(self) -> None:
         """Looks regularly whether there is a turn: slots become free in other workers, too."""
         while True:
+            await self._begun.wait()
             await asyncio.sleep(background.aligned_delay(TICK_S))
             now = self._slots.clock()
             self._announced = {caller: until for caller, until in self._announced.items() if until > now}
@@ -158,6 +163,8 @@ class Turns:
                     await self._look(agent)
                 self.advance(agent)
                 await self.announce(agent, *self._slots[agent].waiting.turns())
+            if not self._agents and not self._announced:
+                self._begun.clear()
 
     def _prune(self, now: float) -> None:
         """Forgets the jobs that NATS is about to deliver again, which their callers have had no turn for."""
