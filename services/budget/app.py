@@ -8,7 +8,6 @@ from breakwater.kernel.clickhouse.client import connect
 from breakwater.kernel.nats.broker import Batches, ServiceApp, connection_of, make_broker, publisher_of
 from breakwater.kernel.nats.delivery import Delivery
 from breakwater.kernel.nats.lookup import Lookup
-from breakwater.kernel.nats.pull import BUSY
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.telemetry.metrics import GaugeCollector
@@ -22,14 +21,11 @@ from breakwater.services.budget.gauges import BudgetGauges
 from breakwater.services.budget.handlers import BudgetHandler
 from breakwater.services.budget.reconciler import Reconciler
 
-LINGER_S = 0.05
-"""The time for which attempts are gathered: the delay of spend and thresholds.
+LINGER_S = {0.0: 0.05, 4.0: 0.5}
+"""The time for which attempts are gathered, the delay of spend and thresholds, by how many come in a second.
 
 Hard limits hold in spite of it: the estimate of a call stays reserved.
 """
-
-BUSY_LINGER_S = 0.5
-"""The same while attempts keep coming."""
 
 
 def build(settings: Settings, config: Config) -> ServiceApp:
@@ -61,10 +57,7 @@ def build(settings: Settings, config: Config) -> ServiceApp:
     )
     gauges = BudgetGauges(live.limits, counters, analytics)
 
-    def linger_s(last: int) -> float:
-        return BUSY_LINGER_S if last >= BUSY else LINGER_S
-
-    @broker.subscriber(ATTEMPTS, durable="budget", pull_sub=Batches(500, linger_s))
+    @broker.subscriber(ATTEMPTS, durable="budget", pull_sub=Batches(500, LINGER_S))
     async def settle(batch: list[Delivery[Attempt]]) -> None:
         await handler.handle(batch)
 

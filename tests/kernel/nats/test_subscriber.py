@@ -32,6 +32,7 @@ from breakwater.limits.contract import GuardEvent
 from breakwater.records.channels import ATTEMPTS, BREAKERS, CHANNELS, GUARDS, JOBS
 from tests.helpers import deliver, nats_client, until
 from tests.servers import RunningServer
+from tests.tables import each_row
 
 NOWHERE = "nats://127.0.0.1:1"
 EVERY = Each(lambda: 1)
@@ -208,6 +209,22 @@ async def test_a_reader_outlives_whatever_a_fetch_raises(broker: Broker, monkeyp
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
     assert [entry["event"] for entry in logs] == ["fetch_failed"]
+
+
+@each_row(
+    "arrivals, lingers_s",
+    [
+        pytest.param([(1, 60), (1, 120), (1, 180)], [0.1, 0.1, 0.1], id="rests"),
+        pytest.param([(50, 60), (1, 120), (50, 121)], [0.1, 0.1, 0.1], id="bursts after rests"),
+        pytest.param([(1, 60), (1, 60.1), (1, 60.2), (3, 60.5)], [0.1, 0.1, 0.5, 0.5], id="steadily, one by one"),
+        pytest.param([(99, 60), (99, 61), (99, 62), (5, 63)], [0.1, 0.1, 2.0, 0.5], id="constant load, then less"),
+    ],
+)
+def test_messages_gather_for_longer_while_more_of_them_come(
+    arrivals: list[tuple[int, float]], lingers_s: list[float]
+) -> None:
+    batches = Batches(100, {0.0: 0.1, 5.0: 0.5, 50.0: 2.0})
+    assert [batches.note(size, at) for size, at in arrivals] == lingers_s
 
 
 @dataclass

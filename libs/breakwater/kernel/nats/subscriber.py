@@ -8,7 +8,7 @@ the handlers when they are acknowledged (ADR 0006).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import UnionType
 from typing import Any, Union, cast, get_args, get_origin, get_type_hints
@@ -44,14 +44,18 @@ from breakwater.kernel.process.outage import Outage
 class Batches(PullSub):
     """Messages in batches, one batch after the other: a first message, and those that soon follow it."""
 
-    def __init__(self, size: int, linger_s: float | Callable[[int], float]) -> None:
+    def __init__(self, size: int, linger_s: float | Mapping[float, float]) -> None:
         """Takes the maximum size of a batch.
 
-        `linger_s` is how long a message may wait for its batch to grow, or a function of the last batch's size.
+        `linger_s` is how long a message may wait for its batch to grow; or that by the messages a second, ascending,
+        from which on it applies. Both of the last two batches must have come at that rate: a few messages after a rest
+        are handled soon.
         """
         super().__init__(batch_size=size, batch=True)
-        self._linger_s = linger_s
-        self._last = 0
+        self._lingers_s = linger_s if isinstance(linger_s, Mapping) else {0.0: linger_s}
+        self._linger_s = self._lingers_s[0.0]
+        self._per_s = 0.0
+        self._fetched_at = 0.0
 
     def concurrency(self) -> int:
         """One batch at a time."""
@@ -59,10 +63,20 @@ class Batches(PullSub):
 
     async def fetch(self, pull: Pull, wait_s: float, free: int) -> list[Any]:  # noqa: ARG002  as `Each.fetch`
         """Fetches the next batch, if messages come within `wait_s`. Raises BusUnavailableError."""
-        linger_s = self._linger_s(self._last) if callable(self._linger_s) else self._linger_s
-        batch = await pull.fetch(self.batch_size, wait_s, linger_s)
-        self._last = len(batch)
-        return [batch] if batch else []
+        batch = await pull.fetch(self.batch_size, wait_s, self._linger_s)
+        if not batch:
+            return []
+        self.note(len(batch), asyncio.get_running_loop().time())
+        return [batch]
+
+    def note(self, size: int, fetched_at: float) -> float:
+        """Takes the size of a batch and the monotonic time of its arrival. Returns how long the next one may grow."""
+        per_s = size / max(fetched_at - self._fetched_at, 0.001)
+        steady_per_s = min(per_s, self._per_s)
+        self._linger_s = [linger_s for least, linger_s in self._lingers_s.items() if steady_per_s >= least][-1]
+        self._per_s = per_s
+        self._fetched_at = fetched_at
+        return self._linger_s
 
 
 class Each(PullSub):
