@@ -10,6 +10,7 @@
     python -m tests.chaos background --times 200        background responses whose worker and whose `request` are killed
     python -m tests.chaos history --seed 3 --times 10   random clients and faults for 600 s each, and a checker
     python -m tests.chaos limits --seed 3 --seconds 300 limits and keys that an API changes under load and kills
+    python -m tests.chaos storm --jobs 20000 --per-s 30 caps, holds, trips and kills; its record is replayed
 
 A line of a table is printed for each. The exit code is 1 where anything is not as it must be: a job without a record, a
 call that no attempt stands for, a job that was called twice though its worker was well, records of spend that differ,
@@ -33,7 +34,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from pathlib import Path
 
-from tests.chaos import background, history, kills, last_answer, limits, streams
+from tests.chaos import background, history, identity, kills, last_answer, limits, storm, streams
 from tests.chaos.clock import JumpingClock, libfaketime
 from tests.chaos.faults import KINDS, LEADER, PARTS, SCENARIOS, SERVERS, Fault, Scenario, at_random
 from tests.chaos.plane import Outcome, chaos_plane
@@ -125,6 +126,22 @@ async def run_limits(seconds: float, first_seed: int, times: int) -> int:
             shutil.rmtree(directory, ignore_errors=True)
         failed += report(outcome, seed)
     return failed
+
+
+async def run_storm(jobs: int, per_s: float, seed: int) -> int:
+    """Prints how the record of a storm and its replay agree. Returns how many decisions differ without a cause."""
+    directory, new_directory = directories()
+    servers = EmbeddedServers(new_directory)
+    try:
+        outcome = await storm.run_storm(directory, servers, jobs=jobs, per_s=per_s, seed=seed)
+    finally:
+        servers.stop()
+        shutil.rmtree(directory, ignore_errors=True)
+    ends = ", ".join(f"{reason or 'answered'} {count:,}" for reason, count in outcome.reasons.most_common())
+    print(f"{outcome.jobs:,} jobs in {outcome.took_s:.0f} s, {outcome.kills} services killed: {ends}")
+    print(identity.table([outcome.replayed]))
+    sys.stderr.writelines(f"replayed otherwise: {example}\n" for example in outcome.replayed.examples)
+    return outcome.replayed.unexplained
 
 
 def report(outcome: history.HistoryOutcome | limits.LimitsOutcome, seed: int) -> bool:
@@ -259,7 +276,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "what",
         nargs="?",
-        choices=["streams", "kills", "last-answer", "background", "history", "limits"],
+        choices=["streams", "kills", "last-answer", "background", "history", "limits", "storm"],
         help="another table than that of faults",
     )
     parser.add_argument(
@@ -278,12 +295,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1 if asyncio.run(run_histories(wanted.seconds, wanted.seed, wanted.times or 1, wanted.logs)) else 0
     if wanted.what == "limits":
         return 1 if asyncio.run(run_limits(wanted.seconds, wanted.seed, wanted.times or 1)) else 0
+    if wanted.what == "storm":
+        return 1 if asyncio.run(run_storm(wanted.jobs, wanted.per_s, wanted.seed)) else 0
     if wanted.what == "streams":
         return 1 if asyncio.run(run_streams()) else 0
     if wanted.what == "kills":
         return 1 if asyncio.run(run_kills()) else 0
     print(HEADER, flush=True)
     failed = left_out = 0
+    replayed: list[identity.ReplayedRecord] = []
     for seed, scenario in scenarios(wanted):
         if lacks := lacking(scenario):
             left_out += 1
@@ -291,9 +311,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             continue
         outcome = asyncio.run(run(scenario, wanted.jobs, wanted.per_s))
         print(row(scenario, outcome), flush=True)
+        replayed.append(outcome.replayed)
         if found := outcome.faults_found(scenario):
             failed += 1
             sys.stderr.write(f"wrong{'' if seed is None else f' with --seed {seed}'}: {'; '.join(found)}\n")
+            sys.stderr.writelines(f"replayed otherwise: {example}\n" for example in outcome.replayed.examples)
+    print(f"\nThe records, replayed under their config:\n{identity.table(replayed)}")
     return 1 if failed or (wanted.fault and left_out) else 0
 
 

@@ -31,6 +31,7 @@ from breakwater.local.ports import free_port, http_ready
 from breakwater.records.migrations import migrate
 from tests.chaos.clock import AHEAD_S, JumpingClock
 from tests.chaos.faults import LEADER, SERVERS, SERVICES, Fault, Scenario
+from tests.chaos.identity import ReplayedRecord, replayed_record
 from tests.chaos.network import Link
 from tests.flow.kit import Plane, model, running_plane
 from tests.helpers import until
@@ -114,6 +115,7 @@ class Outcome:
         reserved: what the budgets still hold back.
         stuck: consumers with something that they have not acknowledged.
         recovered_s: from the end of the last fault to the last result of what was accepted before it.
+        replayed: the agreement of the record with its replay.
     """
 
     jobs: int
@@ -128,6 +130,7 @@ class Outcome:
     reserved: int
     stuck: tuple[str, ...]
     recovered_s: float
+    replayed: ReplayedRecord
 
     def faults_found(self, scenario: Scenario) -> list[str]:
         """What is not as it must be; empty where all is right."""
@@ -141,6 +144,7 @@ class Outcome:
             "sums that differ": len(set(self.sums.values())) - 1,
             "nano-dollars reserved": self.reserved,
             "consumers that are stuck": len(self.stuck),
+            "decisions that a replay makes otherwise": self.replayed.unexplained,
         }
         return [f"{count} {what}" for what, count in found.items() if count]
 
@@ -335,11 +339,12 @@ class Chaos:
 
     async def _submit_one(self, job_id: str, *, over_http: bool) -> None:
         job = {"agent": "writer", "job_id": job_id, "prompt": "x" * 300}
-        while not await (self._post(job) if over_http else self._publish(job)):
+        while not await (self._post(job) if over_http else self.publish(job)):
             await asyncio.sleep(0.5)
         self.accepted[job_id] = time.monotonic()
 
-    async def _publish(self, job: Mapping[str, str]) -> bool:
+    async def publish(self, job: Mapping[str, str]) -> bool:
+        """Publishes a job over NATS. Returns True if it was stored."""
         try:
             await self.plane.publish(job, **{"Nats-Msg-Id": job["job_id"]})
         except (TimeoutError, nats.errors.Error, nats.js.errors.Error):
@@ -374,6 +379,7 @@ class Chaos:
             reserved=record.reserved,
             stuck=record.stuck,
             recovered_s=recovered_s,
+            replayed=await replayed_record(self.plane.client, self.plane.directory / "breakwater.yaml"),
         )
 
     async def settled_record(self, executions_on: str = "bw.executions.>", at_least: int = 0) -> Record:

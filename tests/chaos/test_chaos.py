@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from contextlib import aclosing
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from tests.chaos import __main__ as chaos
 from tests.chaos import background, clock, history, last_answer
 from tests.chaos.faults import SCENARIOS, Fault, Scenario, at_random
+from tests.chaos.identity import ReplayedRecord
 from tests.chaos.network import Link
 from tests.chaos.plane import Outcome, chaos_plane
 from tests.servers import Servers
@@ -89,7 +91,8 @@ def test_what_the_machine_cannot_do_is_left_out_with_what_it_lacks_and_the_rest_
 
     async def run(scenario: Scenario, jobs: int, per_s: float) -> Outcome:
         began.append(scenario)
-        return Outcome(jobs, jobs, jobs, 0, jobs, 0, 0, 0, {"log": 1}, 0, (), 0.0)
+        replayed = ReplayedRecord(jobs, [], Counter())
+        return Outcome(jobs, jobs, jobs, 0, jobs, 0, 0, 0, {"log": 1}, 0, (), 0.0, replayed)
 
     monkeypatch.setattr(chaos, "run", run)
     monkeypatch.setattr(clock, "_PLACES", ())

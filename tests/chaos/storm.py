@@ -1,0 +1,143 @@
+"""A long storm of failures, caps, holds, stopped tasks and kills, whose record is replayed under its own config."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.chaos.identity import ReplayedRecord, replayed_record
+from tests.chaos.plane import Chaos, chaos_plane
+from tests.flow.kit import model
+from tests.server_sources import Servers
+
+KILLED = ("worker", "breaker", "worker-2", "budget", "worker", "alerter", "worker-2", "sink")
+"""The services that are killed, one after another."""
+
+KILL_EVERY_S = 20.0
+STEPS = 8
+"""The jobs of a task."""
+
+
+def models(seconds: float) -> dict[str, Any]:
+    """Returns the models: one that fails for a while each minute, its fallback, and one that is held now and then."""
+    outages = [{"from_s": at + 5.0, "to_s": at + 13.0, "rate": 0.8, "status": 503} for at in range(0, int(seconds), 60)]
+    busy = [
+        {"from_s": at + 30.0, "to_s": at + 34.0, "status": 429, "retry_after_s": 2} for at in range(0, int(seconds), 60)
+    ]
+    latency = {"p50": 40, "p95": 120}
+    return {
+        "sim/m": model(*outages, {"rate": 0.05, "status": 500}, {"rate": 0.01, "status": 400}, latency_ms=latency),
+        "sim/n": model({"rate": 0.05, "status": 503}, latency_ms=latency),
+        "sim/held": model(*busy, {"rate": 0.01, "status": 429, "retry_after_s": 1}, latency_ms=latency),
+    }
+
+
+def agents(jobs: int) -> dict[str, Any]:
+    """Returns the agents, whose caps are reached at about two thirds of the jobs."""
+    common = {"max_tokens": 60, "concurrency": 40, "timeout_s": 5, "total_timeout_s": 120}
+    retry = {"max_attempts": 3, "base_s": 0.1, "max_delay_s": 1}
+    cap = f"{jobs / 4 * 0.000042 * 2 / 3:.6f}"
+    return {
+        "writer": {
+            **common,
+            "model": "sim/m",
+            "fallback_models": ["sim/n"],
+            "retry": retry,
+            "breaker": {"consecutive_failures": 4, "failure_rate": 0.6, "within_s": 10, "cooldown_s": 2},
+            "budget": {"daily_usd": 1000, "enforcement": "soft"},
+        },
+        "capped": {
+            **common,
+            "model": "sim/n",
+            "retry": retry,
+            "budget": {"daily_usd": cap, "enforcement": "hard", "soft_at_percent": [50, 80]},
+        },
+        "stepper": {
+            **common,
+            "model": "sim/m",
+            "retry": {**retry, "max_attempts": 2},
+            "breaker": {"consecutive_failures": 6, "cooldown_s": 3, "cooldown_jitter": 0.5},
+            "guard": {"max_iterations": 6, "consecutive_failures": 2, "same_error": 3},
+        },
+        "held": {**common, "model": "sim/held", "retry": retry, "breaker": "off"},
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class StormOutcome:
+    """The outcome of a storm.
+
+    Attributes:
+        jobs: how many jobs were accepted.
+        took_s: from the first job to the last result, in seconds.
+        kills: how many services were killed.
+        reasons: the ends of jobs, by reason; None for those that were answered.
+        replayed: the agreement of the record with its replay.
+    """
+
+    jobs: int
+    took_s: float
+    kills: int
+    reasons: Counter[str | None]
+    replayed: ReplayedRecord
+
+
+async def run_storm(directory: Path, source: Servers, *, jobs: int, per_s: float, seed: int) -> StormOutcome:
+    """Runs a storm to its end, and replays its record."""
+    planned_s = jobs / per_s
+    async with chaos_plane(
+        directory,
+        source,
+        nodes=1,
+        disks={},
+        clocks={},
+        models=models(planned_s * 4),
+        agents=agents(jobs),
+    ) as chaos:
+        began = time.monotonic()
+        chaos.plane.sim.restart_clock()
+        killing = asyncio.create_task(_kill(chaos))
+        job_ids = await _submit(chaos, jobs, per_s, random.Random(seed))
+        killing.cancel()
+        results = [await chaos.plane.result(job_id, timeout_s=300) for job_id in job_ids]
+        took_s = time.monotonic() - began
+        await chaos.last(chaos.stuck, lambda consumers: not consumers, 120)
+        replayed = await replayed_record(chaos.plane.client, chaos.plane.directory / "breakwater.yaml")
+    reasons = Counter[str | None](result["reason"] for result in results)
+    return StormOutcome(jobs, took_s, int(took_s / KILL_EVERY_S), reasons, replayed)
+
+
+async def _kill(chaos: Chaos) -> None:
+    for part in itertools.cycle(KILLED):
+        await asyncio.sleep(KILL_EVERY_S)
+        chaos.plane.kill(part)
+        await asyncio.sleep(0.5)
+        chaos.plane.start(part.partition("-")[0], part)
+
+
+async def _submit(chaos: Chaos, jobs: int, per_s: float, chance: random.Random) -> list[str]:
+    job_ids: list[str] = []
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    async with asyncio.TaskGroup() as group:
+        for number in range(jobs):
+            await asyncio.sleep(began + number / per_s - loop.time())
+            agent = chance.choice(("writer", "capped", "stepper", "held"))
+            job: Mapping[str, str] = {"agent": agent, "job_id": f"j{number}", "prompt": "x" * 300}
+            if agent == "stepper":
+                job = {**job, "task_id": f"t{number // (4 * STEPS * 10) * 10 + chance.randrange(10)}"}
+            job_ids.append(job["job_id"])
+            group.create_task(_publish(chaos, job))
+    return job_ids
+
+
+async def _publish(chaos: Chaos, job: Mapping[str, str]) -> None:
+    while not await chaos.publish(job):
+        await asyncio.sleep(0.5)
