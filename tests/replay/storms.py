@@ -86,4 +86,5 @@ def rows_of(storm: Storm) -> Iterator[tuple[Table, list[rows.StoredRow]]]:
     )
     yield schema.BREAKER_TRANSITIONS, [rows.transition_row(event, n) for n, event in enumerate(changes.transitions, 1)]
     yield schema.BUDGET_EVENTS, [rows.budget_row(event, n) for n, event in enumerate(changes.budgets, 1)]
+    yield schema.LIMIT_EVENTS, [rows.limit_row(event, n) for n, event in enumerate(changes.limits, 1)]
     yield schema.ALERTS, [rows.alert_row(alert, n) for n, alert in enumerate(changes.alerts, 1)]

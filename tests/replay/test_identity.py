@@ -9,7 +9,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ import yaml
 
 from breakwater.breakers.settings import BreakerRules
 from breakwater.cli.main import main
+from breakwater.limits.contract import LimitEvent, LimitSettings
 from breakwater.limits.rules.budget import LimitTable
 from breakwater.replay.policy import policy_of
 from breakwater.replay.records import replay_records
@@ -126,15 +127,24 @@ def test_a_time_limit_below_the_usual_duration_fails_calls(storm: Storm, policy:
     assert Counter(run.reason for run in of_agent)["error"] > 0
 
 
+def limit_of_nobody(at: datetime) -> LimitEvent:
+    """A limit that was set by API."""
+    settings = LimitSettings.model_validate({"scope": "key:nobody", "usd": "1", "per": "day", "action": "refuse"})
+    return LimitEvent(
+        event_id="limit1", kind="created", limit_id="l1", scope="key:nobody", after=settings, by="ann", reason="", at=at
+    )
+
+
 async def test_the_tables_say_of_the_storm_what_the_log_says(
     storm: Storm, policy: Policy, clickhouse_server: RunningServer
 ) -> None:
     jobs, changes = storm
     since = min(job.record.dispatched_at for job in jobs)
+    changes = replace(changes, limits=[limit_of_nobody(since)])
     until = max(job.record.completed_at for job in jobs) + timedelta(seconds=1)
     ended: list[ReplayedJob] = []
     async with new_database(clickhouse_server.url) as analytics:
-        for table, rows in rows_of(storm):
+        for table, rows in rows_of((jobs, changes)):
             await analytics.insert(table, rows)
         findings, read_changes = await replay_records(analytics, policy, policy, since, until, on_end=ended.append)
     assert len(ended) == len(jobs)
@@ -144,6 +154,7 @@ async def test_the_tables_say_of_the_storm_what_the_log_says(
     assert unexplained.keys() <= {"calls"}, unexplained
     assert {difference.kind for difference in findings.differences} <= {"refusal"}
     assert all(run.follows for run in ended)
+    assert read_changes.limits == changes.limits
     assert parts["transitions"].equal == len(changes.transitions)
 
 

@@ -149,6 +149,11 @@ def budget_of(**row: Any) -> BudgetEvent:
     return BudgetEvent.model_validate({**row, **{name: row[f"{name}_cost"] for name in _BUDGET_AMOUNTS}})
 
 
+def limit_event_of(**row: Any) -> LimitEvent:
+    """The change that a row of `limit_events` was made from."""
+    return LimitEvent.model_validate({**row, **{name: from_json(row[name]) for name in _LIMIT_TEXTS if row[name]}})
+
+
 def alert_of(**row: Any) -> Alert:
     """The change of an incident that a row of `alerts` was made from."""
     return Alert.model_validate({**row, "payload": from_json(row["payload"])})

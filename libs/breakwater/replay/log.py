@@ -10,7 +10,7 @@ from breakwater.breakers.contract import BreakerTransition
 from breakwater.jobs.contract.execution import Attempt, Execution
 from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.subjects import Stream
-from breakwater.limits.contract import BudgetEvent, GuardEvent
+from breakwater.limits.contract import BudgetEvent, GuardEvent, LimitEvent
 from breakwater.replay.rules.history import Changes, LoggedAttempt, RecordedJob, in_order
 
 
@@ -25,6 +25,7 @@ async def read_log(lookup: Lookup) -> tuple[list[RecordedJob], Changes]:
     transitions: list[BreakerTransition] = []
     budgets: list[BudgetEvent] = []
     guards: list[GuardEvent] = []
+    limits: list[LimitEvent] = []
     alerts: list[Alert] = []
     async with aclosing(lookup.scan(Stream.EVENTS, "bw.>", complete=True)) as stored:
         async for message in stored:
@@ -41,6 +42,8 @@ async def read_log(lookup: Lookup) -> tuple[list[RecordedJob], Changes]:
                     budgets += [event] if (event := message.read(BudgetEvent)) is not None else []
                 case "guards":
                     guards += [event] if (event := message.read(GuardEvent)) is not None else []
+                case "limits":
+                    limits += [event] if (event := message.read(LimitEvent)) is not None else []
                 case _:
                     pass
     async with aclosing(lookup.scan(Stream.ALERTS, "bw.alerts.>", complete=True)) as stored:
@@ -50,4 +53,4 @@ async def read_log(lookup: Lookup) -> tuple[list[RecordedJob], Changes]:
         RecordedJob(record, tuple(sorted(attempts[record.execution_id], key=lambda logged: logged.attempt.number)))
         for record in records
     )
-    return in_order(jobs), Changes(transitions, budgets, guards, alerts)
+    return in_order(jobs), Changes(transitions, budgets, guards, alerts, limits)

@@ -14,18 +14,20 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import zip_longest
 from typing import Any, TypeVar, cast
+from zoneinfo import ZoneInfo
 
 from breakwater.breakers.contract import BreakerTransition
 from breakwater.jobs.contract.execution import Attempt, ErrorInfo, Execution, Reason
 from breakwater.kernel.clickhouse.client import Analytics, statements
 from breakwater.kernel.types import time_from_ms
 from breakwater.limits.contract import GuardEvent, LimitUnit, Window
-from breakwater.limits.rules.budget import periods_at
+from breakwater.limits.rules.budget import LimitTable, periods_at
 from breakwater.limits.rules.scopes import CallNames, Dimensions
-from breakwater.records.rows import alert_of, budget_of
+from breakwater.records.rows import alert_of, budget_of, limit_event_of
 from breakwater.replay.rules.counters import CountedPlace
 from breakwater.replay.rules.engine import Replay, ReplayedJob, ReplayFindings
 from breakwater.replay.rules.history import Changes, LoggedAttempt, Policy, RecordedJob, in_order
+from breakwater.replay.rules.limits import with_all_limits
 from breakwater.replay.rules.world import World
 
 EventT = TypeVar("EventT", Attempt, Execution, ErrorInfo)
@@ -110,7 +112,8 @@ async def replay_records(
     """
     changes = await read_changes(analytics, since, until)
     world = World()
-    used = await read_used(analytics, policy, since)
+    limits = with_all_limits(policy.limits, changes.limits)
+    used = await read_used(analytics, limits, policy.zone, since)
     replay = Replay(policy, before, changes, world, on_end=on_end, used_before=used)
 
     def add(jobs: Sequence[RecordedJob]) -> None:
@@ -142,14 +145,16 @@ def uncollected() -> Generator[None]:
             gc.enable()
 
 
-async def read_used(analytics: Analytics, policy: Policy, since: datetime) -> dict[CountedPlace, int]:
+async def read_used(
+    analytics: Analytics, limits: LimitTable, zone: ZoneInfo, since: datetime
+) -> dict[CountedPlace, int]:
     """Returns what was used of each limit in its period before a moment. Raises as `Analytics.query`.
 
     Of limits in total, only what the table still has.
     """
     used: dict[CountedPlace, int] = defaultdict(int)
-    dimensions = Dimensions(policy.limits.dimensions)
-    periods = periods_at(since, policy.zone)
+    dimensions = Dimensions(limits.dimensions)
+    periods = periods_at(since, zone)
     windows: set[Window] = {dimension.window for dimension in dimensions.all}
     for window in windows:
         counted = periods.of(window)
@@ -160,7 +165,7 @@ async def read_used(analytics: Analytics, policy: Policy, since: datetime) -> di
             agent, tenant, model, provider, key, user, team = names
             of_call = CallNames(agent, tenant, model, provider, key, user, team, tuple(tags.items()), deployment)
             amounts: Mapping[LimitUnit, int] = {"usd": spent, "tokens": tokens, "requests": calls}
-            for counter in policy.limits.counters(of_call, dimensions):
+            for counter in limits.counters(of_call, dimensions):
                 if counter.window == window and counter.effective is not None:
                     used[counted.name, counter.key, counter.unit] += amounts[counter.unit]
     return dict(used)
@@ -187,6 +192,7 @@ async def read_changes(analytics: Analytics, since: datetime, until: datetime) -
         [budget_of(**row) async for row in rows("budgets")],
         [GuardEvent.model_validate(row) async for row in rows("guards")],
         [alert_of(**row) async for row in rows("alerts")],
+        [limit_event_of(**row) async for row in rows("limits")],
     )
 
 

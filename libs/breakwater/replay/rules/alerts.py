@@ -33,8 +33,11 @@ from breakwater.jobs.contract.execution import Execution
 from breakwater.kernel.types import ms_from_time, time_from_ms
 from breakwater.limits.contract import BudgetEvent, GuardEvent
 
-GROUP_LATE_MS = 5_000
-"""The most time from the moment at which a group is due to its alert: jobs are fetched in batches, every second."""
+LATE_MS = 3_000
+"""The time from the moment at which a group is due to its alert, at most: jobs are fetched in batches, every second."""
+
+VERY_LATE_MS = 20_000
+"""The same on a machine that is busy, if the record has such an alert."""
 
 LOOK_MS = 250
 """The interval at which a group that is due, and not as recorded, is looked at again."""
@@ -171,13 +174,14 @@ class ReplayedAlerts:
         """Records a group, if it is due, and as the record has it or late. Returns True if it waits no more."""
         signal = group.signal
         key = signal.key
-        late_ms = self._due_ms(group) + GROUP_LATE_MS
-        if now_ms < late_ms - GROUP_LATE_MS:
+        due_ms = self._due_ms(group)
+        if now_ms < due_ms:
             return False
         self._change_due(key, now_ms)
         is_inhibited = may_be_explained(signal) and is_explained(signal, self._incidents.unresolved())
         alert = None if is_inhibited else decide(signal, self._incidents.of(key), self._rules)
-        recorded = self._recorded_source(key, signal, late_ms)
+        recorded = self._recorded_source(key, signal, due_ms + VERY_LATE_MS)
+        late_ms = due_ms + (LATE_MS if recorded is None else VERY_LATE_MS)
         if recorded != (None if alert is None else alert.source_id) and now_ms < late_ms:
             return False
         self._keep(alert)

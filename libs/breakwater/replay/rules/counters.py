@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo
 
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.types import time_from_ms
-from breakwater.limits.contract import BudgetEvent, LimitUnit
+from breakwater.limits.contract import BudgetEvent, LimitEvent, LimitUnit
 from breakwater.limits.rules.budget import (
     Counter,
     LimitTable,
@@ -25,7 +25,8 @@ from breakwater.limits.rules.budget import (
     scope_key,
 )
 from breakwater.limits.rules.ledger import figures_of
-from breakwater.limits.rules.scopes import CallNames, Dimensions
+from breakwater.limits.rules.scopes import CallNames
+from breakwater.replay.rules.limits import MAX_CACHED, ReplayedLimits
 
 CountedPlace = tuple[str, str, LimitUnit]
 """A period's name, a scope's key, and the unit that is counted there."""
@@ -63,6 +64,7 @@ class ReplayedCounters:
         publish: Callable[[BudgetEvent], None],
         used_before: Mapping[CountedPlace, int] | None = None,
         before: LimitTable | None = None,
+        changes: Sequence[LimitEvent] = (),
     ) -> None:
         """Makes the counters of some limits.
 
@@ -72,13 +74,12 @@ class ReplayedCounters:
             publish: is called with each event.
             used_before: what earlier calls have used in the first periods.
             before: the limits that the calls were recorded under; None if they are the same.
+            changes: the changes of other limits, which `change` is then called with.
         """
-        self._limits = limits
+        self._limits = ReplayedLimits(limits, changes)
         self._zone = zone
         self._publish = publish
-        self._dimensions = Dimensions(limits.dimensions)
-        self._limited: dict[CallNames, tuple[Counter, ...]] = {}
-        self._limits_before = before or limits
+        self._limits_before = ReplayedLimits(before or limits, changes)
         self._diverged: set[str] = set()
         """The keys of limits that count other calls than they did."""
         self._changed: dict[CallNames, bool] = {}
@@ -107,6 +108,8 @@ class ReplayedCounters:
             The refusal of a limit that has no room for it, if one has none; a spent one before one that calls in flight
             fill.
         """
+        if self._limits.has_changed_by(now_ms) | self._limits_before.has_changed_by(now_ms):
+            self._changed.clear()
         periods = self._periods_at(now_ms)
         worst: Mapping[LimitUnit, int] = {"usd": call.reserved or 0, "tokens": call.reserved_tokens or 0, "requests": 1}
         holds = tuple(
@@ -171,11 +174,9 @@ class ReplayedCounters:
         names = CallNames.of(call)
         is_changed = self._changed.get(names)
         if is_changed is None:
-            if len(self._changed) >= _MAX_CACHED:
+            if len(self._changed) >= MAX_CACHED:
                 self._changed.clear()
-            dimensions = Dimensions(self._limits_before.dimensions)
-            before = self._limits_before.counters(names, dimensions)
-            hard = {counter for counter in before if counter.effective is not None and counter.enforcement == "hard"}
+            hard = {counter for counter in self._limits_before.of(names) if counter.enforcement == "hard"}
             is_changed = self._changed[names] = hard != set(self._hard_limits_of(call))
         return not is_changed and self._diverged.isdisjoint(counter.key for counter in self._hard_limits_of(call))
 
@@ -191,20 +192,19 @@ class ReplayedCounters:
         elif event.kind == "raise_ended":
             self._raised.pop(place, None)
 
+    def change(self, event: LimitEvent) -> None:
+        """Repeats what a person did to a limit that the plane keeps, or to the raise of a limit."""
+        self._limits.change(event)
+        self._limits_before.change(event)
+        self._changed.clear()
+
     def _periods_at(self, now_ms: int) -> Periods:
         if self._periods is None or not self._periods.day.holds(now_ms):
             self._periods = periods_at(time_from_ms(now_ms), self._zone)
         return self._periods
 
     def _limits_of(self, call: Attempt) -> Sequence[Counter]:
-        names = CallNames.of(call)
-        limited = self._limited.get(names)
-        if limited is None:
-            if len(self._limited) >= _MAX_CACHED:
-                self._limited.clear()
-            counters = self._limits.counters(names, self._dimensions)
-            limited = self._limited[names] = tuple(counter for counter in counters if counter.effective is not None)
-        return limited
+        return self._limits.of(CallNames.of(call))
 
     def _hard_limits_of(self, call: Attempt) -> Iterable[Counter]:
         return (counter for counter in self._limits_of(call) if counter.enforcement == "hard")
@@ -236,9 +236,6 @@ class ReplayedCounters:
                     at=time_from_ms(now_ms),
                 )
             )
-
-
-_MAX_CACHED = 10_000
 
 
 def _place(hold: _Hold) -> CountedPlace:

@@ -155,6 +155,7 @@ class Effects:
         step_ms: the length of the steps of time, in milliseconds.
         jobs: how many jobs count.
         unknown: those of them that history can't tell the end of.
+        left_out: jobs that do not count, as history can't tell their end.
         drawn: those of them with a call whose outcome is drawn.
         refused_jobs: jobs that are refused, recorded and under the policy.
         newly_refused: jobs that are refused, and were not.
@@ -176,6 +177,7 @@ class Effects:
     step_ms: int = 1_000 * STEPS_S[-1]
     jobs: int = 0
     unknown: int = 0
+    left_out: int = 0
     drawn: int = 0
     refused_jobs: list[int] = field(default_factory=lambda: [0, 0])
     newly_refused: int = 0
@@ -423,11 +425,43 @@ def _thresholds(events: Iterable[BudgetEvent], agent: str | None) -> Iterator[bo
 
 
 def _incidents(alerts: Iterable[Alert], agent: str | None) -> Iterator[bool]:
-    return (
-        alert.change in {"opened", "reopened"} and is_replayed(alert)
-        for alert in alerts
-        if agent in (None, alert.agent)
-    )
+    return (_opens(alert) for alert in alerts if agent in (None, alert.agent))
+
+
+def _opens(alert: Alert) -> bool:
+    return alert.change in {"opened", "reopened"} and is_replayed(alert)
+
+
+@dataclass(frozen=True, slots=True)
+class ChangedAlert:
+    """An incident that opens more or less often than it did, by its key.
+
+    Attributes:
+        key: its key.
+        title: the title of its first opening.
+        before: how often it was opened.
+        after: how often it would have been.
+    """
+
+    key: str
+    title: str
+    before: int
+    after: int
+
+
+def alerts_of(changes: Changes, findings: ReplayFindings, agent: str | None = None) -> list[ChangedAlert]:
+    """Returns the incidents that open more or less often, those with the largest difference first."""
+    titles: dict[str, str] = {}
+    counts: list[Counter[str]] = []
+    for alerts in (changes.alerts, findings.alerts):
+        opened = [alert for alert in alerts if _opens(alert) and agent in (None, alert.agent)]
+        counts.append(Counter(alert.key for alert in opened))
+        for alert in opened:
+            titles.setdefault(alert.key, alert.title)
+    before, after = counts
+    changed = [ChangedAlert(key, title, before[key], after[key]) for key, title in titles.items()]
+    differing = (alert for alert in changed if alert.before != alert.after)
+    return sorted(differing, key=lambda alert: (-abs(alert.after - alert.before), alert.key))
 
 
 def cap_times(changes: Changes, findings: ReplayFindings) -> list[CapReached]:

@@ -249,7 +249,8 @@ class Replay:
         self._world = world
         self._on_end = on_end
         self._breakers = ReplayedBreakers(policy.breakers, changes.transitions, self._note_transition)
-        self._counters = ReplayedCounters(policy.limits, policy.zone, self._note_budget, used_before, before.limits)
+        limits = policy.limits, policy.zone, self._note_budget, used_before, before.limits, changes.limits
+        self._counters = ReplayedCounters(*limits)
         self._tasks = ReplayedTasks(self._note_guard)
         self._diverged: set[BreakerKey | TaskName] = set()
         """The breakers and tasks that calls have reached, or have not, otherwise than in the record."""
@@ -326,6 +327,8 @@ class Replay:
         for budget in changes.budgets:
             if budget.kind in {"raised", "raise_ended"}:
                 yield ms_from_time(budget.at), lambda _, event=budget: self._act_on_budget(event)
+        for limit in changes.limits:
+            yield ms_from_time(limit.at), lambda _, event=limit: self._counters.change(event)
         for guard in changes.guards:
             if guard.kind == "reset":
                 yield ms_from_time(guard.at), lambda _, event=guard: self._tasks.reset(event)

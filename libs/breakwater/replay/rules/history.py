@@ -16,7 +16,7 @@ from breakwater.breakers.settings import BreakerRules
 from breakwater.calls.settings import RetryPolicy
 from breakwater.jobs.contract.execution import Attempt, Execution
 from breakwater.kernel.types import ms_from_time
-from breakwater.limits.contract import BudgetEvent, GuardEvent
+from breakwater.limits.contract import BudgetEvent, GuardEvent, LimitEvent
 from breakwater.limits.rules.budget import LimitTable
 from breakwater.limits.settings import GuardRules
 from breakwater.replay.rules.counters import CountedPlace
@@ -72,6 +72,8 @@ class Changes:
     budgets: Sequence[BudgetEvent] = ()
     guards: Sequence[GuardEvent] = ()
     alerts: Sequence[Alert] = ()
+    limits: Sequence[LimitEvent] = ()
+    """Changes of limits that the plane keeps, and raises of limits, from before the jobs, too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,11 @@ SELECT * EXCEPT (event_sequence) FROM alerts FINAL
 WHERE at >= {since:DateTime64(3, 'UTC')} AND at < {until:DateTime64(3, 'UTC')}
 ORDER BY event_sequence
 
+-- name: limits
+SELECT * EXCEPT (event_sequence) FROM limit_events FINAL
+WHERE at < {until:DateTime64(3, 'UTC')}
+ORDER BY event_sequence
+
 -- name: used
 SELECT
     agent, tenant, model, provider, submitted_by, user, team, cost_tags, deployment,
