@@ -100,7 +100,7 @@ async def test_the_navigation_counts_incidents_and_dead_letters_once_for_many_pa
 async def test_without_figures_the_navigation_has_no_badges(console: Console):
     console.interface.answers["GET alerts"] = listed()
     console.interface.answers["GET dlq"] = 503, problem("unavailable", "NATS does not answer")
-    assert "Costs Alerts Dead letters Audit log" in (await console.get("/executions")).words
+    assert "Costs Alerts Dead letters Config Audit log" in (await console.get("/executions")).words
 
 
 async def test_what_waits_for_somebody_says_so(console: Console):
