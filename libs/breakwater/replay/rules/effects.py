@@ -240,14 +240,14 @@ class Effects:
             self.refused_jobs[1] += record.reason in REFUSALS
             self._durations_after.append(record.duration_ms)
             return
-        self._add_changed(run, day, cost)
+        self._add_changed(run, day, step, cost)
 
-    def _add_changed(self, run: ReplayedJob, day: DaySpend, cost: int) -> None:
+    def _add_changed(self, run: ReplayedJob, day: DaySpend, step: StepFigures, cost: int) -> None:
         record = run.job.record
         sums = totals(run.attempts, answered=run.reason is None)
         cost_after = sums.total_cost or 0
         day.after += cost_after
-        self._step_of(run).after += cost_after
+        step.after += cost_after
         day.wasted_after += sums.wasted_cost or 0
         self.calls[1] += sum(not attempt.short_circuited for attempt in run.attempts)
         duration_ms = max(0, run.ended_ms - ms_from_time(record.queued_at))
@@ -307,7 +307,11 @@ class Effects:
 
     def _step_of(self, run: ReplayedJob) -> StepFigures:
         begun_ms = ms_from_time(run.job.record.dispatched_at)
-        return self.steps.setdefault(begun_ms - begun_ms % self.step_ms, StepFigures())
+        start_ms = begun_ms - begun_ms % self.step_ms
+        step = self.steps.get(start_ms)
+        if step is None:
+            step = self.steps[start_ms] = StepFigures()
+        return step
 
     @property
     def most_changed(self) -> list[ChangedJob]:
