@@ -107,6 +107,6 @@ async def read_sample(
             jobs += await read_stretch(analytics, stretch)
             on_read((number + (stretch.until - span.since) / (span.until - span.since)) / len(spans))
         changes = await read_changes(analytics, span.since, span.until)
-        parts.append(RecordedDays(jobs, changes, await read_used(analytics, policy, span.since)))
+        parts.append(RecordedDays(jobs, changes, await read_used(analytics, policy.limits, policy.zone, span.since)))
     has_whole_days = len(spans) == 1 or all(span in days for span in spans)
     return Sample(parts, len(days), sum(span.jobs for span in days), has_whole_days)
