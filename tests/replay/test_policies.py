@@ -23,7 +23,7 @@ Call = tuple[int, int, bool]
 """When a call was made, in milliseconds since the beginning, how long it took, and whether it was answered."""
 
 
-def policy(**agent: Any) -> Policy:
+def policy(price: float = 1.0, **agent: Any) -> Policy:
     settings: dict[str, Any] = {
         "model": "m",
         "breaker": "off",
@@ -33,7 +33,7 @@ def policy(**agent: Any) -> Policy:
     }
     document = {
         "providers": {"sim": {"base_url": "http://127.0.0.1:9/v1"}},
-        "models": {"m": {"provider": "sim"}},
+        "models": {"m": {"provider": "sim", "price": {"input_usd_per_mtok": price, "output_usd_per_mtok": 4 * price}}},
         "agents": {"writer": settings},
     }
     return policy_of(parse_config(repr(document)))
@@ -63,6 +63,9 @@ def job_of(number: int, *calls: Call) -> RecordedJob:
                 "tried_again": place < len(calls),
                 "cause": "first" if place == 1 else "retry",
                 "backoff_ms": 0 if place == 1 else 125,
+                "input_tokens": 200,
+                "output_tokens": 200,
+                "reserved_tokens": 450,
                 "cost": COST,
                 "cost_basis": "billed",
                 "reserved": RESERVED,
@@ -167,3 +170,16 @@ def test_an_interval_holds_its_figure_and_an_unchanged_policy_needs_none() -> No
 def test_none_of_a_few_jobs_says_little_of_the_next() -> None:
     effects = Effects(policy().zone, chanced=40)
     assert (effects.refused.low, effects.refused.high) == (0, 4)
+
+
+def test_a_dearer_model_costs_more_and_reaches_its_cap_earlier() -> None:
+    jobs = [job_of(number, (number * 100, 50, True)) for number in range(40)]
+    capped = {"budget": {"daily_usd": "0.0000205", "enforcement": "hard"}}
+    _, ended = replayed(storm_of(jobs), policy(price=2.0), policy())
+    effects = Effects(policy().zone)
+    for run in ended:
+        effects.add(run)
+    assert (effects.spend.before, effects.spend.after) == (40 * COST, 80 * COST)
+    assert {run.ended_ms - run.job.attempts[0].asked_ms for run in ended} == {50}
+    _, ended = replayed(storm_of(jobs), policy(price=2.0, **capped), policy(**capped))
+    assert [run.reason for run in ended] == [None] * 9 + ["budget_exceeded"] * 31

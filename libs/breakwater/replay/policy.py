@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from breakwater.config import Config, breakers_of
+from breakwater.config.pricing import deployment_pricing
 from breakwater.replay.rules.history import AgentPolicy, Policy
+from breakwater.replay.rules.prices import Prices
 
 
 def policy_of(config: Config) -> Policy:
@@ -26,4 +28,16 @@ def policy_of(config: Config) -> Policy:
         config.limit_table,
         config.budgets.zone,
         config.alerts,
+        _prices_of(config),
     )
+
+
+def _prices_of(config: Config) -> Prices:
+    deployments = {
+        deployment
+        for agent in config.agents.values()
+        for model in agent.chain
+        for deployment in config.deployments(agent, model)
+    }
+    pricings = (((unit.unit, unit.provider), deployment_pricing(config, unit)) for unit in deployments)
+    return {place: pricing for place, pricing in pricings if pricing is not None}

@@ -41,6 +41,7 @@ from breakwater.replay.rules.alerts import ReplayedAlerts, is_of_person
 from breakwater.replay.rules.breakers import JITTER, LOOK_EVERY_MS, ORDER_MS, ReplayedBreakers
 from breakwater.replay.rules.counters import CountedPlace, ReplayedCounters
 from breakwater.replay.rules.history import AgentPolicy, Changes, LoggedAttempt, Policy, RecordedJob
+from breakwater.replay.rules.prices import ChangedPrices
 from breakwater.replay.rules.tasks import ReplayedTasks, TaskName, TaskVerdict
 from breakwater.replay.rules.world import World, as_call_of, cut_off_after
 
@@ -248,6 +249,7 @@ class Replay:
         """The agents of the policy; those that are as they were are the same objects."""
         self._world = world
         self._on_end = on_end
+        self._prices = ChangedPrices(before.prices, policy.prices)
         self._breakers = ReplayedBreakers(policy.breakers, changes.transitions, self._note_transition)
         limits = policy.limits, policy.zone, self._note_budget, used_before, before.limits, changes.limits
         self._counters = ReplayedCounters(*limits)
@@ -393,6 +395,7 @@ class Replay:
             run.unknown = True
             self._conclude(run, Stop("error"), now_ms)
             return
+        call = self._prices.applied(call)
         verdict = self._admit(run, call, now_ms)
         if recorded is not None:
             verdict = self._beside_record(run, recorded.attempt, verdict, now_ms)
@@ -420,12 +423,12 @@ class Replay:
                 self._conclude(run, Stop("error"), now_ms)
                 return
             # What the gates have granted is kept under the name of the call that they were asked about.
-            call = answered.model_copy(update={"attempt_id": call.attempt_id})
+            call = self._prices.applied(answered).model_copy(update={"attempt_id": call.attempt_id})
         run.drawn += recorded is None and run.is_drawn
         called = call
         if run.is_cut_shorter:
             called = cut_off_after(call, run.agent.timeout_s, (run.deadline_ms - now_ms) / 1000)
-        self._end_at(run, called, recorded if called is call else None, now_ms)
+        self._end_at(run, called, recorded if recorded is not None and called is recorded.attempt else None, now_ms)
 
     def _end_at(self, run: ReplayedJob, attempt: Attempt, recorded: LoggedAttempt | None, now_ms: int) -> None:
         """Has an attempt end when the log says so, in the order of the log, or else when it ends."""
@@ -640,7 +643,7 @@ class Replay:
         places: set[BreakerKey | TaskName | None] = {self._key_of(run, call)}
         if record.task_key is not None:
             places.add(TaskName(record.tenant, record.task_key))
-        is_same = run.agent is run.before and places.isdisjoint(self._diverged)
+        is_same = run.agent is run.before and not self._prices.has(call) and places.isdisjoint(self._diverged)
         return is_same and self._counters.is_as_it_was(call)
 
     def _diverge(self, run: ReplayedJob, calls: Iterable[Attempt]) -> None:

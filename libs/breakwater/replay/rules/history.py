@@ -20,6 +20,7 @@ from breakwater.limits.contract import BudgetEvent, GuardEvent, LimitEvent
 from breakwater.limits.rules.budget import LimitTable
 from breakwater.limits.settings import GuardRules
 from breakwater.replay.rules.counters import CountedPlace
+from breakwater.replay.rules.prices import Prices
 
 
 class LoggedAttempt(NamedTuple):
@@ -124,6 +125,7 @@ class Policy:
         limits: the limits on spend and rates.
         zone: the time zone of budgets.
         alerts: the settings of alerts.
+        prices: the prices of the agents' models.
     """
 
     agents: Mapping[str, AgentPolicy]
@@ -131,6 +133,7 @@ class Policy:
     limits: LimitTable
     zone: ZoneInfo
     alerts: Alerts
+    prices: Prices
 
 
 def in_order(jobs: Iterable[RecordedJob]) -> list[RecordedJob]:
