@@ -46,6 +46,7 @@ SHARE_WITHIN = 0.95
 LONGEST_S = 120.0
 """The most time in seconds from the last job of a run to the last result."""
 
+PRICE = {"input_usd_per_mtok": "0.15", "output_usd_per_mtok": "0.60"}
 RECORDED = {
     "writer": {
         "model": "sim/main",
@@ -120,7 +121,6 @@ POLICIES = (
     ChangedPolicy("at most $0.0004 a job", "writer", {"max_cost_usd": "0.0004"}),
     ChangedPolicy("no breaker", "writer", {"breaker": "off"}),
     ChangedPolicy("a breaker of one failure", "writer", {"breaker": {"consecutive_failures": 1}}),
-    ChangedPolicy("a breaker of eight failures", "writer", {"breaker": {"consecutive_failures": 8}}),
     ChangedPolicy("a breaker by the rate of failures", "writer", {"breaker": {"failure_rate": 0.5, "within_s": 12}}),
     ChangedPolicy("a cool-down of 15 s", "writer", {"breaker": {"cooldown_s": 15}}),
     ChangedPolicy("a cool-down of 1.5 s", "writer", {"breaker": {"cooldown_s": 1.5}}),
@@ -134,6 +134,9 @@ POLICIES = (
     ChangedPolicy("the fallback first", "writer", {"model": "sim/spare", "fallback_models": ["sim/main"]}),
     ChangedPolicy("a cap of three quarters", "capped", {"budget": {"daily_usd": "0.009"}}),
     ChangedPolicy("twice the cap", "capped", {"budget": {"daily_usd": "0.024"}}),
+    ChangedPolicy(
+        "a model of twice the price", "capped", {}, {name: f"{2 * float(usd)}" for name, usd in PRICE.items()}
+    ),
     ChangedPolicy("three steps a task", "stepper", {"guard": {"max_iterations": 3}}),
     ChangedPolicy("steps without a limit", "stepper", {"guard": {"max_iterations": 50}}),
 )
@@ -165,9 +168,6 @@ def provider_script(seed: int) -> dict[str, Any]:
             "sim/third": {"price": PRICE, "usage": usage, "latency_ms": {"p50": 500, "p95": 900}, "faults": errors},
         },
     }
-
-
-PRICE = {"input_usd_per_mtok": "0.15", "output_usd_per_mtok": "0.60"}
 
 
 class LedgerByJob(CallLedger):
@@ -269,8 +269,29 @@ def lived_name(number: int) -> str:
 
 
 def agents_of_runs() -> dict[str, dict[str, Any]]:
-    """Returns all agents of the plane: those of the recorded run, and one for each policy."""
-    return {**RECORDED, **{lived_name(number): policy.applied() for number, policy in enumerate(LIVED)}}
+    """Returns all agents of the plane: those of the recorded run, and one for each policy.
+
+    Where a policy has another price of a model, its agent calls that model by another name.
+    """
+    agents: dict[str, dict[str, Any]] = {**RECORDED}
+    for number, changed in enumerate(LIVED):
+        agent = agents[lived_name(number)] = changed.applied()
+        if changed.price is not None:
+            agent["model"] = f"{agent['model']}-{number}"
+    return agents
+
+
+def models_at_other_prices() -> dict[str, dict[str, Any]]:
+    """Returns the further names of models, with their prices."""
+    return {
+        f"{RECORDED[changed.agent]['model']}-{number}": {
+            "name": RECORDED[changed.agent]["model"],
+            "provider": "sim",
+            "price": changed.price,
+        }
+        for number, changed in enumerate(LIVED)
+        if changed.price is not None
+    }
 
 
 @asynccontextmanager
@@ -284,6 +305,7 @@ async def seeded_plane(seed: int) -> AsyncGenerator[Plane]:
             script=provider_script(seed),
             agents=agents_of_runs(),
             retry_budget="off",
+            more_models=models_at_other_prices(),
         ) as plane:
             plane.sim.ledger = LedgerByJob()
             await plane.ready("worker")
@@ -313,7 +335,11 @@ async def live(seed: int, seconds: float, at_once: int) -> Lived:
 def policy_with(changed: ChangedPolicy | None) -> Policy:
     """Returns the policy of the recorded run with a change, as a config has it."""
     agents = {**RECORDED, **({} if changed is None else {changed.agent: changed.applied()})}
-    return policy_of(parse_config(json.dumps(config_for("http://127.0.0.1:9/v1", agents, retry_budget="off"))))
+    models: dict[str, Any] = {}
+    if changed is not None and changed.price is not None:
+        models[RECORDED[changed.agent]["model"]] = {"price": changed.price}
+    document = config_for("http://127.0.0.1:9/v1", agents, retry_budget="off", more_models=models)
+    return policy_of(parse_config(json.dumps(document)))
 
 
 def planned(lived: Lived, changed: ChangedPolicy) -> Effects:
@@ -379,7 +405,8 @@ def report(lived: Lived) -> int:
 
 def _cell(figure: Checked, scale: float, *, is_control: bool) -> str:
     numbers = (figure.planned.before, figure.planned.after, figure.planned.low, figure.planned.high, figure.truth)
-    before, after, low, high, truth = (f"{number / scale:,.1f}".removesuffix(".0") for number in numbers)
+    digits = 1 if scale > 1 else 0
+    before, after, low, high, truth = (f"{number / scale:,.{digits}f}" for number in numbers)
     if is_control:
         return f"{before}, lived {truth}"
     return f"{before} → {after} ({low} to {high}), lived {truth}{'' if figure.holds else ' **outside**'}"
