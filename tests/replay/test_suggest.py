@@ -181,19 +181,20 @@ def test_a_value_that_the_config_refuses_is_not_tried() -> None:
 
 
 @each_row(
-    ("writer", "reader_task", "apart"),
+    ("writer", "reader_task", "guarded", "apart"),
     [
-        ({}, "other", True),
-        ({}, "task", False),
-        ({"budget": {"daily_usd": 1, "enforcement": "hard"}}, "other", True),
+        ({}, "other", {"reader"}, True),
+        ({}, "task", set(), True),
+        ({}, "task", {"reader"}, False),
+        ({"budget": {"daily_usd": 1, "enforcement": "hard"}}, "other", set(), True),
     ],
 )
 def test_agents_are_replayed_together_if_they_decide_about_each_other(
-    writer: dict[str, Any], reader_task: str, apart: bool
+    writer: dict[str, Any], reader_task: str, guarded: set[str], apart: bool
 ) -> None:
     jobs = [*jobs_at("writer", TIMES[:1], always("task")), *jobs_at("reader", TIMES[:1], always(reader_task))]
     text = config(**writer)
-    groups = groups_of(policy_of(parse_config(text)), lived(text, jobs, [*SMALL, OF_CHAIN[2]]).jobs)
+    groups = groups_of(policy_of(parse_config(text)), lived(text, jobs, [*SMALL, OF_CHAIN[2]]).jobs, guarded)
     names = {frozenset({"writer"}), frozenset({"reader"})} if apart else {frozenset({"writer", "reader"})}
     assert set(groups) == names
 

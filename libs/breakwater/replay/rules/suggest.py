@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import get_args
 
@@ -31,6 +31,7 @@ from breakwater.replay.rules.grid import (
     trials_of,
 )
 from breakwater.replay.rules.history import Policy, RecordedDays, RecordedJob
+from breakwater.replay.rules.limits import with_all_limits
 from breakwater.replay.rules.world import World
 
 LEAST_DAYS = 8
@@ -155,7 +156,9 @@ class Search:
             chain.from_iterable(part.changes.transitions for part in history),
             chain.from_iterable(part.changes.guards for part in history),
         )
-        self._groups = groups_of(policy, jobs)
+        guarded = {name for name, signs in self._signs.items() if signs.stopped}
+        limits = with_all_limits(policy.limits, chain.from_iterable(part.changes.limits for part in history))
+        self._groups = groups_of(replace(policy, limits=limits), jobs, guarded)
         self._values: dict[tuple[str, ...], SettingValue] = {}
         """The suggested values so far."""
 
@@ -274,10 +277,15 @@ def best_of(effects: Mapping[int, DailyEffect]) -> int | None:
     return None
 
 
-def groups_of(policy: Policy, jobs: Sequence[RecordedJob]) -> list[frozenset[str]]:
+def groups_of(policy: Policy, jobs: Sequence[RecordedJob], guarded: Collection[str]) -> list[frozenset[str]]:
     """Returns the agents of jobs in groups, such that no job's fate depends on a job of another group.
 
-    Agents belong together that share tasks, breakers, or a limit that refuses calls.
+    Agents belong together that share breakers, a limit that refuses calls, or tasks that a guard may stop.
+
+    Args:
+        policy: the policy that the jobs ran under, with all limits that the plane ever kept.
+        jobs: the jobs.
+        guarded: the agents of which a guard has stopped tasks.
     """
     group_of = {name: {name} for name in dict.fromkeys(job.record.agent for job in jobs) if name in policy.agents}
 
@@ -295,7 +303,8 @@ def groups_of(policy: Policy, jobs: Sequence[RecordedJob]) -> list[frozenset[str
         if job.record.task_key is not None and job.record.agent in group_of:
             of_tasks[job.record.tenant, job.record.task_key].add(job.record.agent)
     for names in set(map(frozenset, of_tasks.values())):
-        join(names)
+        if not names.isdisjoint(guarded):
+            join(names)
     return list(dict.fromkeys(map(frozenset, group_of.values())))
 
 
