@@ -1,10 +1,13 @@
-"""Calls that were refused, and that another policy lets through."""
+"""Calls that were never made, and that another policy makes."""
 
 from __future__ import annotations
+
+import random
 
 import yaml
 
 from breakwater.config import parse_config
+from breakwater.kernel.types import ms_from_time
 from breakwater.replay.policy import policy_of
 from breakwater.replay.rules.engine import Replay, ReplayedJob
 from breakwater.replay.rules.world import World
@@ -27,3 +30,23 @@ def test_a_call_that_a_larger_limit_lets_through_counts_with_its_cost_and_holds_
     # Each call reserves 2 cents and costs 1: the last that fits under 12 cents begins at 10.
     assert [sum(job.record.reason is None for job in days.jobs), len(days.jobs)] == [2 * 4, 40]
     assert sum(run.reason is None for run in ended) == 2 * 11
+
+
+def test_a_call_is_drawn_from_calls_of_its_agent_if_some_are_near() -> None:
+    times = every(2, days=1, hours=4)
+    prices = {"writer": 0.03, "reader": 0.01}
+    chance = random.Random(1)
+    calls = [
+        Model("p/small", usd).call(job, job.queued_at, chance)
+        for agent, usd in prices.items()
+        for job in jobs_at(agent, times if agent == "reader" else times[60:])
+    ]
+    world = World(calls)
+
+    def drawn(agent: str, number: int) -> set[int | None]:
+        draws = (world.draw("p/small", agent, ms_from_time(times[number]), str(seed)) for seed in range(64))
+        return {draw.cost for draw in draws if draw is not None}
+
+    assert (drawn("reader", 90), drawn("writer", 90)) == ({10_000_000}, {30_000_000})
+    assert drawn("writer", 10) == {10_000_000}
+    assert drawn("other", 90) == {10_000_000, 30_000_000}

@@ -457,7 +457,7 @@ class Replay:
         attempt_id = f"{run.job.record.execution_id}:{number}"
         answer = own_call
         if own_call is None or abs(now_ms - ms_from_time(own_call.started_at)) > OWN_CALL_MS:
-            answer = self._world.draw(run.model, now_ms, attempt_id)
+            answer = self._world.draw(run.model, run.job.record.agent, now_ms, attempt_id)
         if answer is None:
             return None
         run.is_drawn = answer is not own_call

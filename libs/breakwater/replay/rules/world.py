@@ -16,6 +16,9 @@ from breakwater.kernel.types import ms_from_time, time_from_ms
 NEAREST = 32
 """The number of calls, the nearest in time, from which an answer is drawn."""
 
+LEAST_OWN = 4
+"""The number of calls of the same agent among these that are enough to draw from them alone."""
+
 WITHIN_MS = 3_600_000
 """The most time between a call and those from which its answer is drawn, unless another is named."""
 
@@ -50,11 +53,14 @@ class World:
         self._times = {model: [at_ms for at_ms, _, _ in of_model] for model, of_model in by_model.items()}
         self._calls = {model: [attempt for _, _, attempt in of_model] for model, of_model in by_model.items()}
 
-    def draw(self, model: str, at_ms: int, seed: str) -> Attempt | None:
+    def draw(self, model: str, agent: str, at_ms: int, seed: str) -> Attempt | None:
         """Returns the call whose outcome a call of a model takes; None if the record has none near it.
+
+        It is of the same agent, whose prompts cost and take alike, if some of the nearest are.
 
         Args:
             model: the model.
+            agent: the agent.
             at_ms: the time of the call, in milliseconds since the epoch.
             seed: what the draw depends on: the same text draws the same call.
         """
@@ -69,8 +75,11 @@ class World:
             last -= 1
         if first == last:
             return None
+        nearest = self._calls[model][first:last]
+        of_agent = [call for call in nearest if call.agent == agent]
+        calls = of_agent if len(of_agent) >= LEAST_OWN else nearest
         digest = blake2b(seed.encode(), digest_size=8).digest()
-        return self._calls[model][first + int.from_bytes(digest) % (last - first)]
+        return calls[int.from_bytes(digest) % len(calls)]
 
 
 def as_call_of(drawn: Attempt, of_job: Attempt, at_ms: int, **fields: object) -> Attempt:
