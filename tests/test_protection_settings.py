@@ -82,6 +82,26 @@ def test_a_mistake_is_named_with_its_place_or_its_remedy(agent: dict[str, Any], 
     assert said in str(error.value)
 
 
+@each_row(
+    ("limit", "said"),
+    [
+        ({"scope": "plane", "tokens": 9, "per": "day"}, "shadow.limits.1: only limits of usd per day"),
+        ({"scope": "plane", "usd": 9, "per": "minute"}, "shadow.limits.1: only limits of usd per day"),
+        ({"scope": "agent:b", "usd": 9, "per": "day"}, "shadow.limits.1.scope: no agent 'b' is configured"),
+        ({"scope": "agent:a", "usd": 9, "per": "day"}, "shadow.limits.1: shadow.limits.0 limits the same scope"),
+    ],
+)
+def test_a_limit_that_can_not_be_tried_is_named(limit: dict[str, Any], said: str) -> None:
+    document = {
+        "providers": {"p": {"base_url": "http://127.0.0.1:9/v1"}},
+        "agents": {"a": {"model": "p/m", "budget": {"daily_usd": 1}}},
+        "shadow": {"limits": [{"scope": "agent:a", "usd": 5, "per": "day"}, limit]},
+    }
+    with pytest.raises(ConfigError) as error:
+        parse_config(yaml.safe_dump(document))
+    assert said in str(error.value)
+
+
 def test_agents_that_share_a_breaker_have_the_same_rules() -> None:
     def agents(scope: str, *, of_shadows: bool = False, **other: Any) -> str:
         document: dict[str, Any] = {

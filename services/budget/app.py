@@ -15,11 +15,13 @@ from breakwater.limits.limit_log import LimitLog
 from breakwater.limits.metrics import BudgetMetrics
 from breakwater.limits.store.budget_counters import BudgetCounters
 from breakwater.limits.store.budgets import Budgets
-from breakwater.records.channels import ATTEMPTS, BUDGETS
+from breakwater.records.channels import ATTEMPTS, BUDGETS, SHADOW_BUDGETS
 from breakwater.records.reconciliation import RecordedSpend
+from breakwater.replay.store import shadow_limits_in
 from breakwater.services.budget.gauges import BudgetGauges
 from breakwater.services.budget.handlers import BudgetHandler
 from breakwater.services.budget.reconciler import Reconciler
+from breakwater.services.budget.shadows import LimitShadows
 
 LINGER_S = {0.0: 0.05, 4.0: 0.5}
 """The time for which attempts are gathered, the delay of spend and thresholds, by how many come in a second.
@@ -39,7 +41,7 @@ def build(settings: Settings, config: Config) -> ServiceApp:
     limit_log = LimitLog(connection)
     limit_log.feed(live.change_limits)
     counters = BudgetCounters(redis, zone)
-    publisher = publisher_of(broker, BUDGETS)
+    publisher = publisher_of(broker, BUDGETS, SHADOW_BUDGETS)
     lookup = Lookup(connection)
     record = RecordedSpend(connection, analytics, zone)
     metrics = BudgetMetrics()
@@ -53,7 +55,14 @@ def build(settings: Settings, config: Config) -> ServiceApp:
         compare_every_s=lambda: live.now.budgets.compare_every_s,
     )
     handler = BudgetHandler(
-        live.limits, Budgets(redis, zone), counters, publisher, lookup, reconciler.await_source, metrics
+        live.limits,
+        Budgets(redis, zone),
+        counters,
+        publisher,
+        lookup,
+        reconciler.await_source,
+        metrics,
+        LimitShadows(lambda: live.now.shadow_limits, shadow_limits_in(redis), publisher, zone),
     )
     gauges = BudgetGauges(live.limits, counters, analytics)
 

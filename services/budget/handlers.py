@@ -28,6 +28,7 @@ from breakwater.limits.rules.ledger import charged_at
 from breakwater.limits.rules.scopes import CallNames, Dimensions
 from breakwater.limits.store.budget_counters import BudgetCounters
 from breakwater.limits.store.budgets import Budgets, NotFilledError, Settlement, Totals
+from breakwater.services.budget.shadows import LimitShadows
 
 
 class BudgetHandler:
@@ -42,12 +43,14 @@ class BudgetHandler:
         lookup: Lookup,
         filled: Callable[[bool], Awaitable[str]],
         metrics: BudgetMetrics,
+        shadows: LimitShadows | None = None,
     ) -> None:
         """Takes `filled`, which waits until the counters are filled from the log, and returns the log's identity.
 
-        Called with True, `filled` checks again.
+        Called with True, `filled` checks again. Without `shadows`, no limit is only tried.
         """
         self._limits = limits
+        self._shadows = shadows
         self._budgets = budgets
         self._counters = counters
         self._publisher = publisher
@@ -62,28 +65,35 @@ class BudgetHandler:
             read = ((delivery.sequence, read_record(delivery, Attempt)) for delivery in batch)
             attempts = [(sequence, attempt) for sequence, attempt in read if attempt is not None]
             called = [Settlement.of(*item) for item in attempts if not item[1].short_circuited]
-            await self._outages.retry_while_unavailable(lambda: self.settle(called))
+            settled = await self._outages.retry_while_unavailable(lambda: self.settle(called))
+            if (shadows := self._shadows) is not None and shadows.are_used:
+                calls = {sequence: attempt for sequence, attempt in attempts if not attempt.short_circuited}
+                stored_at = {delivery.sequence: delivery.published_at for delivery in batch}
+                await self._outages.retry_while_unavailable(lambda: shadows.tell(calls, stored_at, settled))
             refused = [attempt for _, attempt in attempts if attempt.refused_by is not None]
             await self._outages.retry_while_unavailable(lambda: self._announce_refusals(refused))
         await acknowledge(batch)
 
-    async def settle(self, settlements: Sequence[Settlement]) -> None:
-        """Counts the cost of calls, once the counters exist. Raises UnavailableError; retry."""
+    async def settle(self, settlements: Sequence[Settlement]) -> list[Totals]:
+        """Counts the cost of calls, once the counters exist. Raises UnavailableError; retry.
+
+        Returns:
+            The spend of all their budgets afterwards.
+        """
         lost = False
         while True:
             log = await self._filled(lost)
             try:
-                await self._count(settlements, log)
+                return await self._count(settlements, log)
             except NotFilledError:
                 lost = True
-            else:
-                return
 
-    async def _count(self, settlements: Sequence[Settlement], log: str) -> None:
+    async def _count(self, settlements: Sequence[Settlement], log: str) -> list[Totals]:
         settled = await self._budgets.settle(settlements, log)
         self._metrics.count_settled(len(settlements))
         for total in settled:
             await self._announce(total)
+        return settled
 
     async def charge_lapsed(self, log: str) -> None:
         """Charges reservations whose lease has ended and whose call is not in the log.

@@ -34,7 +34,7 @@ from breakwater.identity.api_keys import KeyRing
 from breakwater.identity.audit import AuditLog
 from breakwater.identity.contract import OPENID_CALLBACK
 from breakwater.identity.event_stream import OpenStreams
-from breakwater.identity.operations import operations_of, routes_of
+from breakwater.identity.operations import operations_of, routes_of, utc_now
 from breakwater.identity.store import PersonSession, Sessions, SignIns
 from breakwater.jobs.api.cancels import CancelRoutes, Cancels
 from breakwater.jobs.api.current_jobs import CurrentJobRoutes
@@ -80,6 +80,8 @@ from breakwater.records.reconciliation import RecordedSpend, compare
 from breakwater.records.spend import spend
 from breakwater.redaction.rules.redact import Redactor
 from breakwater.replay.api import ConfigPlanRoutes, Planner
+from breakwater.replay.store import shadow_limits_in
+from breakwater.replay.tried_limits import TriedLimitReader
 from breakwater.services.request.observe import ServiceRoutes
 
 if TYPE_CHECKING:
@@ -285,7 +287,9 @@ HANDLERS: Mapping[type, Callable[[ApiDependencies], object]] = MappingProxyType(
         BudgetRoutes: lambda needs: BudgetRoutes(
             needs.live.limits, needs.budget_counters, needs.limit_editor, needs.compare_budgets
         ),
-        LimitRoutes: lambda needs: LimitRoutes(needs.limit_editor),
+        LimitRoutes: lambda needs: LimitRoutes(
+            needs.limit_editor, TriedLimitReader(lambda: needs.live.now, shadow_limits_in(needs.redis), utc_now).listed
+        ),
         CostRoutes: lambda needs: CostRoutes(
             needs.analytics, needs.live.limits, needs.config.budgets.zone, needs.config.cost_tags
         ),

@@ -31,6 +31,7 @@ from breakwater.records.channels import (
     LIMIT_EVENTS,
     PLANS,
     SHADOW_BREAKERS,
+    SHADOW_BUDGETS,
 )
 from breakwater.records.metrics import SinkMetrics
 from breakwater.services.sink.closing import SpendCloser
@@ -76,7 +77,7 @@ def build(settings: Settings, config: Config) -> ServiceApp:
     app.before_reading(comparer.begin)
 
     @broker.subscriber(
-        *(ATTEMPTS, EXECUTIONS, BREAKERS, SHADOW_BREAKERS, BUDGETS, GUARDS, PLANS, LIMIT_EVENTS),
+        *(ATTEMPTS, EXECUTIONS, BREAKERS, SHADOW_BREAKERS, BUDGETS, SHADOW_BUDGETS, GUARDS, PLANS, LIMIT_EVENTS),
         durable="sink-events",
         filters=["bw.>"],
         pull_sub=Batches(BATCH_SIZE, LINGER_S),

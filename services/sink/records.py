@@ -37,6 +37,7 @@ _KINDS: Mapping[str, tuple[Table, type[Event], _Row]] = {
     "shadow-breakers": (schema.BREAKER_TRANSITIONS, BreakerTransition, _timeless(rows.transition_row)),
     "guards": (schema.GUARD_EVENTS, GuardEvent, _timeless(rows.guard_row)),
     "budgets": (schema.BUDGET_EVENTS, BudgetEvent, _timeless(rows.budget_row)),
+    "shadow-budgets": (schema.BUDGET_EVENTS, BudgetEvent, _timeless(rows.budget_row)),
     "limits": (schema.LIMIT_EVENTS, LimitEvent, _timeless(rows.limit_row)),
     "plans": (schema.PLAN_CHANGES, PlanChange, _timeless(rows.plan_row)),
     "alerts": (schema.ALERTS, Alert, _timeless(rows.alert_row)),

@@ -9,6 +9,7 @@ from pydantic import JsonValue, ValidationError
 from breakwater.calls.assignment import Assignment, Parameters
 from breakwater.calls.rules.output import OutputGuard
 from breakwater.config import Agent
+from breakwater.config.job_rules import JobRules
 from breakwater.config.job_validation import validate_job
 from breakwater.dialects.rules.native_requests import params_of
 from breakwater.jobs.contract.job import Job
@@ -33,7 +34,6 @@ from breakwater.kernel.nats.subjects import PROGRAM, Header
 from breakwater.kernel.surrogates import read_whole
 from breakwater.kernel.telemetry import tracing
 from breakwater.kernel.validation import ambiguity, explain
-from breakwater.limits.rules.job_rules import JobRules
 from breakwater.limits.rules.ledger import cost_tags
 from breakwater.redaction.rules.redact import id_objection
 from breakwater.services.worker.context import WorkerContext

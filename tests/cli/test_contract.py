@@ -256,6 +256,7 @@ def test_the_addresses_are_the_subjects_that_the_code_uses_and_their_streams_tak
         "executions": subjects.execution("A", "E"),
         "breakers": subjects.breaker("A", "M"),
         "shadow_breakers": subjects.shadow_breaker("A", "M"),
+        "shadow_budgets": subjects.shadow_budget("global", "daily"),
         "guards": subjects.guard("A"),
         "plans": subjects.plan("P"),
         "budgets": subjects.budget("global", "daily"),

@@ -98,6 +98,17 @@ async def test_all_pages_are_one_document(run: Run, stub: Stub) -> None:
     assert stub.queries == [page, page | {"after": "key:acme-bot.usd.month"}]
 
 
+async def test_limits_that_are_only_tried_are_listed_apart(run: Run, stub: Stub) -> None:
+    tried = documents.limit("agent:writer", id="shadow.limits.0", source="config", by=None, at=None, reason=None)
+    listed = {"limits": [BOT], "tried": [tried | {"refused": 12}]}
+    stub.answers["GET limits"] = (200, listed)
+    ran = await in_thread(run, "limits")
+    assert "limits that are only tried, and refuse nothing:" in ran.err
+    assert "none; would have refused 12 calls" in ran.out
+    assert "none; would have refused" not in ran.out.partition("agent:writer")[0]
+    assert (await in_thread(run, "limits", "--json")).json == listed
+
+
 async def test_a_limit_that_is_raised_or_does_not_count_is_noted_below_the_list(run: Run, stub: Stub) -> None:
     raised = BOT | {"amount": "30.000000000", "raised": RAISED}
     shadowed = EACH_KEY | {"shadowed_by": "budgets.limits.0.usd"}

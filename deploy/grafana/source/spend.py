@@ -201,7 +201,7 @@ DASHBOARD = Dashboard(
                     limit_cost AS "limit",
                     enforcement
                 FROM budget_events FINAL
-                WHERE at >= $__fromTime_ms AND at <= $__toTime_ms
+                WHERE NOT shadow AND at >= $__fromTime_ms AND at <= $__toTime_ms
                     AND (agent IS NULL OR <agent>) AND (tenant IS NULL OR <tenant>)
                 ORDER BY "when" DESC, event_id
                 LIMIT 200

@@ -10,13 +10,13 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 from breakwater.breakers.settings import BreakerRules, ShadowRules, take_preset
 from breakwater.calls.settings import CacheRules, OutputRules, RetryPolicy
 from breakwater.config.deployments import Choose, DeploymentSettings
+from breakwater.config.job_rules import NO_JOB_RULES, JobRules, bound_problem, job_rules
 from breakwater.dialects.rules.embeddings import MAX_BATCHES
 from breakwater.dialects.rules.params import params_objection
 from breakwater.identity.contract import Priority
 from breakwater.jobs.contract.job import Job
 from breakwater.kernel.types import Identifier, Message, ModelId, Name, Off, Region, UsdAmount
 from breakwater.kernel.validation import FieldError
-from breakwater.limits.rules.job_rules import NO_JOB_RULES, JobRules, bound_problem, job_rules
 from breakwater.limits.settings import Caps, GuardRules, RateLimit
 from breakwater.prices.settings import MAX_OUTPUT_TOKENS, Price
 

@@ -26,6 +26,7 @@ from breakwater.config.deployments import (
     shared_breaker_problems,
     shared_limit_problems,
 )
+from breakwater.config.shadows import TriedLimits
 from breakwater.dialects.rules.params import connection_objection
 from breakwater.identity.contract import MAX_TAGS, CostTag
 from breakwater.identity.settings import ConsoleSettings, IdentitySettings, NatsProgram, TokenSettings
@@ -38,7 +39,7 @@ from breakwater.kernel.telemetry.settings import Tracing
 from breakwater.kernel.types import Message, ModelId, Name, Off
 from breakwater.limits.contract import LimitSettings
 from breakwater.limits.rules.budget import LimitTable, limit_problems
-from breakwater.limits.rules.limit import Limit, limits_of
+from breakwater.limits.rules.limit import Limit, limit_of, limits_of
 from breakwater.limits.settings import OTHERS, BudgetSettings
 from breakwater.records.settings import ClickHouse
 from breakwater.redaction.settings import RedactionRules
@@ -54,6 +55,7 @@ class Config(Message):
     defaults: AgentDefaults = AgentDefaults()
     agents: dict[Name, Agent] = Field(min_length=1)
     budgets: BudgetSettings = BudgetSettings()
+    shadow: TriedLimits = TriedLimits()
     cost_tags: tuple[CostTag, ...] = Field(
         default=(),
         json_schema_extra={"maxItems": MAX_TAGS, "uniqueItems": True},
@@ -185,6 +187,8 @@ class Config(Message):
         yield from self._retry_problems()
         base = LimitTable(self._limits(()))
         yield from limit_problems(self.budgets.limits, self.cost_tags, self.limited_names, base)
+        yield from self.shadow.problems()
+        yield from limit_problems(self.shadow.limits, self.cost_tags, self.limited_names, LimitTable(), "shadow.limits")
         for name in self.models:
             if "*" in name:
                 yield f"models.{name}: {NO_WILDCARD}"
@@ -360,6 +364,12 @@ class Config(Message):
         """All limits."""
         tenants = tuple(name for name in self.budgets.tenants if name != OTHERS)
         return LimitTable(self._limits(self.budgets.limits), tuple(self.agents), tenants)
+
+    @cached_property
+    def shadow_limits(self) -> LimitTable:
+        """The limits that are tried and refuse nothing."""
+        tried = enumerate(self.shadow.limits)
+        return LimitTable(tuple(limit_of(f"shadow.limits.{number}", settings) for number, settings in tried))
 
     def _limits(self, further: Sequence[LimitSettings]) -> tuple[Limit, ...]:
         models = {name: model.rate_limit for name, model in self.models.items()}

@@ -90,21 +90,28 @@ def list_limits(
         breakwater limits list --kind team --json | jq '.limits[] | select(.remaining == "0.000000000")'
     """
     listed: list[ListedLimit] = []
-    documents: list[Any] = []
+    tried: list[ListedLimit] = []
+    documents: dict[str, list[Any]] = {"limits": []}
     after: str | None = None
     while True:
         query = {"scope": scope, "kind": kind, "after": after, "limit": LIMITS_PER_PAGE}
         document, page = api.get(LimitList, "limits", **query)
-        documents += document["limits"]
+        documents["limits"] += document["limits"]
+        if page.tried:
+            documents["tried"] = document["tried"]
         listed += page.limits
+        tried += page.tried
         if (after := page.continue_after) is None:
             break
     if api.as_json:
-        output.json_document({"limits": documents})
+        output.json_document(documents)
         return
     output.table(LISTED_LIMITS, listed, empty="there are no limits; see `breakwater limits set --help`")
     for limit in listed:
         _note(limit)
+    if tried:
+        output.note("limits that are only tried, and refuse nothing:")
+        output.table(LISTED_LIMITS, tried)
 
 
 @limits.command(name="show")

@@ -238,6 +238,7 @@ class ListedLimit(Event):
         default=(), description="The first of them, in their order. Only of a limit that is shown alone."
     )
     resets_at: Timestamp | None = Field(default=None, description="End of the present period of a calendar.")
+    refused: Count | None = Field(default=None, description="Of a tried limit: calls that it would have refused.")
     raised: LimitRaise | None = Field(default=None, description="The raise that is in effect.")
     shadowed_by: str | None = Field(
         default=None,
@@ -252,6 +253,7 @@ class LimitList(Event):
     """Limits: those of the config in its order, then the others by their ids."""
 
     limits: tuple[ListedLimit, ...]
+    tried: tuple[ListedLimit, ...] = Field(default=(), description="Those that are only tried; on the first page.")
     continue_after: str | None = Field(default=None, description="Pass this as `after` to continue. Null at the end.")
 
 
@@ -519,6 +521,10 @@ class BudgetEvent(Event):
     by: str | None = Field(default=None, description="Who raised the limit, or revoked a raise.")
     reason: str | None = Field(default=None, description="Reason for the raise, or what was repaired.")
     resets_at: Timestamp | None = Field(default=None, description="End of the period, and of a raise.")
+    shadow: bool = Field(default=False, description="True if the limit is only tried, and refuses nothing.")
+    refused: Count | None = Field(
+        default=None, description="Calls that it would have refused in the period until `at`."
+    )
     at: Timestamp
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from decimal import Decimal
 
 from breakwater.kernel.columns import Cell, Column, clock, time_until
-from breakwater.kernel.formats import at_least, exact_money, money, percent
+from breakwater.kernel.formats import at_least, exact_money, money, percent, quantity
 from breakwater.kernel.types import usd_from_nano
 from breakwater.limits.contract import (
     BudgetReconciliation,
@@ -210,6 +210,10 @@ WAITING: tuple[Column[WaitingCall], ...] = (
 """Calls that wait for a limit."""
 
 
+def _action(limit: ListedLimit) -> str:
+    return limit.action if limit.refused is None else f"none; would have refused {quantity(limit.refused, 'call')}"
+
+
 LISTED_LIMITS: tuple[Column[ListedLimit], ...] = (
     Column("scope", lambda limit: limit.scope),
     Column(
@@ -231,7 +235,7 @@ LISTED_LIMITS: tuple[Column[ListedLimit], ...] = (
         smallest_first=True,
         drop=3,
     ),
-    Column("action", lambda limit: limit.action),
+    Column("action", lambda limit: limit.action, display=_action),
     Column("waiting", lambda limit: limit.waiting or None, "count", name="waiting", drop=5, page=False),
     Column("ends", lambda limit: limit.until, "time", name="until", drop=4, page=False),
     Column("unit", lambda limit: limit.unit, terminal=False, page=False),

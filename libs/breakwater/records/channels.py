@@ -95,6 +95,14 @@ BUDGETS = Channel(
     Stream.EVENTS,
     "A budget reached a threshold (published once per period), its limit was raised, or its counter was repaired.",
 )
+SHADOW_BUDGETS = Channel(
+    "shadow_budgets",
+    "bw.shadow-budgets.{scope}.{window}",
+    BUDGETS.parameters,
+    BudgetEvent,
+    Stream.EVENTS,
+    "The shadow of a limit reached a threshold, or would have refused calls (once a minute at most).",
+)
 GUARDS = Channel(
     "guards",
     "bw.guards.{agent}",
@@ -221,6 +229,7 @@ CHANNELS = (
     BREAKERS,
     SHADOW_BREAKERS,
     BUDGETS,
+    SHADOW_BUDGETS,
     GUARDS,
     PLANS,
     LIMIT_EVENTS,

@@ -122,6 +122,11 @@ def migrations(layout: Layout) -> tuple[Migration, ...]:
                 create_view("breaker_openings", layout),
             ),
         ),
+        Migration(
+            31,
+            "shadows of limits",
+            tuple(BUDGET_EVENTS.add_column(column, layout) for column in ("shadow", "refused")),
+        ),
     )
 
 

@@ -278,6 +278,8 @@ BUDGET_EVENTS = Table(
         "by": TEXT_OR_NULL,
         "reason": TEXT_OR_NULL,
         "resets_at": TIME_OR_NULL,
+        "shadow": "Bool",
+        "refused": COUNT_OR_NULL,
         "at": TIME,
         "event_sequence": "UInt64",
     },

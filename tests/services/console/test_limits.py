@@ -71,6 +71,17 @@ async def test_limits_of_config_and_api_stand_in_one_table_with_their_use(consol
     assert "Redis does not answer" in (await console.get("/limits")).words
 
 
+async def test_limits_that_are_only_tried_stand_apart(console: Console) -> None:
+    tried = OF_CONFIG | {"id": "shadow.limits.0", "scope": "agent:tried", "refused": 1234}
+    console.interface.answers["GET limits"] = 200, {"limits": [BOT], "tried": [tried]}
+    page = await console.get("/limits")
+    shown = page.words[page.words.index("Only tried") :]
+    assert "They refuse nothing" in shown
+    assert "agent:tried" in shown
+    assert "none; would have refused 1,234 calls" in shown
+    assert "agent:tried" not in page.words[: page.words.index("Only tried")]
+
+
 async def test_a_limit_is_set_in_the_words_of_the_command(console: Console) -> None:
     answer(console, BOT)
     console.interface.answers["PUT limits/key:acme-bot.usd.month"] = 200, BOT

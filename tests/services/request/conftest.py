@@ -63,7 +63,7 @@ providers: {local: {base_url: "http://127.0.0.1:9/v1"}, other: {base_url: "http:
 defaults: {provider: local, model: m, allowed_models: [allowed], refuse_when_open: true}
 agents:
   writer: {fallback_models: [other/n], budget: {daily_usd: 10, enforcement: hard}}
-  reader: {}
+  reader: {shadow: {breaker: {consecutive_failures: 1}}}
   patient: {refuse_when_open: false}
   unguarded: {breaker: off}
   by-model: {model: shared, breaker: {scope: model}}
@@ -71,6 +71,7 @@ agents:
   never: {model: without-a-price, budget: {daily_usd: 10, enforcement: hard}}
 models: {m: {price: {input_usd_per_mtok: 1, output_usd_per_mtok: 1}}}
 alerts: {channels: {ops: {python: {callable: "ours:notify"}}}}
+shadow: {limits: [{scope: "agent:reader", usd: 3, per: month}]}
 """
 
 LINK_SECRET = "a secret of thirty-two characters"

@@ -34,6 +34,9 @@ async def test_breakers_are_listed_with_whether_the_breaker_service_is_alive(gov
     assert published[("writer", "m")] == ("half_open", "why"), "its cool-down is over"
     assert published[("gone", "old")] == ("closed", None)
     assert {("*", "shared"), ("*", "local/*"), ("writer", "other/n")} <= set(published)
+    assert [(one["agent"], one["model"], one["state"], one["refused"]) for one in listed.json["shadows"]] == [
+        ("reader", "m", "closed", 0)
+    ]
     await Breakers(redis).beat()
     assert (await governed.ask("GET", "/api/v1/breakers")).json["alive"] is True
 

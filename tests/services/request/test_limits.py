@@ -214,6 +214,9 @@ async def test_bad_input_is_refused_in_words_and_changes_nothing(
         ("taken/raise", {"amount": 2, "scope": "user:bo", "reason": "x"}, 422, "invalid_request", "is no name of"),
     ]
     before = (await governed.ask("GET", "/api/v1/limits")).json
+    assert [(tried["id"], tried["amount"], tried["used"], tried["refused"]) for tried in before["tried"]] == [
+        ("shadow.limits.0", "3.000000000", "0.000000000", 0)
+    ]
     for limit_id, body, status, code, words in rows:
         with subtests.test(f"{limit_id} {body}"):
             method = "POST" if limit_id.endswith("/raise") else "PUT"

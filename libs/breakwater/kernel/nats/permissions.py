@@ -295,7 +295,7 @@ GRANTS = (
     Grant(
         "budget",
         publish=(
-            *_below("budgets"),
+            *_below("budgets", "shadow-budgets"),
             *consumes(Stream.EVENTS, "budget"),
             # When Redis was emptied, it rebuilds its state from what is stored; otherwise it compares the two.
             *_RECORD,
@@ -368,7 +368,7 @@ GRANTS = (
         sends=(CANCELS, AGENTS),
         subscribe=(
             *_below("attempts", "executions", "breakers", "budgets", "guards", "plans", "limits", "alerts", "audit"),
-            *_below("progress", "results", "chunks", "shadow-breakers"),
+            *_below("progress", "results", "chunks", "shadow-breakers", "shadow-budgets"),
             f"{CLIENT_INBOX}.>",
             f"{REPLIES}>",
         ),

@@ -186,6 +186,9 @@ breaker: Callable[[str, str], str] = partial(_subject, "breakers")
 shadow_breaker: Callable[[str, str], str] = partial(_subject, "shadow-breakers")
 """The subject of transitions of a breaker's shadow (EVENTS)."""
 
+shadow_budget: Callable[[str, str], str] = partial(_subject, "shadow-budgets")
+"""The subject of thresholds of a limit's shadow (EVENTS)."""
+
 guard: Callable[[str], str] = partial(_subject, "guards")
 """The subject of trips and resets of task guards (EVENTS)."""
 

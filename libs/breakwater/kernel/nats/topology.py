@@ -137,6 +137,7 @@ def streams(plan: Plan, *, replicas: int = 1) -> tuple[StreamConfig, ...]:
                 "bw.plans.>",
                 "bw.limits.>",
                 "bw.shadow-breakers.>",
+                "bw.shadow-budgets.>",
             ],
             plan.events_max_age_h * HOUR_S,
             # Only rare events carry a message id; the subjects of attempts and records take one message each.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -53,6 +53,8 @@ class LimitRoutes:
     """The limits."""
 
     editor: LimitEditor
+    list_tried: Callable[[Callable[[Limit], bool]], Awaitable[tuple[ListedLimit, ...]]]
+    """Lists the limits that are only tried and that a condition holds for."""
     _ids: tuple[str, Sequence[str]] = field(default=("", ()), init=False)
     """The ids of the limits that the plane keeps, in order, with the version that they are of."""
 
@@ -65,7 +67,7 @@ class LimitRoutes:
         errors={503: f"{REDIS_UNAVAILABLE} The limits may not be read yet."},
     )
     async def list_limits(self, request: ApiRequest[LimitQuery]) -> LimitList:
-        """Lists the limits of the config, then those that the plane keeps."""
+        """Lists the limits of the config, then those that the plane keeps, and those that are only tried."""
         self._check_read()
         query = request.input
         page: list[Limit] = []
@@ -75,7 +77,8 @@ class LimitRoutes:
                 if len(page) > query.limit:
                     break
         listed = await self._listed([(limit, limit.key if limit.is_named else None) for limit in page[: query.limit]])
-        return LimitList(limits=listed, continue_after=listed[-1].id if len(page) > query.limit else None)
+        tried = () if query.after else await self.list_tried(lambda limit: _is_wanted(limit, query))
+        return LimitList(limits=listed, tried=tried, continue_after=listed[-1].id if len(page) > query.limit else None)
 
     @operation(
         "GET",

@@ -238,6 +238,8 @@ def view(visit: Visit, limits: PagePart[LimitList], rejected: FormFields | None 
         "status": 200 if rejected is None else 422,
         "rejected": rejected,
         "table": PageTable(visit.address, "all", "Limits", COLUMNS, rows, filters=("scope", "kind")),
+        "tried": listed.tried if listed else (),
+        "tried_columns": LISTED_LIMITS,
         "scope": visit.get("scope"),
         "kind": visit.get("kind"),
         "kinds": get_args(ScopeKind),

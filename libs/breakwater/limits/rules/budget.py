@@ -563,7 +563,11 @@ def settings_problems(
 
 
 def limit_problems(
-    limits: Sequence[LimitSettings], tags: Collection[str], known_names: Mapping[str, Collection[str]], base: LimitTable
+    limits: Sequence[LimitSettings],
+    tags: Collection[str],
+    known_names: Mapping[str, Collection[str]],
+    base: LimitTable,
+    path_of_all: str = "budgets.limits",
 ) -> Iterator[str]:
     """Yields what is wrong with the limits of a config, each with its path.
 
@@ -572,11 +576,12 @@ def limit_problems(
         tags: the config's cost tags.
         known_names: the names of the kinds whose names the config knows, such as `agent`.
         base: the limits that the config writes elsewhere.
+        path_of_all: where they are written.
     """
     first: dict[tuple[object, ...], int] = {}
     combinations: set[tuple[object, ...]] = set()
     for number, settings in enumerate(limits):
-        path = f"budgets.limits.{number}"
+        path = f"{path_of_all}.{number}"
         problems = list(settings_problems(settings, tags, known_names))
         yield from (f"{path}.{field}: {text}" if field else f"{path}: {text}" for field, text in problems)
         if problems:
@@ -585,14 +590,14 @@ def limit_problems(
         earlier = base.limit_like(limit)
         if limit.place in first:
             number_of_first = first[limit.place]
-            yield f"{path}: budgets.limits.{number_of_first} limits the same scope in the same window; keep one of them"
+            yield f"{path}: {path_of_all}.{number_of_first} limits the same scope in the same window; keep one of them"
         elif earlier is not None:
             yield f"{path}: {earlier.id} limits the same scope in the same window; keep one of them"
         first.setdefault(limit.place, number)
         combinations.add((limit.kinds, limit.window))
     if len(combinations) > MAX_DIMENSIONS:
         yield (
-            f"budgets.limits: are of {len(combinations)} combinations of kinds of scopes and windows; a call would "
+            f"{path_of_all}: are of {len(combinations)} combinations of kinds of scopes and windows; a call would "
             f"count in each of them, so at most {MAX_DIMENSIONS} are allowed"
         )
 

@@ -73,7 +73,7 @@ WHERE execution_id IN ({executions:Array(String)}) AND attempt_id IN ({attempts:
 -- name: budget_notes
 SELECT *
 FROM budget_events FINAL
-WHERE (window, period) IN (SELECT arrayJoin(arrayZip({windows:Array(String)}, {names:Array(String)})))
+WHERE NOT shadow AND (window, period) IN (SELECT arrayJoin(arrayZip({windows:Array(String)}, {names:Array(String)})))
 ORDER BY at, event_sequence
 
 -- name: burn

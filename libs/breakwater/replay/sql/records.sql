@@ -47,7 +47,7 @@ ORDER BY event_sequence
 
 -- name: budgets
 SELECT * EXCEPT (event_sequence) FROM budget_events FINAL
-WHERE at >= {since:DateTime64(3, 'UTC')} AND at < {until:DateTime64(3, 'UTC')}
+WHERE NOT shadow AND at >= {since:DateTime64(3, 'UTC')} AND at < {until:DateTime64(3, 'UTC')}
 ORDER BY event_sequence
 
 -- name: guards

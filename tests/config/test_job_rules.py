@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from breakwater.breakers.settings import PRESETS, BreakerRules
 from breakwater.calls.settings import RetryPolicy
+from breakwater.config.job_rules import ALLOWED, Allowed, JobRules, bound_problem, job_rules
 from breakwater.jobs.contract.job import RulesPart
 from breakwater.kernel.validation import FieldError
-from breakwater.limits.rules.job_rules import ALLOWED, Allowed, JobRules, bound_problem, job_rules
 from breakwater.limits.settings import GuardRules
 from tests.tables import each_row
 
