@@ -39,8 +39,11 @@ _KILL_AGAIN_S = 0.02
 _READERS = 24  # results that are produced at the same time
 _WRITERS = 8  # inserts and commands that run at the same time
 _FILES = "_files"  # chdb's own default database shows every file as a table: it gets this name, and is dropped
-_CONFIG = """<clickhouse>
+_LOOKS = "background_processing_pool_task_sleep_seconds_when_no_work"
+_CONFIG = f"""<clickhouse>
     <memory_worker_period_ms>1000</memory_worker_period_ms>
+    <{_LOOKS}_multiplier>2</{_LOOKS}_multiplier>
+    <{_LOOKS}_max>60</{_LOOKS}_max>
     <merge_tree>
         <min_free_disk_bytes_to_perform_insert>268435456</min_free_disk_bytes_to_perform_insert>
     </merge_tree>
@@ -49,8 +52,10 @@ _CONFIG = """<clickhouse>
     </storage_configuration>
 </clickhouse>
 """
-"""Memory is measured once a second; the default of twenty times is half of the work of an idle engine. Inserts are
-refused, and merges not begun, before the disk is full: a part whose file was not written to its end can't be read."""
+"""Memory is measured once a second; the default of twenty times is half of the work of an idle engine. A table looks
+for parts to merge 0.1 s after an insert, and then after twice as long each time, up to a minute; by default it would
+look fifty times in the first minute, and take up to ten. Inserts are refused, and merges not begun, before the disk is
+full: a part whose file was not written to its end can't be read."""
 
 # A server keeps up to a thousand idle threads; here each is memory and three open files.
 _SERVER_SETTINGS = f"max_thread_pool_free_size=32&default_database={_FILES}"
