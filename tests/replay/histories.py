@@ -140,6 +140,7 @@ def _recorded(run: ReplayedJob) -> RecordedJob:
             "reason": run.reason,
             "error": run.error,
             "chosen_model": run.chosen_model,
+            "attempts": tuple(attempts),
             "attempts_count": len(attempts),
             "total_cost": sums.total_cost,
             "wasted_cost": sums.wasted_cost,

@@ -65,6 +65,15 @@ def test_time_is_shown_in_so_many_steps_that_they_can_be_told_apart() -> None:
     assert sums == [number * len(steps) for number in (1, 2, 3, 4)]
 
 
+def test_jobs_link_to_their_pages_where_the_console_is_known() -> None:
+    effects = Effects(ZoneInfo("UTC"), jobs=1)
+    effects._most_changed.append(ChangedJob((0, 1), "e1", "writer", "m", "error", 2, 1))
+    ends = (SINCE, SINCE + timedelta(days=1))
+    report = report_of(effects, ReplayFindings(), Changes(), *ends, console_url="https://plane.test")
+    assert report.most_changed[0].url == "https://plane.test/executions/e1"
+    assert "| [e1](https://plane.test/executions/e1) | writer |" in markdown_of(report)
+
+
 def test_names_break_no_table_of_markdown() -> None:
     effects = Effects(ZoneInfo("UTC"), jobs=1)
     effects._most_changed.append(ChangedJob((0, 1), "a|b<img>", "writer", "m", "budget_exceeded", 2, 1))

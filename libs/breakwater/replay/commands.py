@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,17 +15,19 @@ from breakwater.client.commands import Api, api_command
 from breakwater.config import Config, load_config
 from breakwater.kernel.commands import connect, formats, output
 from breakwater.kernel.commands.errors import ExitCode, usage_error
-from breakwater.kernel.formats import moment, percent, quantity
+from breakwater.kernel.formats import hint, moment, percent, quantity
 from breakwater.local.plane import config_to_edit
 from breakwater.records.commands.record_source import CLICKHOUSE_VARIABLE
 from breakwater.replay.contract import ConfigPlan, ConfigSuggestions
 from breakwater.replay.plan import MAX_SILENCE_S, plan_config
 from breakwater.replay.suggest import suggest_settings
 from breakwater.replay.views import (
+    ALERTS,
     DAYS,
     EXPERIMENTS,
     JOBS,
     LIMITS,
+    SHOWN_ALERTS,
     SUGGESTIONS,
     headline,
     line_columns,
@@ -32,6 +36,13 @@ from breakwater.replay.views import (
 )
 
 _INCREASE = re.compile(r"(\d+(?:\.\d+)?)\s*%?")
+
+
+class UnknownJobs(StrEnum):
+    """The place in the report of jobs whose end history can't tell."""
+
+    COUNT = "count"
+    EXCLUDE = "exclude"
 
 
 @api_command
@@ -47,6 +58,13 @@ def plan(
         Path | None,
         typer.Option("--before", metavar="FILE", help="The config that the jobs ran under. [default: the plane's]"),
     ] = None,
+    renames: Annotated[
+        list[str] | None,
+        typer.Option("--rename", metavar="OLD=NEW", help="An agent of the record that FILE has under a new name."),
+    ] = None,
+    unknown: Annotated[
+        UnknownJobs, typer.Option("--unknown", help="Jobs whose end history can't tell: count them, or exclude them.")
+    ] = UnknownJobs.COUNT,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown, for a pull request.")] = False,
     max_newly_refused: Annotated[
         int | None,
@@ -63,11 +81,16 @@ def plan(
     made takes its outcome from calls of its model at about that time, so such figures have an interval. Rate limits,
     holds and repairs stay as they were. Reads ClickHouse.
 
+    What history can't tell is counted and named below the tables: jobs whose end is unknown, calls without a price, and
+    time that retention has cut.
+
     For example:
 
         breakwater plan new.yaml
 
         breakwater plan new.yaml --since 7d --agent content-writer
+
+        breakwater plan new.yaml --rename writer=author --unknown exclude
 
         breakwater plan new.yaml --markdown --max-newly-refused 0 --max-spend-increase 5%
     """
@@ -78,9 +101,16 @@ def plan(
     begin, end = _times(since, until)
     config = load_config(file)
     was = load_config(before or api.plane.running_config or config_to_edit(None))
+    new_names = _renames(renames or [], config)
     if agent is not None and agent not in {*config.agents, *was.agents}:
         raise usage_error(f"neither config has an agent {agent!r}")
-    report = connect.run(_plan(api.plane.clickhouse_url, config, was, begin, end, agent), waiting="replaying jobs")
+    planning = _plan(
+        *(api.plane.clickhouse_url, config, was, begin, end, agent),
+        renames=new_names,
+        leaves_out_unknown=unknown is UnknownJobs.EXCLUDE,
+        console_url=api.plane.console_url,
+    )
+    report = connect.run(planning, waiting="replaying jobs")
     if api.as_json:
         output.json_document(report.model_dump(mode="json"))
     elif as_markdown:
@@ -88,7 +118,9 @@ def plan(
     elif report.jobs:
         _show(report)
     else:
-        output.note(f"nothing is recorded from {moment(begin)} to {moment(end)}, or retention has deleted it")
+        output.print_styled(f"no job from {moment(begin)} to {moment(end)}")
+        for text in report.notes:
+            output.note(text)
     exceeded = _excess(report, max_newly_refused, increase)
     for text in exceeded:
         output.note(text, "red")
@@ -182,10 +214,25 @@ def _show_suggestions(report: ConfigSuggestions) -> None:
 
 
 async def _plan(
-    url: str, config: Config, was: Config, since: datetime, until: datetime, agent: str | None
+    url: str, config: Config, was: Config, since: datetime, until: datetime, agent: str | None, **options: Any
 ) -> ConfigPlan:
     async with connect.analytics(url, answer_timeout_s=MAX_SILENCE_S) as analytics:
-        return await plan_config(analytics, config, was, since, until, agent)
+        return await plan_config(analytics, config, was, since, until, agent, **options)
+
+
+def _renames(texts: Sequence[str], config: Config) -> dict[str, str]:
+    """Returns the new names of agents by their old ones."""
+    names: dict[str, str] = {}
+    for text in texts:
+        old, separator, new = text.partition("=")
+        if not (old and separator and new):
+            raise usage_error(f"--rename {text!r} names no two agents", "Write it like old=new.")
+        if new not in config.agents:
+            raise usage_error(f"--rename {text}: the changed config has no agent {new!r}{hint(new, config.agents)}")
+        if old in names:
+            raise usage_error(f"--rename names {old!r} twice", "An agent has one new name.")
+        names[old] = new
+    return names
 
 
 def _times(since: str, until: str | None) -> tuple[datetime, datetime]:
@@ -227,6 +274,9 @@ def _show(report: ConfigPlan) -> None:
     if report.limits:
         output.print_styled("\nLimits that are reached")
         output.table(LIMITS, report.limits)
+    if report.alerts:
+        output.print_styled("\nAlerts added and removed")
+        output.table(ALERTS, report.alerts[:SHOWN_ALERTS])
     output.print_styled("\nSpend by day")
     output.table(DAYS, report.days)
     if report.most_changed:

@@ -50,6 +50,15 @@ class PlannedLimit(Event):
     after: Timestamp | None
 
 
+class PlannedAlert(Event):
+    """An incident that would have been opened more or less often."""
+
+    key: str = Field(description="The key of the incident: its event, and whom it concerns.")
+    title: str
+    before: Count
+    after: Count
+
+
 class PlannedDay(Event):
     """The spend of the jobs that were started on a day."""
 
@@ -79,6 +88,9 @@ class PlannedJob(Event):
     after: str
     cost: Money
     planned_cost: Money
+    url: str | None = Field(
+        default=None, description="Its page in the console. Null unless the config has `console.url`."
+    )
 
 
 class ConfigPlan(Event):
@@ -102,11 +114,15 @@ class ConfigPlan(Event):
     duration_p95_ms: PlannedFigure
     changes: tuple[PlannedChange, ...] = Field(description="Breaker openings, incidents and the like.")
     limits: tuple[PlannedLimit, ...] = Field(description="Those that were reached, or would have been.")
+    alerts: tuple[PlannedAlert, ...] = Field(
+        description="Incidents that are opened more or less often: at most 50, those that differ most first."
+    )
     days: tuple[PlannedDay, ...]
     step_s: int = Field(ge=1, description="The length of each of `over_time` in seconds.")
     over_time: tuple[PlannedStep, ...] = Field(description="Steps without jobs are left out.")
     most_changed: tuple[PlannedJob, ...] = Field(description="The ten jobs that change most.")
     unknown: Count = Field(description="Jobs whose end history can't tell.")
+    left_out: Count = Field(description="Such jobs that do not count, as the plan leaves them out.")
     drawn: Count = Field(description="Jobs with a call that was never made, whose outcome is drawn.")
     taken_from_record: dict[str, int] = Field(description="Decisions that no rule of the plan makes, by their kind.")
     races: Count = Field(description="Decisions taken from the record, as the order of two events is not known.")

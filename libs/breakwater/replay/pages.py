@@ -32,7 +32,7 @@ from breakwater.kernel.time_window import TimeWindow
 from breakwater.kernel.types import format_time
 from breakwater.records.events import ConfigChange, config_changes
 from breakwater.replay.contract import MAX_CONFIG, ConfigPlan, ConfigPlanLine
-from breakwater.replay.views import DAYS, JOBS, LIMITS, headline, line_columns, lines_of
+from breakwater.replay.views import ALERTS, DAYS, JOBS, LIMITS, SHOWN_ALERTS, headline, line_columns, lines_of
 
 _MINUTE = "%b %d %H:%M"
 HISTORY_WINDOW = timedelta(days=30)
@@ -172,6 +172,8 @@ def view_plan(report: ConfigPlan) -> dict[str, Any]:
         "line_columns": line_columns(lines),
         "limits": report.limits[:MAX_LIMITS],
         "limit_columns": LIMITS,
+        "alerts": report.alerts[:SHOWN_ALERTS],
+        "alert_columns": ALERTS,
         "days": report.days,
         "day_columns": DAYS,
         "job_columns": JOBS,

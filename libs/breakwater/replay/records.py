@@ -14,20 +14,20 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import zip_longest
 from typing import Any, TypeVar, cast
-from zoneinfo import ZoneInfo
 
 from breakwater.breakers.contract import BreakerTransition
 from breakwater.jobs.contract.execution import Attempt, ErrorInfo, Execution, Reason
 from breakwater.kernel.clickhouse.client import Analytics, statements
 from breakwater.kernel.types import time_from_ms
 from breakwater.limits.contract import GuardEvent, LimitUnit, Window
-from breakwater.limits.rules.budget import LimitTable, periods_at
+from breakwater.limits.rules.budget import periods_at
 from breakwater.limits.rules.scopes import CallNames, Dimensions
 from breakwater.records.rows import alert_of, budget_of, limit_event_of
 from breakwater.replay.rules.counters import CountedPlace
 from breakwater.replay.rules.engine import Replay, ReplayedJob, ReplayFindings
 from breakwater.replay.rules.history import Changes, LoggedAttempt, Policy, RecordedJob, in_order
 from breakwater.replay.rules.limits import with_all_limits
+from breakwater.replay.rules.renames import Renames, changes_with, job_with
 from breakwater.replay.rules.world import World
 
 EventT = TypeVar("EventT", Attempt, Execution, ErrorInfo)
@@ -93,6 +93,7 @@ async def replay_records(
     since: datetime,
     until: datetime,
     on_end: Callable[[ReplayedJob], None],
+    renames: Renames | None = None,
 ) -> tuple[ReplayFindings, Changes]:
     """Replays the jobs that were started in a stretch of time, a few thousand at a time.
 
@@ -103,6 +104,7 @@ async def replay_records(
         since: the beginning.
         until: the end.
         on_end: is called with each job that has ended.
+        renames: the names of agents in both policies, by those in the record.
 
     Returns:
         The findings, and what the services decided then.
@@ -110,10 +112,10 @@ async def replay_records(
     Raises:
         QueryError, AnalyticsUnavailableError: as `Analytics.query`.
     """
-    changes = await read_changes(analytics, since, until)
+    renames = renames or {}
+    changes = changes_with(renames, await read_changes(analytics, since, until))
     world = World()
-    limits = with_all_limits(policy.limits, changes.limits)
-    used = await read_used(analytics, limits, policy.zone, since)
+    used = await read_used(analytics, policy, changes, since, renames)
     replay = Replay(policy, before, changes, world, on_end=on_end, used_before=used)
 
     def add(jobs: Sequence[RecordedJob]) -> None:
@@ -124,7 +126,7 @@ async def replay_records(
         replaying: Awaitable[None] | None = None
         for stretch in await stretches(analytics, since, until):
             # ClickHouse reads the next jobs while these are replayed.
-            jobs = await read_stretch(analytics, stretch)
+            jobs = [job_with(renames, job) for job in await read_stretch(analytics, stretch)]
             if replaying is not None:
                 await replaying
             replaying = asyncio.ensure_future(asyncio.to_thread(add, jobs))
@@ -146,15 +148,17 @@ def uncollected() -> Generator[None]:
 
 
 async def read_used(
-    analytics: Analytics, limits: LimitTable, zone: ZoneInfo, since: datetime
+    analytics: Analytics, policy: Policy, changes: Changes, since: datetime, renames: Renames | None = None
 ) -> dict[CountedPlace, int]:
     """Returns what was used of each limit in its period before a moment. Raises as `Analytics.query`.
 
     Of limits in total, only what the table still has.
     """
+    renames = renames or {}
+    limits = with_all_limits(policy.limits, changes.limits)
     used: dict[CountedPlace, int] = defaultdict(int)
     dimensions = Dimensions(limits.dimensions)
-    periods = periods_at(since, zone)
+    periods = periods_at(since, policy.zone)
     windows: set[Window] = {dimension.window for dimension in dimensions.all}
     for window in windows:
         counted = periods.of(window)
@@ -162,7 +166,8 @@ async def read_used(
         times = {"begin": begin, "begin_of_calls": begin - LONGEST_WAIT, "since": since}
         result = await analytics.query(SQL["used"], times)
         for *names, tags, deployment, spent, tokens, calls in result.rows:
-            agent, tenant, model, provider, key, user, team = names
+            recorded_agent, tenant, model, provider, key, user, team = names
+            agent: str = renames.get(recorded_agent) or recorded_agent
             of_call = CallNames(agent, tenant, model, provider, key, user, team, tuple(tags.items()), deployment)
             amounts: Mapping[LimitUnit, int] = {"usd": spent, "tokens": tokens, "requests": calls}
             for counter in limits.counters(of_call, dimensions):

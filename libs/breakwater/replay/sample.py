@@ -12,7 +12,6 @@ from breakwater.kernel.types import time_from_ms
 from breakwater.limits.rules.budget import period
 from breakwater.replay.records import read_changes, read_stretch, read_used, stretches
 from breakwater.replay.rules.history import Policy, RecordedDays, RecordedJob
-from breakwater.replay.rules.limits import with_all_limits
 from breakwater.replay.rules.suggest import LEAST_DAYS
 
 SQL = statements(__file__)
@@ -108,7 +107,6 @@ async def read_sample(
             jobs += await read_stretch(analytics, stretch)
             on_read((number + (stretch.until - span.since) / (span.until - span.since)) / len(spans))
         changes = await read_changes(analytics, span.since, span.until)
-        limits = with_all_limits(policy.limits, changes.limits)
-        parts.append(RecordedDays(jobs, changes, await read_used(analytics, limits, policy.zone, span.since)))
+        parts.append(RecordedDays(jobs, changes, await read_used(analytics, policy, changes, span.since)))
     has_whole_days = len(spans) == 1 or all(span in days for span in spans)
     return Sample(parts, len(days), sum(span.jobs for span in days), has_whole_days)

@@ -13,6 +13,7 @@ from breakwater.kernel.columns import Column, humanize
 from breakwater.kernel.formats import duration, moment, money, quantity, sentence
 from breakwater.replay.contract import (
     ConfigPlan,
+    PlannedAlert,
     PlannedDay,
     PlannedFigure,
     PlannedJob,
@@ -21,6 +22,9 @@ from breakwater.replay.contract import (
     SuggestedExperiment,
     SuggestedSetting,
 )
+
+SHOWN_ALERTS = 10
+"""The most incidents in a table for people."""
 
 _REASONS: Collection[str] = get_args(Reason)
 
@@ -47,6 +51,11 @@ LIMITS: Sequence[Column[PlannedLimit]] = (
     Column("period", lambda limit: limit.period),
     Column("reached", lambda limit: _time(limit.before)),
     Column("planned", lambda limit: _time(limit.after)),
+)
+ALERTS: Sequence[Column[PlannedAlert]] = (
+    Column("incident", lambda alert: alert.title),
+    Column("opened", lambda alert: f"{alert.before:,}", align_right=True),
+    Column("planned", lambda alert: f"{alert.after:,}", align_right=True),
 )
 DAYS: Sequence[Column[PlannedDay]] = (
     Column("day", lambda day: day.day),
@@ -77,6 +86,10 @@ EXPERIMENTS: Sequence[Column[SuggestedExperiment]] = (
     Column("now", lambda experiment: flow_text(experiment.before)),
     Column("try", lambda experiment: flow_text(experiment.value)),
     Column("reason", lambda experiment: experiment.reason, below=True),
+)
+
+_LINKED_JOB: Column[PlannedJob] = Column(
+    "job", lambda job: job.execution_id if job.url is None else f"[{job.execution_id}]({job.url})"
 )
 
 
@@ -172,8 +185,10 @@ def markdown_of(report: ConfigPlan) -> str:
     ]
     if report.limits:
         parts.append(_markdown(LIMITS, report.limits))
+    if report.alerts:
+        parts.append(_markdown(ALERTS, report.alerts[:SHOWN_ALERTS]))
     if report.most_changed:
-        jobs_table = _markdown(JOBS, report.most_changed)
+        jobs_table = _markdown([_LINKED_JOB, *JOBS[1:]], report.most_changed)
         parts.append(f"<details><summary>Jobs that change most</summary>\n\n{jobs_table}\n\n</details>")
     parts += [f"- {text}" for text in report.notes]
     return "\n\n".join(parts)

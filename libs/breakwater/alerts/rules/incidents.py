@@ -163,8 +163,8 @@ def _is_worse(severity: Severity, current: Alert) -> bool:
     They know a breaker that waits for a call, or has closed, by the highest that it had.
     """
     is_at_rest = _waits(current) or current.status == "resolved"
-    known = highest_severity(current) if is_at_rest else current.severity
-    return SEVERITIES.index(severity) > SEVERITIES.index(known)
+    known_severity = highest_severity(current) if is_at_rest else current.severity
+    return SEVERITIES.index(severity) > SEVERITIES.index(known_severity)
 
 
 def _continues(signal: Firing, current: Alert | None) -> bool:

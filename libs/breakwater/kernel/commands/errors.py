@@ -83,6 +83,10 @@ def show(error: CliError, *, as_json: bool) -> None:
         output.write(f"  {error.remedy}", stderr=True)
 
 
+_OF_ANOTHER_VERSION = frozenset({16, 47, 60})
+"""The codes of ClickHouse for a column, a name or a table that is not there."""
+
+
 def as_cli_error(error: BaseException) -> CliError:
     """Turns an error into one that ends a command. Raises an unexpected error again."""
     # Imported only after a failure, so that commands start fast.
@@ -97,7 +101,9 @@ def as_cli_error(error: BaseException) -> CliError:
         case DecryptionError():
             return CliError("undecryptable", str(error), "`breakwater encryption keys` lists the available keys.")
         case QueryError():
-            return CliError("query_failed", f"ClickHouse refuses it, code {error.code}: {error.message}")
+            remedy = "The tables may be of another version: `breakwater setup` brings them up to date."
+            message = f"ClickHouse refuses it, code {error.code}: {error.message}"
+            return CliError("query_failed", message, remedy if error.code in _OF_ANOTHER_VERSION else "")
         case UnavailableError():
             return unreachable(
                 str(error), error.remedy or "`breakwater doctor` shows which servers and services respond."

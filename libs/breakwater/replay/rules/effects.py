@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo
 
 from breakwater.alerts.contract import Alert
 from breakwater.breakers.contract import BreakerTransition
-from breakwater.jobs.contract.execution import Reason
+from breakwater.jobs.contract.execution import Attempt, Reason
 from breakwater.jobs.rules.record import totals
 from breakwater.kernel.types import ms_from_time
 from breakwater.limits.contract import BudgetEvent, GuardEvent
@@ -170,6 +170,9 @@ class Effects:
         calls: the calls of models, recorded and under the policy.
         days: the spend of each day.
         steps: the spend and refusals of each step, by its beginning in milliseconds since the epoch.
+        unpriced: calls whose cost is unknown under the policy, by model.
+        sizeless: refused calls without what they would have reserved, as earlier versions recorded them.
+        leaves_out_unknown: True if jobs do not count whose end history can't tell.
     """
 
     zone: ZoneInfo
@@ -192,6 +195,9 @@ class Effects:
     calls: list[int] = field(default_factory=lambda: [0, 0])
     days: dict[str, DaySpend] = field(default_factory=dict[str, DaySpend])
     steps: dict[int, StepFigures] = field(default_factory=dict[int, StepFigures])
+    unpriced: Counter[str] = field(default_factory=Counter[str])
+    sizeless: int = 0
+    leaves_out_unknown: bool = False
     _durations_before: array[int] = field(default_factory=lambda: array("q"))
     _durations_after: array[int] = field(default_factory=lambda: array("q"))
     _most_changed: list[ChangedJob] = field(default_factory=list[ChangedJob])
@@ -216,6 +222,9 @@ class Effects:
         )
         if self.agent not in (None, record.agent):
             return
+        if run.unknown and self.leaves_out_unknown:
+            self.left_out += 1
+            return
         self.jobs += 1
         cost = record.total_cost or 0
         wasted = record.wasted_cost or 0
@@ -232,6 +241,11 @@ class Effects:
         step.refused_after += run.reason in REFUSALS
         if run.diverges:
             self._add_chance(run, cost)
+        if record.reason == "budget_exceeded":
+            self.sizeless += sum(_is_sizeless(logged.attempt) for logged in run.job.attempts)
+        if record.cost_basis == "unknown" or not run.follows:
+            unpriced = (attempt for attempt in run.attempts if attempt.cost is None and not attempt.short_circuited)
+            self.unpriced.update(attempt.model for attempt in unpriced)
         if run.follows:
             step.after += cost
             day.after += cost
@@ -285,6 +299,8 @@ class Effects:
         in_attempts_ms = sum(logged.attempt.duration_ms + logged.attempt.backoff_ms for logged in run.job.attempts)
         self._own_ms.add(run.job.record.duration_ms - in_attempts_ms)
         attempts = run.attempts
+        if not attempts:  # history can't tell what its first call gets
+            return
         is_by_chance = run.drawn or len(attempts) > 1 or attempts[-1].refused_reason == "breaker_open"
         if not is_by_chance:
             return
@@ -350,14 +366,14 @@ class Effects:
         """The variance of the jobs that breakers refuse, if an opening may as well not have been, or been twice."""
         return sum(jobs * jobs for jobs in self._refused_at_once.values())
 
-    def of_jobs(self, after: int, end: str) -> Estimate:
+    def of_jobs(self, after: int, *ends: str) -> Estimate:
         """Returns a number of jobs with its interval.
 
         Args:
             after: the number under the policy.
-            end: the end of such jobs in `chanced_ends`.
+            ends: the ends of such jobs in `chanced_ends`.
         """
-        number = self.chanced_ends[end]
+        number = sum(self.chanced_ends[end] for end in ends)
         low, high = _likely(number, self.chanced)
         at_once = _Z * math.sqrt(self._squares_at_once)
         least = max(0.0, math.floor(after - math.hypot(number - low, at_once)))
@@ -386,6 +402,10 @@ def _likely(number: int, jobs: int) -> tuple[float, float]:
     centre = (number + square / 2) / (jobs + square)
     margin = _Z / (jobs + square) * math.sqrt(number * (jobs - number) / jobs + square / 4)
     return min(float(number), jobs * (centre - margin)), max(float(number), jobs * (centre + margin))
+
+
+def _is_sizeless(attempt: Attempt) -> bool:
+    return attempt.refused_reason == "budget_exceeded" and attempt.reserved is None
 
 
 def _at(ordered: list[int], place: float) -> float:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime
+from urllib.parse import quote
 
 from breakwater.kernel.formats import duration, moneys, percent, quantity
 from breakwater.kernel.types import time_from_ms
 from breakwater.replay.contract import (
     ConfigPlan,
+    PlannedAlert,
     PlannedChange,
     PlannedDay,
     PlannedFigure,
@@ -23,6 +25,7 @@ from breakwater.replay.rules.effects import (
     Effects,
     Estimate,
     StepFigures,
+    alerts_of,
     cap_times,
     changes_of,
     step_ms_of,
@@ -33,12 +36,22 @@ from breakwater.replay.rules.history import Changes
 SHOWN_STEPS = 60
 """The most steps of time that are shown, unless it is longer than so many days."""
 
+MAX_ALERTS = 50
+"""The most incidents that are listed."""
+
 OPENINGS = "breaker openings"
 """The name of the change that counts them."""
 
 
 def report_of(
-    effects: Effects, findings: ReplayFindings, changes: Changes, since: datetime, until: datetime
+    effects: Effects,
+    findings: ReplayFindings,
+    changes: Changes,
+    since: datetime,
+    until: datetime,
+    *,
+    gaps: Iterable[str] = (),
+    console_url: str | None = None,
 ) -> ConfigPlan:
     """Returns the report of a replay.
 
@@ -48,6 +61,8 @@ def report_of(
         changes: what the services decided then.
         since: the beginning of the time in which the jobs were started.
         until: its end.
+        gaps: what the record lacks, in words.
+        console_url: the console in people's browsers; None if it is not known.
     """
     counted = changes_of(changes, findings, effects.agent)
     step_ms = _step_ms(effects)
@@ -59,7 +74,7 @@ def report_of(
         summary=tuple(_summary(effects, counted)),
         newly_refused=figure_of(effects.of_jobs(effects.newly_refused, "refused")),
         refused_no_more=figure_of(effects.of_jobs(effects.refused_no_more, "answered")),
-        lost=figure_of(effects.of_jobs(effects.lost, "refused")),
+        lost=figure_of(effects.of_jobs(effects.lost, "refused", "failed")),
         won=figure_of(effects.of_jobs(effects.won, "answered")),
         changed_model=effects.changed_model,
         sooner=effects.sooner,
@@ -72,6 +87,10 @@ def report_of(
         limits=tuple(
             PlannedLimit(budget=cap.budget, period=cap.period, before=cap.before, after=cap.after)
             for cap in cap_times(changes, findings)
+        ),
+        alerts=tuple(
+            PlannedAlert(key=alert.key, title=alert.title, before=alert.before, after=alert.after)
+            for alert in alerts_of(changes, findings, effects.agent)[:MAX_ALERTS]
         ),
         days=tuple(
             PlannedDay(
@@ -93,14 +112,16 @@ def report_of(
                 after=job.after,
                 cost=job.cost_before,
                 planned_cost=job.cost_after,
+                url=None if console_url is None else f"{console_url}/executions/{quote(job.execution_id, safe='')}",
             )
             for job in effects.most_changed
         ),
         unknown=effects.unknown,
+        left_out=effects.left_out,
         drawn=effects.drawn,
         taken_from_record=dict(findings.followed),
         races=findings.races.total(),
-        notes=tuple(_notes(effects, findings)),
+        notes=(*gaps, *_notes(effects, findings)),
     )
 
 
@@ -187,6 +208,16 @@ def _notes(effects: Effects, findings: ReplayFindings) -> Iterator[str]:
         )
     if effects.unknown:
         yield f"{quantity(effects.unknown, 'job')} would have called a model without any record: their end is unknown"
+    if effects.left_out:
+        yield f"{quantity(effects.left_out, 'job')} left out, whose end history can't tell"
+    if effects.unpriced:
+        models = ", ".join(f"{model} {calls:,}" for model, calls in effects.unpriced.most_common(8))
+        yield f"calls of unknown cost are not in the spend, as the model has no price or its usage is unknown: {models}"
+    if effects.sizeless:
+        yield (
+            f"{quantity(effects.sizeless, 'refused call')} of an earlier version without what it would have reserved: "
+            "whether it fits is not known, and it counts as fitting"
+        )
     if findings.followed:
         reasons = ", ".join(f"{_in_words(name)} {count:,}" for name, count in findings.followed.most_common(8))
         total = quantity(findings.followed.total(), "decision")
