@@ -76,10 +76,12 @@ def _write_of(kind: Any, metadata: Any = ()) -> Write | None:
 
 @cache
 def _fragment_of(model: type[BaseModel]) -> Write:
+    write: Callable[[Any], bytes] = getattr(model, "json_bytes", json_of)
+
     def fragment(message: BaseModel) -> orjson.Fragment:
         if type(message) is not model:
             raise TypeError("pydantic leaves out what a subclass adds")
-        return orjson.Fragment(json_of(message))
+        return orjson.Fragment(write(message))
 
     return fragment
 

@@ -130,6 +130,8 @@ class FailureStatistics(Event):
 class Attempt(Event):
     """An attempt: one call of one model, or its refusal. Recorded once, on its own subject."""
 
+    __slots__ = ("_json",)
+
     attempt_id: str = Field(description="`<execution_id>:<number>`, numbered from 1.")
     execution_id: Identifier
     job_id: OwnJobId
@@ -244,6 +246,14 @@ class Attempt(Event):
         description="Params of the agent, or of the job itself (`on_unsupported_param: drop`), omitted from this call "
         "because the model refuses them; by their names in a chat.",
     )
+
+    def json_bytes(self) -> bytes:
+        """Overridden to write it once: it is in its event, and in the result and the record of its job."""
+        written: bytes | None = getattr(self, "_json", None)
+        if written is None:
+            written = super().json_bytes()
+            object.__setattr__(self, "_json", written)
+        return written
 
     @property
     def unit(self) -> str:
