@@ -31,18 +31,23 @@ def made(*, spend: tuple[int, int] = (0, 0), openings: int = 0, **counted: int) 
     [
         (
             made(spend=(5_000_000_000, 5_000_000_000)),
-            "No more of 1,204 jobs would have been refused; spend would have stayed at $5.00; "
+            "0 of 1,204 jobs would have been refused, as recorded; spend would have stayed at $5.00; "
             "95 % of jobs still end within 0 ms.",
         ),
         (
             made(newly_refused=3, refused_no_more=2, spend=(12_400_000_000, 11_904_000_000), openings=2),
-            "3 more of 1,204 jobs would have been refused, and 2 no more; spend −4 % ($12.40 → $11.90); "
-            "breakers would have opened 2 times instead of 0.",
+            "3 more of 1,204 jobs would have been refused, 2 no longer; spend −4 % ($12.40 → $11.90); "
+            "2 breaker openings instead of 0.",
+        ),
+        (
+            made(newly_refused=1, lost=5, won=2, refused_no_more=2, unknown=0, spend=(1_000_000, 1_000_000)),
+            "1 more of 1,204 jobs would have been refused, 2 no longer, 5 would have lost their answer; "
+            "spend would have stayed at $0.001; 95 % of jobs still end within 0 ms.",
         ),
         (
             made(newly_refused=1, unknown=4, spend=(0, 1_000_000)),
-            "1 (1 to 5) more of 1,204 jobs would have been refused; "
-            "spend would have been $0.001 instead of $0.00; 95 % of jobs still end within 0 ms.",
+            "1 (likely 1 to 5) more of 1,204 jobs would have been refused; "
+            "spend grows ($0.00 → $0.001); 95 % of jobs still end within 0 ms.",
         ),
     ],
 )

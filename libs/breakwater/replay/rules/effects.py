@@ -92,12 +92,12 @@ class StepFigures:
     refused_before: int = 0
     refused_after: int = 0
 
-    def add(self, other: StepFigures) -> None:
+    def add(self, step: StepFigures) -> None:
         """Adds the figures of another step."""
-        self.before += other.before
-        self.after += other.after
-        self.refused_before += other.refused_before
-        self.refused_after += other.refused_after
+        self.before += step.before
+        self.after += step.after
+        self.refused_before += step.refused_before
+        self.refused_after += step.refused_after
 
 
 STEPS_S = (60, 300, 900, 1_800, 3_600, 7_200, 21_600, 86_400)

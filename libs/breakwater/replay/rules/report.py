@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from urllib.parse import quote
 
-from breakwater.kernel.formats import duration, moneys, percent, quantity
+from breakwater.kernel.formats import duration, money, moneys, percent, quantity
 from breakwater.kernel.types import time_from_ms
 from breakwater.replay.contract import (
     ConfigPlan,
@@ -38,6 +38,9 @@ SHOWN_STEPS = 60
 
 MAX_ALERTS = 50
 """The most incidents that are listed."""
+
+NARROW = 0.005
+"""The share of a figure up to which its interval is not worth its words."""
 
 OPENINGS = "breaker openings"
 """The name of the change that counts them."""
@@ -161,42 +164,72 @@ def spend_of(estimate: Estimate) -> PlannedSpend:
 
 
 def _summary(effects: Effects, changes: list[CountedChange]) -> Iterator[str]:
-    """Yields what matters most: refusals, spend, and breakers that open or else how long jobs take."""
-    yield _refusals_text(effects)
+    """Yields what matters most: the ends of jobs, spend, and breakers that open or else how long jobs take."""
+    yield _ends_text(effects)
     yield _spend_text(effects.spend)
     openings = next(change for change in changes if change.name == OPENINGS)
     if openings.before != openings.after:
-        yield f"breakers would have opened {openings.after:,} times instead of {openings.before:,}"
+        yield f"{quantity(openings.after, 'breaker opening')} instead of {openings.before:,}"
+        return
+    p95 = effects.duration_ms(0.95)
+    before, after = duration(p95.before), duration(p95.after)
+    if before == after:
+        yield f"95 % of jobs still end within {after}"
     else:
-        p95 = effects.duration_ms(0.95)
-        before, after = duration(p95.before), duration(p95.after)
-        yield (
-            f"95 % of jobs still end within {after}"
-            if before == after
-            else f"95 % of jobs would have ended within {after} instead of {before}"
-        )
+        yield f"95 % of jobs would have ended within {after}{_likely(p95, duration)} instead of {before}"
 
 
-def _refusals_text(effects: Effects) -> str:
-    refused = effects.of_jobs(effects.newly_refused, "refused")
-    interval = ""
-    if not refused.low == refused.high == refused.after:
-        interval = f" ({refused.low:,.0f} to {refused.high:,.0f})"
-    number = f"{effects.newly_refused:,}" if effects.newly_refused else "no"
-    fewer = f", and {effects.refused_no_more:,} no more" if effects.refused_no_more else ""
-    return f"{number}{interval} more of {quantity(effects.jobs, 'job')} would have been refused{fewer}"
+def _ends_text(effects: Effects) -> str:
+    """Returns how many jobs would have been refused, or have ended otherwise."""
+    jobs = quantity(effects.jobs, "job")
+    more = effects.of_jobs(effects.newly_refused, "refused")
+    fewer = effects.of_jobs(effects.refused_no_more, "answered")
+    if effects.newly_refused:
+        texts = [f"{_jobs_text(more)} more of {jobs} would have been refused"]
+        if effects.refused_no_more:
+            texts.append(f"{_jobs_text(fewer)} no longer")
+    elif effects.refused_no_more:
+        texts = [f"{_jobs_text(fewer)} fewer of {jobs} would have been refused"]
+    else:
+        refused = sum(step.refused_after for step in effects.steps.values())
+        perhaps = f" (likely at most {more.high:,.0f} more)" if more.high else ""
+        texts = [f"{refused:,} of {jobs} would have been refused, as recorded{perhaps}"]
+    # Those that are refused have no answer; others are to be named.
+    if effects.lost > effects.newly_refused:
+        texts.append(f"{_jobs_text(effects.of_jobs(effects.lost, 'refused'))} would have lost their answer")
+    if effects.won > effects.refused_no_more:
+        texts.append(f"{_jobs_text(effects.of_jobs(effects.won, 'answered'))} would have got one")
+    return ", ".join(texts)
+
+
+def _jobs_text(estimate: Estimate) -> str:
+    return f"{estimate.after:,.0f}{_likely(estimate, lambda count: f'{count:,.0f}')}"
+
+
+def _likely(estimate: Estimate, text: Callable[[float], str]) -> str:
+    """Returns the interval of a figure in brackets; empty if it is so narrow that it says nothing."""
+    interval = _interval(estimate, text)
+    return interval and f" ({interval})"
+
+
+def _interval(estimate: Estimate, text: Callable[[float], str]) -> str:
+    if estimate.high - estimate.low <= NARROW * estimate.after:
+        return ""
+    return f"likely {text(estimate.low)} to {text(estimate.high)}"
 
 
 def _spend_text(spend: Estimate) -> str:
     before, after = round(spend.before), round(spend.after)
+    likely = _interval(spend, lambda nano: money(round(nano)))
     if before == after:
-        return f"spend would have stayed at {moneys(before)[0]}"
+        return f"spend would have stayed at {money(before)}{likely and f' ({likely})'}"
     before_text, after_text = moneys(before, after)
+    step = ", ".join(filter(None, (f"{before_text} → {after_text}", likely)))
     if not before:
-        return f"spend would have been {after_text} instead of {before_text}"
+        return f"spend grows ({step})"
     change = after / before - 1
     sign = "+" if change > 0 else "−"
-    return f"spend {sign}{percent(abs(change))} ({before_text} → {after_text})"
+    return f"spend {sign}{percent(abs(change))} ({step})"
 
 
 def _notes(effects: Effects, findings: ReplayFindings) -> Iterator[str]:
