@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
-from functools import cache
-from operator import attrgetter
-from typing import Any, Generic, TypeVar, dataclass_transform
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar, cast, dataclass_transform
 
 Value = TypeVar("Value")
 
@@ -35,15 +33,11 @@ class computed_once(Generic[Value]):  # noqa: N801  as a decorator
 
 
 def changed(value: Value, **changes: Any) -> Value:
-    """As `dataclasses.replace`, which takes ten times as long: each of its fields costs a dozen steps.
-
-    For classes of at least two fields, all of which their constructor takes.
-    """
-    names, values_of = _fields_of(type(value))
-    return type(value)(**{**dict(zip(names, values_of(value), strict=True)), **changes})
-
-
-@cache
-def _fields_of(kind: type[Any]) -> tuple[tuple[str, ...], Callable[[object], tuple[Any, ...]]]:
-    names = tuple(entry.name for entry in fields(kind))
-    return names, attrgetter(*names)
+    """As `dataclasses.replace`, which takes twenty times as long, and is used for classes with slots alone."""
+    try:
+        fields = value.__dict__
+    except AttributeError:
+        return replace(cast(Any, value), **changes)
+    changed_value = object.__new__(type(value))
+    changed_value.__dict__ = {**fields, **changes}
+    return changed_value

@@ -56,6 +56,7 @@ class Incidents:
     def __init__(self) -> None:
         self._by_id: dict[str, Alert] = {}
         self._newest: dict[str, str] = {}  # the newest incident's id, by key
+        self._unresolved: dict[str, Alert] = {}
         self._resolved: dict[str, None] = {}  # ids, the one that was resolved first in front
 
     def take(self, alert: Alert) -> None:
@@ -64,7 +65,9 @@ class Incidents:
         self._newest[alert.key] = alert.incident_id
         self._resolved.pop(alert.incident_id, None)
         if alert.status != "resolved":
+            self._unresolved[alert.incident_id] = alert
             return
+        self._unresolved.pop(alert.incident_id, None)
         self._resolved[alert.incident_id] = None
         if len(self._resolved) > RESOLVED_KEPT:
             oldest = next(iter(self._resolved))
@@ -83,8 +86,8 @@ class Incidents:
         return self._by_id.get(incident_id)
 
     def unresolved(self) -> tuple[Alert, ...]:
-        """Returns the unresolved incidents, in the order in which they were opened."""
-        return tuple(alert for alert in self._by_id.values() if alert.status != "resolved")
+        """Returns the unresolved incidents, in the order in which they were opened or opened again."""
+        return tuple(self._unresolved.values())
 
     def all(self) -> tuple[Alert, ...]:
         """Returns all known incidents, in the order in which they were opened."""

@@ -5,9 +5,10 @@ Workers ask the script, which decides and takes the probe in one step. This is f
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from breakwater.breakers.rules.breaker import Breaker
+from breakwater.kernel.immutable import changed
 
 PROBE_WAIT_S = 2.0
 """The longest wait for the end of another call's probe. Longer waits would delay the agent's other jobs."""
@@ -60,7 +61,7 @@ def admit(
         probes_early = now_ms < breaker.open_until_ms and _is_of_another(breaker.probed_by, caller)
         if now_ms < breaker.open_until_ms and not probes_early:
             return breaker, BreakerAnswer(False, version, until_ms=breaker.open_until_ms)
-        half_open = replace(
+        half_open = changed(
             breaker,
             state="half_open",
             version=version + 1,
@@ -74,13 +75,13 @@ def admit(
     if breaker.probe not in {None, attempt_id} and now_ms < breaker.probe_until_ms:
         return breaker, BreakerAnswer(False, version, is_probe=True, until_ms=breaker.probe_until_ms)
     asks_again = breaker.probe == attempt_id
-    probed = replace(breaker, probe=attempt_id, probe_until_ms=probe_until_ms)
+    probed = changed(breaker, probe=attempt_id, probe_until_ms=probe_until_ms)
     return probed, BreakerAnswer(True, version, is_probe=True, became_half_open=asks_again)
 
 
 def give_back(breaker: Breaker, attempt_id: str) -> Breaker:
     """Returns a breaker without its probe, if this attempt holds it: its call was not made."""
-    return replace(breaker, probe=None, probe_until_ms=0) if breaker.probe == attempt_id else breaker
+    return changed(breaker, probe=None, probe_until_ms=0) if breaker.probe == attempt_id else breaker
 
 
 def _is_of_another(names: str, caller: str) -> bool:

@@ -24,7 +24,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
-from itertools import groupby
 
 from breakwater.breakers.contract import BreakerRule, BreakerScope, BreakerState, CountedUnit
 from breakwater.breakers.settings import MAX_KEPT, BreakerRules
@@ -112,7 +111,7 @@ CALLERS_OF_SLICE = 8
 """The number of callers that are counted separately in a slice."""
 
 
-@immutable()
+@immutable(slots=False)
 class CountedFailure:
     """A counted failure.
 
@@ -152,7 +151,7 @@ class Slice:
     caller: str = ""
 
 
-@immutable()
+@immutable(slots=False)
 class Breaker:
     """The state of one breaker."""
 
@@ -215,7 +214,7 @@ class Breaker:
     """The caller whose probe has failed. One other caller may probe immediately, without a cool-down."""
 
 
-@immutable()
+@immutable(slots=False)
 class Observation:
     """The outcome of an attempt, as a breaker counts it.
 
@@ -322,7 +321,9 @@ def observe(
         return _after_giving_up(breaker, observation, rules, now_ms, jitter)
     if not observation.failed or observation.sequence <= breaker.closed_at:
         return breaker, None
-    if observation.sequence <= breaker.forgotten or observation.sequence in _sequences(breaker):
+    if observation.sequence <= breaker.forgotten or (
+        _comes_before_others(breaker, observation) and observation.sequence in _sequences(breaker)
+    ):
         return breaker, None  # it has been counted
     counted = _with_call(breaker, observation, rules, now_ms)
     return _open_if_due(_with_failure(counted, observation, rules, now_ms), observation, rules, now_ms, jitter)
@@ -496,8 +497,8 @@ def _open_if_due(
 ) -> tuple[Breaker, BreakerChange | None]:
     # The kinds of names of which several have called within the window: `k`, keys or programs; `t`, tenants.
     since = now_ms - _window_ms(rules)
-    kinds = Counter(name[0] for name, at_ms in breaker.callers if at_ms > since)
-    several = [kind for kind, names in kinds.items() if names > 1]
+    kinds = [name[0] for name, at_ms in breaker.callers if at_ms > since]
+    several = [kind for kind in dict.fromkeys(kinds) if kinds.count(kind) > 1]
     fired = _rule_that_fires(breaker, observation.error, several, rules, now_ms)
     # The names that it opens for alone; none: for all. A key remains one key however many tenants it calls for, even
     # if no other key has called recently, and so does a tenant with many keys.
@@ -603,9 +604,10 @@ def _rule_that_fires(
     if _reaches(recent, rules.errors, several):
         figure = quantity(len(recent), "error")
         return "errors", f"{figure} {window} (threshold: {rules.errors})", recent
+    if rules.failure_rate is None:
+        return None
     calls, failed = calls_within(breaker, rules, now_ms)
     if calls >= rules.minimum_calls and _fails_at_rate(breaker, several, rules, now_ms):
-        assert rules.failure_rate is not None
         threshold = f"{_percent(rules.failure_rate)} of at least {rules.minimum_calls}"
         figure = f"{_percent(failed / calls)} of {quantity(calls, 'call')}"
         return "failure_rate", f"{figure} failed {window} (threshold: {threshold})", recent
@@ -621,7 +623,7 @@ def _with_caller(callers: tuple[tuple[str, int], ...], observation: Observation)
     if len(latest) == len(names):
         return tuple(latest.items())  # nobody else has called
     newest = sorted(latest.items(), key=lambda entry: (entry[0][0], -entry[1], entry[0]))
-    return tuple(entry for _, kind in groupby(newest, key=lambda entry: entry[0][0]) for entry in list(kind)[:2])
+    return tuple(entry for place, entry in enumerate(newest) if place < 2 or newest[place - 2][0][0] != entry[0][0])
 
 
 def _name_of_kind(caller: str, kind: str) -> str:
@@ -752,13 +754,19 @@ def _move(breaker: Breaker, state: BreakerState, reason: str, now_ms: int) -> Br
     )
 
 
+def _comes_before_others(breaker: Breaker, observation: Observation) -> bool:
+    return bool(breaker.failures) and observation.sequence <= breaker.failures[-1].sequence
+
+
 def _sequences(breaker: Breaker) -> list[int]:
     return [failure.sequence for failure in breaker.failures]
 
 
 def _with_failure(breaker: Breaker, observation: Observation, rules: BreakerRules, now_ms: int) -> Breaker:
     """Counts a failure that was not counted before."""
-    place = bisect_left(_sequences(breaker), observation.sequence)
+    place = len(breaker.failures)
+    if _comes_before_others(breaker, observation):
+        place = bisect_left(_sequences(breaker), observation.sequence)
     new_failure = CountedFailure(
         observation.sequence,
         observation.at_ms,
@@ -770,8 +778,10 @@ def _with_failure(breaker: Breaker, observation: Observation, rules: BreakerRule
     )
     failures = (*breaker.failures[:place], new_failure, *breaker.failures[place:])
     needed = _failures_to_keep(failures, breaker, rules, now_ms)
-    remaining = {failure.sequence for failure in needed}
-    dropped = [failure.sequence for failure in failures if failure.sequence not in remaining]
+    forgotten = breaker.forgotten
+    if len(needed) < len(failures):
+        remaining = {failure.sequence for failure in needed}
+        forgotten = max(forgotten, *(failure.sequence for failure in failures if failure.sequence not in remaining))
     errors = breaker.errors_seen
     if observation.error and observation.error not in errors and len(errors) < MAX_ERRORS_SEEN:
         errors = tuple(sorted((*errors, observation.error)))
@@ -779,7 +789,7 @@ def _with_failure(breaker: Breaker, observation: Observation, rules: BreakerRule
         breaker,
         failures=needed,
         count=rules.count,
-        forgotten=max(breaker.forgotten, *dropped, 0),
+        forgotten=forgotten,
         total_failures=breaker.total_failures + 1,
         errors_seen=errors,
         last_failure_ms=max(breaker.last_failure_ms, observation.at_ms),

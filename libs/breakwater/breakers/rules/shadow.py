@@ -21,7 +21,7 @@ STATES_KEPT = 16
 """The number of earlier states that are kept for calls which end after later ones have changed the breaker."""
 
 
-@immutable()
+@immutable(slots=False)
 class Shadow:
     """The state of a shadow.
 

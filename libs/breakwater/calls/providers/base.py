@@ -153,7 +153,7 @@ def silence(call: Call) -> str:
 UNKNOWN_USAGE = Usage(None, None)
 
 
-@immutable()
+@immutable(slots=False)
 class Answer:
     """The model's answer, or the part of it that was published.
 

@@ -13,7 +13,7 @@ from breakwater.jobs.rules.record import spent_by, tokens_of
 from breakwater.jobs.store.executions import ClaimLostError
 from breakwater.jobs.store.task_keys import TaskKey
 from breakwater.kernel.redis.connection import ScriptCommand
-from breakwater.limits.rules.guard import Task, Trip, near_cap, stop_before_call, task_statistics
+from breakwater.limits.rules.guard import Task, Trip, before_call, near_cap, task_statistics, with_job
 from breakwater.limits.rules.refusals import task_budget_held, task_stopped
 from breakwater.limits.store.tasks import TaskTurn, TripRecord
 from breakwater.limits.task_guards import FIRST_JOBS, TaskGuards, shared_task
@@ -81,10 +81,12 @@ class TaskGate(Gate):
         if entered.tripped is not None:
             return self._stop(entered.tripped, entered.task)
         worst_case = self.admission.flight.reserved
-        stop = stop_before_call(entered.task, entered.number, rules, attempts, worst_case)
-        if stop is not None:
-            return self._stop(*stop)
         cost = spent_by(attempts)
+        tokens = tokens_of(attempts)
+        trip = before_call(entered.task, entered.number, rules, tokens=tokens, cost=cost, worst_case=worst_case)
+        if trip is not None:
+            used = with_job(entered.task, entered.number, tokens=tokens, cost=cost, has_called=bool(attempts))
+            return self._stop(trip, used)
         if entered.over_cap:
             error = task_budget_held(
                 self.admission.job.agent_name,
@@ -95,7 +97,7 @@ class TaskGate(Gate):
             refused = Refused("budget_exceeded", error, refused_by="task")
             return WaitForCapacity(POLL_S * (1 + self.jitter()), refused)
         if entered.unwarned is not None and self.admission.lease_ms is not None:
-            near = near_cap(entered.task, entered.number, rules, tokens=tokens_of(attempts), cost=cost)
+            near = near_cap(entered.task, entered.number, rules, tokens=tokens, cost=cost)
             if near is not None:
                 self._near = entered.unwarned, near, entered.task
                 self.announces = True

@@ -8,7 +8,7 @@ it is only for operators, never for the model or the end user.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypedDict
@@ -17,7 +17,6 @@ from pydantic import JsonValue
 
 from breakwater.breakers.rules.failure_statistics import without_threshold
 from breakwater.jobs.contract.execution import FailureStatistics
-from breakwater.jobs.rules.record import spent_by, tokens_of
 from breakwater.kernel.formats import beyond, money, moneys, quantity
 from breakwater.kernel.json_values import NoJsonError, find_json
 from breakwater.limits.contract import GuardRule
@@ -26,7 +25,7 @@ from breakwater.limits.rules.limit import SOFT_PERCENT
 from breakwater.limits.settings import ConfidenceRules, GuardRules
 
 if TYPE_CHECKING:
-    from breakwater.jobs.contract.execution import Attempt, Execution, Reason
+    from breakwater.jobs.contract.execution import Execution, Reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,17 +176,10 @@ def before_call(
     return Trip("max_cost", f"{so_far} spent, and the next call may cost up to {needed} (limit: {cap})")
 
 
-def stop_before_call(
-    task: Task, number: int, rules: GuardRules, attempts: Sequence[Attempt], worst_case: int | None
-) -> tuple[Trip, Task] | None:
-    """Returns why a job's next call must stop its task, and what that has used by then; None if the job may call."""
-    tokens = tokens_of(attempts)
-    cost = spent_by(attempts)
-    trip = before_call(task, number, rules, tokens=tokens, cost=cost, worst_case=worst_case)
-    if trip is None:
-        return None
-    iterations = task.iterations if attempts else number - 1  # a job whose first call is refused is none
-    return trip, replace(task, iterations=iterations, tokens=task.tokens + tokens, cost=task.cost + cost)
+def with_job(task: Task, number: int, *, tokens: int, cost: int, has_called: bool) -> Task:
+    """Returns a task that stops before a call of a job, with that job's usage. One that has not called is none."""
+    iterations = task.iterations if has_called else number - 1
+    return replace(task, iterations=iterations, tokens=task.tokens + tokens, cost=task.cost + cost)
 
 
 def near_cap(task: Task, number: int, rules: GuardRules, *, tokens: int, cost: int) -> Trip | None:

@@ -349,7 +349,7 @@ LONG_CACHE_S = 3600
 _IN_PLAIN_TEXT = ("text/", "application/json", "application/xml")
 
 
-@immutable()
+@immutable(slots=False)
 class InputSize:
     """The size of a request or of a part of one. Sizes of parts add up with `+`.
 

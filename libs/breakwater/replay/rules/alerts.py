@@ -39,7 +39,7 @@ LATE_MS = 3_000
 VERY_LATE_MS = 20_000
 """The same on a machine that is busy, if the record has such an alert."""
 
-LOOK_MS = 250
+LOOK_MS = 1_000
 """The interval at which a group that is due, and not as recorded, is looked at again."""
 
 _REPLAYED = frozenset(

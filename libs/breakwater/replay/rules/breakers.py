@@ -21,9 +21,11 @@ from breakwater.breakers.rules.breaker import (
     rules_of_unconfigured,
     wait_for_call,
 )
+from breakwater.breakers.rules.observations import observation_of
 from breakwater.breakers.rules.transitions import half_opened, transition
 from breakwater.breakers.settings import BreakerRules
-from breakwater.kernel.immutable import changed
+from breakwater.jobs.contract.execution import Attempt
+from breakwater.kernel.immutable import changed, immutable
 from breakwater.kernel.types import ms_from_time
 
 LOOK_EVERY_MS = 10_000
@@ -37,6 +39,29 @@ ORDER_MS = 500
 
 JITTER = 0.5
 """The random part of a cool-down that history does not show."""
+
+
+@immutable()
+class Success:
+    """A success that a breaker has yet to count, and its place in the log.
+
+    Attributes:
+        attempt: the call.
+        sequence: its place.
+        at_ms: when the log stored it, in milliseconds since the epoch.
+        version: the version of the breaker that admitted it.
+    """
+
+    attempt: Attempt
+    sequence: int
+    at_ms: int
+    version: int | None
+
+    @property
+    def observation(self) -> Observation:
+        """The outcome as the breaker counts it."""
+        observation = observation_of(self.sequence, self.at_ms, self.attempt)
+        return observation if observation.version == self.version else changed(observation, version=self.version)
 
 
 class ReplayedBreakers:
@@ -56,6 +81,8 @@ class ReplayedBreakers:
         self._rules = rules
         self._publish = publish
         self._breakers: dict[BreakerKey, Breaker] = {}
+        self._uncounted: dict[BreakerKey, dict[tuple[str | None, str | None], tuple[Success, BreakerRules]]] = {}
+        """The latest success of each caller of a closed breaker, which matters once a call fails."""
         self._before: dict[BreakerKey, Breaker] = {}
         """The breakers as they were until their latest change."""
         self._recorded = {(BreakerKey(event.agent, event.model), event.version): event for event in recorded}
@@ -80,6 +107,37 @@ class ReplayedBreakers:
         elif after is not breaker:
             self._breakers[key] = after
         return admission, breaker
+
+    def closed_version(self, key: BreakerKey, now_ms: int) -> int | None:
+        """Returns the version of a breaker that is closed, and was before its latest change; None of another one."""
+        breaker = self._breakers.get(key, _CLOSED)
+        return breaker.version if breaker.state == "closed" and now_ms >= breaker.changed_ms else None
+
+    def succeed(self, key: BreakerKey, success: Success, rules: BreakerRules) -> bool:
+        """Notes a success of a closed breaker, to be counted before the next failure; False if it must be counted now.
+
+        Of several successes of a caller in a row, the last one counts for all, but for a rule on the failure rate.
+        """
+        if rules.failure_rate is not None or self._breakers.get(key, _CLOSED).state != "closed":
+            return False
+        by_caller = self._uncounted.setdefault(key, {})
+        caller = success.attempt.caller, success.attempt.tenant
+        by_caller.pop(caller, None)  # the latest comes last
+        by_caller[caller] = success, rules
+        return True
+
+    def get(self, key: BreakerKey) -> Breaker:
+        """Returns a breaker, with all that it has counted."""
+        self._count(key)
+        return self._breakers.get(key, _CLOSED)
+
+    def _count(self, key: BreakerKey) -> None:
+        """Counts the successes that were only noted."""
+        for success, rules in self._uncounted.pop(key, _NO_SUCCESSES).values():
+            breaker = self._breakers.get(key, _CLOSED)
+            self._breakers[key], _ = observe(breaker, success.observation, rules, success.at_ms)
+            if breaker.failures:
+                self._note_success(key, breaker, success.at_ms)
 
     def while_open(self, key: BreakerKey, now_ms: int, within_ms: int) -> int:
         """Returns the latest time at which a breaker was open, if its cool-down has just ended; else the current time.
@@ -128,7 +186,7 @@ class ReplayedBreakers:
         Returns:
             True if the order is not that of the log.
         """
-        breaker = self._breakers.get(key, _CLOSED)
+        breaker = self.get(key)
         after, change = observe(breaker, observation, rules, now_ms, JITTER)
         is_reordered = False
         if soon is not None and (observation.failed or observation.gave_up):
@@ -204,10 +262,13 @@ class ReplayedBreakers:
             latest.popleft()
         latest.append((now_ms, before))
 
-    @property
-    def any_open(self) -> bool:
-        """True if any breaker is not closed."""
-        return any(breaker.state in {"open", "half_open"} for breaker in self._breakers.values())
+    def due_ms(self, now_ms: int) -> int | None:
+        """Returns when a look may change a breaker next, in milliseconds since the epoch; None if none may."""
+        breakers = (breaker for breaker in self._breakers.values() if breaker.state in {"open", "half_open"})
+        due = (
+            breaker.open_until_ms if breaker.state == "open" else now_ms for breaker in breakers if not breaker.waits
+        )
+        return min(due, default=None)
 
     def look(self, now_ms: int) -> None:
         """Makes breakers half-open whose cool-down is over without a call, or that have lost their probe."""
@@ -222,8 +283,8 @@ class ReplayedBreakers:
         """Repeats what an operator did to a breaker."""
         key = BreakerKey(event.agent, event.model)
         rules = self._rules.get(key) or rules_of_unconfigured(key)
-        breaker = self._breakers.get(key, _CLOSED)
         now_ms = ms_from_time(event.at)
+        breaker = self.get(key)
         action = isolate if event.to_state == "isolated" else reset
         _, change = action(breaker, by=event.by or "", why="", rules=rules, now_ms=now_ms)
         if change is not None:
@@ -251,6 +312,7 @@ class ReplayedBreakers:
 
 
 _CLOSED = Breaker()
+_NO_SUCCESSES: Mapping[tuple[str | None, str | None], tuple[Success, BreakerRules]] = {}
 
 
 def _agrees(change: BreakerChange, recorded: BreakerTransition) -> bool:

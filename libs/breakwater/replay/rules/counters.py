@@ -5,8 +5,10 @@ Only limits of calendar periods are counted. Windows, slots, queues and the shar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from zoneinfo import ZoneInfo
 
 from breakwater.jobs.contract.execution import Attempt
@@ -17,7 +19,6 @@ from breakwater.limits.rules.budget import (
     LimitTable,
     OverBudget,
     Period,
-    Periods,
     budget_event,
     fits,
     periods_at,
@@ -47,11 +48,30 @@ class Sum:
     changed_ms: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Hold:
+@dataclass(slots=True, eq=False)
+class _Limit:
+    """A limit in a period.
+
+    Attributes:
+        counter: what counts towards it.
+        period: the period.
+        sum: the sum there.
+        awaited: the least spend, in hundredths of nano-dollars, that may reach a threshold which is not announced.
+    """
+
     counter: Counter
     period: Period
-    amount: int
+    sum: Sum
+    awaited: float = 0
+
+    @property
+    def place(self) -> CountedPlace:
+        """The place of the sum."""
+        return self.period.name, self.counter.key, self.counter.unit
+
+
+_Holds = Sequence[tuple[_Limit, int]]
+"""The amounts that a call reserves, by limit."""
 
 
 class ReplayedCounters:
@@ -80,21 +100,20 @@ class ReplayedCounters:
         self._zone = zone
         self._publish = publish
         self._limits_before = ReplayedLimits(before or limits, changes)
+        self._names_of = _names_getter({*self._limits.kinds, *self._limits_before.kinds})
+        self._limited: dict[Hashable, tuple[_Limit, ...]] = {}
+        """The limits of calls by their names, as they are now, in the periods of the latest day."""
         self._diverged: set[str] = set()
         """The keys of limits that count other calls than they did."""
-        self._changed: dict[CallNames, bool] = {}
+        self._changed: dict[Hashable, bool] = {}
         self._used_before = used_before or {}
         self._sums = {place: Sum(used) for place, used in self._used_before.items()}
-        self._holds: dict[str, tuple[_Hold, ...]] = {}
+        self._holds: dict[str, _Holds] = {}
         self._announced: set[tuple[CountedPlace, int, int]] = set()
         self._raised: dict[CountedPlace, int] = {}
-        self._periods: Periods | None = None
-        """The periods of the latest day."""
-
-    @property
-    def sums(self) -> Mapping[CountedPlace, Sum]:
-        """The sums by limit."""
-        return self._sums
+        self._periods = periods_at(time_from_ms(0), zone)
+        self._day = range(0)
+        """The latest day, in milliseconds since the epoch."""
 
     def reserve(self, call: Attempt, now_ms: int, *, is_forced: bool = False) -> OverBudget | None:
         """Reserves the worst case of a call in all its limits, or in none.
@@ -109,21 +128,21 @@ class ReplayedCounters:
             fill.
         """
         if self._limits.has_changed_by(now_ms) | self._limits_before.has_changed_by(now_ms):
-            self._changed.clear()
-        periods = self._periods_at(now_ms)
-        worst: Mapping[LimitUnit, int] = {"usd": call.reserved or 0, "tokens": call.reserved_tokens or 0, "requests": 1}
-        holds = tuple(
-            _Hold(counter, periods.of(counter.window), worst[counter.unit]) for counter in self._limits_of(call)
-        )
+            self._forget()
+        holds: list[tuple[_Limit, int]] = []
         filled: OverBudget | None = None
-        for hold in () if is_forced else holds:
-            place = _place(hold)
-            limit = self._raised.get(place, hold.counter.hard_limit) if hold.counter.enforcement == "hard" else None
-            counted = self._sums.get(place) or Sum()
-            if limit is None or fits(hold.amount, limit=limit, spent=counted.used + counted.reserved):
+        for limited in self._limits_of(call, now_ms):
+            counter = limited.counter
+            unit = counter.unit
+            amount = (call.reserved if unit == "usd" else call.reserved_tokens if unit == "tokens" else 1) or 0
+            holds.append((limited, amount))
+            if is_forced or counter.enforcement != "hard":
                 continue
-            resets_at = hold.period.resets_at
-            over = OverBudget(hold.counter, resets_at, limit, counted.used, counted.reserved, hold.amount)
+            counted = limited.sum
+            limit = self._raised.get(limited.place, counter.hard_limit) if self._raised else counter.hard_limit
+            if limit is None or fits(amount, limit=limit, spent=counted.used + counted.reserved):
+                continue
+            over = OverBudget(counter, limited.period.resets_at, limit, counted.used, counted.reserved, amount)
             if not over.by_reservations:
                 return over
             filled = filled or over
@@ -131,54 +150,51 @@ class ReplayedCounters:
             return filled
         self.release(call.attempt_id)
         self._holds[call.attempt_id] = holds
-        for hold in holds:
-            self._sums.setdefault(_place(hold), Sum()).reserved += hold.amount
+        for limited, amount in holds:
+            limited.sum.reserved += amount
         return None
 
     def release(self, attempt_id: str) -> None:
         """Gives up what a call has reserved that was not made."""
-        for hold in self._holds.pop(attempt_id, ()):
-            self._sums[_place(hold)].reserved -= hold.amount
+        for limited, amount in self._holds.pop(attempt_id, ()):
+            limited.sum.reserved -= amount
 
     def settle(self, attempt: Attempt, now_ms: int) -> None:
         """Replaces the reservation of a call by what it used, and announces the thresholds that this reaches."""
-        holds = self._holds.pop(attempt.attempt_id, ())
-        if not holds:
-            return
-        figures = figures_of(attempt)
-        for hold in holds:
-            counted = self._sums[_place(hold)]
-            counted.reserved -= hold.amount
-            counted.used += figures.used(hold.counter.unit)
+        for limited, amount in self._holds.pop(attempt.attempt_id, ()):
+            unit = limited.counter.unit
+            counted = limited.sum
+            counted.reserved -= amount
+            counted.used += (attempt.cost or 0) if unit == "usd" else figures_of(attempt).used(unit)
             counted.changed_ms = now_ms
-            self._announce(hold, attempt, now_ms)
+            if unit == "usd" and counted.used * 100 >= limited.awaited:
+                self._announce(limited, attempt, now_ms)
 
     def announce_refusal(self, attempt: Attempt, now_ms: int) -> None:
         """Announces a limit that has refused a call as reached, although the spend stays below it."""
         if attempt.refused_by is None or attempt.refused_cap is None:
             return
-        periods = self._periods_at(now_ms)
-        for counter in self._limits_of(attempt):
-            if counter.name == attempt.refused_by:
-                self._announce(_Hold(counter, periods.of(counter.window), 0), attempt, now_ms, refused=True)
+        for limited in self._limits_of(attempt, now_ms):
+            if limited.counter.name == attempt.refused_by:
+                self._announce(limited, attempt, now_ms, refused=True)
 
     def changes_near(self, call: Attempt, now_ms: int, within_ms: int) -> bool:
         """Returns True if a call has ended within some time that counts in a hard limit of this one."""
-        periods = self._periods_at(now_ms)
-        holds = (_Hold(counter, periods.of(counter.window), 0) for counter in self._hard_limits_of(call))
-        sums = (self._sums.get(_place(hold)) for hold in holds)
-        return any(counted is not None and now_ms - counted.changed_ms <= within_ms for counted in sums)
+        limits = (limited for limited in self._limits_of(call, now_ms) if limited.counter.enforcement == "hard")
+        return any(now_ms - limited.sum.changed_ms <= within_ms for limited in limits)
 
     def is_as_it_was(self, call: Attempt) -> bool:
         """Returns True if the limits of a call are those of the record, and have counted the same calls."""
-        names = CallNames.of(call)
+        names = self._names_of(call)
         is_changed = self._changed.get(names)
         if is_changed is None:
             if len(self._changed) >= MAX_CACHED:
                 self._changed.clear()
-            hard = {counter for counter in self._limits_before.of(names) if counter.enforcement == "hard"}
-            is_changed = self._changed[names] = hard != set(self._hard_limits_of(call))
-        return not is_changed and self._diverged.isdisjoint(counter.key for counter in self._hard_limits_of(call))
+            before = self._limits_before.of(CallNames.of(call))
+            is_changed = self._changed[names] = {*_hard(before)} != {*self._hard_limits_of(call)}
+        return not is_changed and (
+            not self._diverged or self._diverged.isdisjoint(counter.key for counter in self._hard_limits_of(call))
+        )
 
     def diverge(self, call: Attempt) -> None:
         """Notes that a call counts, or does not, otherwise than in the record."""
@@ -191,41 +207,61 @@ class ReplayedCounters:
             self._raised[place] = event.limit
         elif event.kind == "raise_ended":
             self._raised.pop(place, None)
+        for limits in self._limited.values():
+            for limited in limits:
+                limited.awaited = 0
 
     def change(self, event: LimitEvent) -> None:
         """Repeats what a person did to a limit that the plane keeps, or to the raise of a limit."""
         self._limits.change(event)
         self._limits_before.change(event)
+        self._forget()
+
+    def _forget(self) -> None:
         self._changed.clear()
+        self._limited.clear()
 
-    def _periods_at(self, now_ms: int) -> Periods:
-        if self._periods is None or not self._periods.day.holds(now_ms):
+    def _limits_of(self, call: Attempt, now_ms: int) -> Sequence[_Limit]:
+        """Returns the limits of a call in the periods of a moment; none of an earlier day is asked for again."""
+        if now_ms not in self._day:
             self._periods = periods_at(time_from_ms(now_ms), self._zone)
-        return self._periods
+            self._day = range(self._periods.day.start_ms, self._periods.day.end_ms)
+            self._limited.clear()
+        names = self._names_of(call)
+        limits = self._limited.get(names)
+        if limits is None:
+            if len(self._limited) >= MAX_CACHED:
+                self._limited.clear()
+            limits = self._limited[names] = tuple(map(self._limit, self._limits.of(CallNames.of(call))))
+        return limits
 
-    def _limits_of(self, call: Attempt) -> Sequence[Counter]:
-        return self._limits.of(CallNames.of(call))
+    def _limit(self, counter: Counter) -> _Limit:
+        period = self._periods.of(counter.window)
+        return _Limit(counter, period, self._sums.setdefault((period.name, counter.key, counter.unit), Sum()))
 
     def _hard_limits_of(self, call: Attempt) -> Iterable[Counter]:
-        return (counter for counter in self._limits_of(call) if counter.enforcement == "hard")
+        return _hard(self._limits.of(CallNames.of(call)))
 
-    def _announce(self, hold: _Hold, attempt: Attempt, now_ms: int, *, refused: bool = False) -> None:
-        counter = hold.counter
-        place = _place(hold)
+    def _announce(self, limited: _Limit, attempt: Attempt, now_ms: int, *, refused: bool = False) -> None:
+        counter = limited.counter
+        place = limited.place
         limit = self._raised.get(place, counter.effective)
         if limit is None or counter.unit != "usd":
             return
-        counted = self._sums.get(place) or Sum()
+        counted = limited.sum
         refused = refused and attempt.refused_cap == limit
         announced = reached_thresholds(counter, limit, self._used_before.get(place, 0))
-        for percent in reached_thresholds(counter, limit, counted.used, refused=refused):
+        reached = reached_thresholds(counter, limit, counted.used, refused=refused)
+        to_come = [percent for percent in counter.thresholds if percent not in reached]
+        limited.awaited = limit * min(to_come) if to_come and limit else math.inf
+        for percent in reached:
             if percent in announced or (place, limit, percent) in self._announced:
                 continue
             self._announced.add((place, limit, percent))
             self._publish(
                 budget_event(
                     counter,
-                    hold.period,
+                    limited.period,
                     f"{percent}/{limit}",
                     attempt.agent,
                     kind="hard_cap" if percent == 100 and counter.enforcement == "hard" else "soft_cap",
@@ -238,10 +274,14 @@ class ReplayedCounters:
             )
 
 
-def _place(hold: _Hold) -> CountedPlace:
-    return hold.period.name, hold.counter.key, hold.counter.unit
+def _hard(counters: Iterable[Counter]) -> Iterable[Counter]:
+    return (counter for counter in counters if counter.enforcement == "hard")
 
 
-def spend(sums: Mapping[CountedPlace, Sum]) -> Iterable[tuple[CountedPlace, int]]:
-    """Yields what was spent by place, in nano-dollars."""
-    return ((place, counted.used) for place, counted in sums.items() if place[2] == "usd")
+def _names_getter(kinds: Collection[str]) -> Callable[[Attempt], Hashable]:
+    """Returns a function that returns those names of a call on which its limits depend."""
+    fields = sorted({"submitted_by" if kind == "key" else kind.partition(":")[0] for kind in kinds} - {"global", "tag"})
+    names_of = attrgetter("agent", *fields)
+    if not any(kind.startswith("tag:") for kind in kinds):
+        return names_of
+    return lambda call: (names_of(call), *call.cost_tags.items())

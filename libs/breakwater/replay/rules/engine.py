@@ -38,7 +38,7 @@ from breakwater.limits.rules.budget import OWN_CAP, fits
 from breakwater.limits.rules.guard import task_statistics
 from breakwater.limits.rules.refusals import budget_held, over_budget, over_own_cap, task_stopped
 from breakwater.replay.rules.alerts import ReplayedAlerts, is_of_person
-from breakwater.replay.rules.breakers import JITTER, LOOK_EVERY_MS, ORDER_MS, ReplayedBreakers
+from breakwater.replay.rules.breakers import JITTER, LOOK_EVERY_MS, ORDER_MS, ReplayedBreakers, Success
 from breakwater.replay.rules.counters import CountedPlace, ReplayedCounters
 from breakwater.replay.rules.history import AgentPolicy, Changes, LoggedAttempt, Policy, RecordedJob
 from breakwater.replay.rules.prices import ChangedPrices
@@ -270,8 +270,9 @@ class Replay:
         self._sequence = 0
         self._ahead: dict[str, int] = {}
         """The places of outcomes that their breakers may have had before others that the log has first, by attempt."""
-        self._looks = False
-        """True while breakers are looked at."""
+        self._looks_ms: int | None = None
+        """The time at which breakers are looked at next; None while all are closed, or wait for a call."""
+        self._keys: dict[tuple[str, str, str, str], BreakerKey] = {}
         self._under_way = 0
         """The number of jobs that have begun and not ended."""
         self._ends_ms = max((ms_from_time(event.at) for event in (*changes.transitions, *changes.alerts)), default=0)
@@ -308,15 +309,25 @@ class Replay:
         work(*args, at_ms)
 
     def _run_until(self, at_ms: int) -> None:
-        while self._events and self._events[0][0] < at_ms:
-            self._run_next()
+        events = self._events
+        while events and events[0][0] < at_ms:
+            event_ms, _, _, _, work, args = heappop(events)
+            work(*args, event_ms)
 
     def _look(self, now_ms: int) -> None:
-        """Looks at the breakers, every 10 s while any is not closed."""
-        self._breakers.look(now_ms)
-        self._looks = self._breakers.any_open
-        if self._looks:
-            self._at(now_ms + LOOK_EVERY_MS, _LOOKS, self._look)
+        """Looks at the breakers, as the service does every 10 s, if that may change one."""
+        if now_ms == self._looks_ms:
+            self._breakers.look(now_ms)
+            self._looks_ms = None
+            self._plan_look(now_ms)
+
+    def _plan_look(self, now_ms: int) -> None:
+        due_ms = self._breakers.due_ms(now_ms)
+        if due_ms is not None:
+            at_ms = now_ms + LOOK_EVERY_MS * max(1, -(-(due_ms - now_ms) // LOOK_EVERY_MS))
+            if self._looks_ms is None or at_ms < self._looks_ms:
+                self._looks_ms = at_ms
+                self._at(at_ms, _LOOKS, self._look)
 
     def _acts_of(self, changes: Changes) -> Iterator[tuple[int, Callable[[int], None]]]:
         """Yields what operators did, and when breakers were looked at without a call, each with its time."""
@@ -474,20 +485,25 @@ class Replay:
         """Asks all gates for the admission of a call, in the order in which their refusals take precedence."""
         record = run.job.record
         task = None if record.task_key is None else TaskName(record.tenant, record.task_key)
-        verdicts: list[_Verdict | None] = []
+        of_guard: _Verdict | None = None
         if run.agent.guard is not None:
             judged = self._tasks.judge(task, record, run.agent.guard, run.attempts, call.reserved, now_ms)
-            verdicts.append(self._of_guard(run, task, judged, now_ms))
-            if task is None and verdicts[0] is not None:
-                return verdicts[0]  # judged by the worker alone, which then asks nobody
+            if judged.trip is not None or judged.waits:
+                of_guard = self._of_guard(run, task, judged, now_ms)
+            if task is None and of_guard is not None:
+                return of_guard  # judged by the worker alone, which then asks nobody
         own_cap = run.agent.max_cost
-        spent = spent_by(run.attempts)
-        if own_cap is not None and call.reserved is not None and not fits(call.reserved, limit=own_cap, spent=spent):
-            error = over_own_cap(record.agent, call.model, call.reserved, spent, own_cap)
-            return _Verdict(ReplayedRefusal("budget_exceeded", error, refused_by=OWN_CAP))
-        verdicts += [self._of_breaker(run, call, now_ms), self._of_limits(call, now_ms)]
-        answers = [verdict for verdict in verdicts if verdict is not None]
-        return next((verdict for verdict in answers if not verdict.waits), answers[0] if answers else None)
+        if own_cap is not None and call.reserved is not None:
+            spent = spent_by(run.attempts)
+            if not fits(call.reserved, limit=own_cap, spent=spent):
+                error = over_own_cap(record.agent, call.model, call.reserved, spent, own_cap)
+                return _Verdict(ReplayedRefusal("budget_exceeded", error, refused_by=OWN_CAP))
+        of_breaker = self._of_breaker(run, call, now_ms)
+        of_limits = self._of_limits(call, now_ms)
+        if of_guard is None and of_breaker is None and of_limits is None:
+            return None
+        verdicts = [verdict for verdict in (of_guard, of_breaker, of_limits) if verdict is not None]
+        return next((verdict for verdict in verdicts if not verdict.waits), verdicts[0])
 
     def _of_guard(self, run: ReplayedJob, task: TaskName | None, judged: TaskVerdict, now_ms: int) -> _Verdict | None:
         record = run.job.record
@@ -517,6 +533,9 @@ class Replay:
         rules = run.agent.breaker
         key = self._key_of(run, call)
         if rules is None or key is None:
+            return None
+        run.version = self._breakers.closed_version(key, now_ms)
+        if run.version is not None:
             return None
         remaining_s = (run.deadline_ms - now_ms) / 1000
         lease_s = remaining_s if call.first_token_ms is not None else min(run.agent.timeout_s, remaining_s)
@@ -659,7 +678,13 @@ class Replay:
     def _key_of(self, run: ReplayedJob, call: Attempt) -> BreakerKey | None:
         """Returns the breaker of a call; None if its agent has none."""
         rules = run.agent.breaker
-        return None if rules is None else BreakerKey.of(rules.scope, call.agent, call.unit, call.provider)
+        if rules is None:
+            return None
+        names = rules.scope, call.agent, call.unit, call.provider
+        key = self._keys.get(names)
+        if key is None:
+            key = self._keys[names] = BreakerKey.of(*names)
+        return key
 
     def _refusal_of(self, run: ReplayedJob, call: Attempt, refusal: ReplayedRefusal, now_ms: int) -> Attempt:
         """Returns the attempt of a refused call that the record does not have."""
@@ -709,10 +734,16 @@ class Replay:
         key = self._key_of(run, attempt)
         if rules is None or key is None:
             return
+        if attempt.outcome == "success" and self._breakers.succeed(
+            key, Success(attempt, self._sequence, now_ms, run.version), rules
+        ):
+            return
         observation = observation_of(self._sequence, now_ms, attempt)
         if not attempt.short_circuited and observation.version != run.version:
             observation = changed(observation, version=run.version)
-        soon = partial(self._soon, key, now_ms) if run.follows and self._is_as_it_was(run, attempt) else None
+        soon: Callable[[], Iterable[Observation]] | None = None
+        if (observation.failed or observation.gave_up) and run.follows and self._is_as_it_was(run, attempt):
+            soon = partial(self._soon, key, now_ms)
         if self._breakers.observe(key, observation, rules, now_ms, soon):
             self.findings.races["order of outcomes"] += 1
 
@@ -864,9 +895,8 @@ class Replay:
     def _note_transition(self, event: BreakerTransition) -> None:
         self.findings.transitions.append(event)
         self._alerts.add_event(event)
-        if not self._looks and event.to_state == "open":
-            self._looks = True
-            self._at(ms_from_time(event.at) + LOOK_EVERY_MS, _LOOKS, self._look)
+        if event.to_state in {"open", "half_open"}:
+            self._plan_look(ms_from_time(event.at))
 
     def _note_guard(self, event: GuardEvent) -> None:
         self.findings.guards.append(event)

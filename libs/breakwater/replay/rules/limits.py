@@ -33,6 +33,8 @@ class ReplayedLimits:
         """Takes the limits of a config, and the changes of others, which hold once they are made."""
         self._counted = with_all_limits(limits, events)
         self._dimensions = Dimensions(self._counted.dimensions)
+        self.kinds = self._dimensions.kinds
+        """The kinds of names on which the limits of a call depend."""
         self._states: dict[str, PlaneLimit] = {}
         self._present = replace(limits, plane_limits=PlaneLimits())
         self._of_callers: dict[CallNames, tuple[Counter, ...]] = {}

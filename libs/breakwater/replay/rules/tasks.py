@@ -14,9 +14,10 @@ from breakwater.limits.rules.guard import (
     Task,
     Trip,
     after_job,
+    before_call,
     near_cap,
     outcome_of,
-    stop_before_call,
+    with_job,
 )
 from breakwater.limits.settings import GuardRules
 
@@ -209,12 +210,14 @@ class ReplayedTasks:
         task = state.task
         if state.trip is not None:
             return TaskVerdict(state.trip, task)
-        stop = stop_before_call(task, number, rules, attempts, worst_case)
-        if stop is not None:
-            return TaskVerdict(*stop)
+        trip = before_call(task, number, rules, tokens=tokens, cost=cost, worst_case=worst_case)
+        if trip is not None:
+            return TaskVerdict(trip, with_job(task, number, tokens=tokens, cost=cost, has_called=bool(attempts)))
         if is_over:
             return TaskVerdict(None, task, waits=True)
-        if name is not None and not state.warned:
+        if name is None:
+            return _ADMITTED
+        if not state.warned:
             near = near_cap(task, number, rules, tokens=tokens, cost=cost)
             if near is not None:
                 state.warned = True
@@ -289,5 +292,6 @@ class ReplayedTasks:
         )
 
 
+_ADMITTED = TaskVerdict(None, Task())
 _ALONE = TaskState()
 """The task of a job that is alone in it."""

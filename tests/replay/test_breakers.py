@@ -1,0 +1,48 @@
+"""Breakers of a replay that count successes late, against ones that count each at once."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from breakwater.breakers.contract import BreakerTransition
+from breakwater.breakers.rules.breaker import Breaker, BreakerKey, observe
+from breakwater.breakers.rules.observations import observation_of
+from breakwater.breakers.settings import BreakerRules
+from breakwater.jobs.contract.execution import ErrorInfo
+from breakwater.replay.rules.breakers import JITTER, ReplayedBreakers, Success
+from tests.records.test_messages import attempt
+
+KEY = BreakerKey("a", "m")
+RULES = BreakerRules(consecutive_failures=3, same_error=4, errors=6, within_s=5, cooldown_s=1)
+ERROR = ErrorInfo(kind="server", class_="ServerError", message="500", hash="0badc0de")
+CALLERS = st.sampled_from([(None, None), ("app", None), ("app", "acme"), ("cli", "acme"), ("bot", "beta")])
+CALLS = st.lists(st.tuples(st.booleans(), CALLERS, st.integers(0, 3000)), min_size=5, max_size=40)
+
+
+@given(CALLS)
+def test_successes_that_are_counted_late_change_no_breaker(
+    calls: list[tuple[bool, tuple[str | None, str | None], int]],
+) -> None:
+    transitions: list[BreakerTransition] = []
+    breakers = ReplayedBreakers({KEY: RULES}, (), transitions.append)
+    breaker = Breaker()
+    openings = 0
+    now_ms = 1_795_000_000_000
+    for number, (fails, (caller, tenant), pause_ms) in enumerate(calls, 1):
+        now_ms += pause_ms
+        fields = {"outcome": "error", "error": ERROR, "counts_for_breaker": True} if fails else {}
+        call = attempt(
+            attempt_id=f"j{number}:1", execution_id=f"j{number}", caller=caller, tenant=tenant,
+            breaker_version=breaker.version, **fields,
+        )  # fmt: skip
+        observation = observation_of(number, now_ms, call)
+        breaker, change = observe(breaker, observation, RULES, now_ms, JITTER)
+        openings += change is not None
+        if fails or not breakers.succeed(KEY, Success(call, number, now_ms, breaker.version), RULES):
+            breakers.observe(KEY, observation, RULES, now_ms)
+    assert len(transitions) == openings
+    if transitions:
+        assert transitions[-1].version == breaker.version
+        assert (transitions[-1].reason, transitions[-1].open_for or "") == (breaker.reason, breaker.alone_name)
+    assert breakers.get(KEY) == breaker
