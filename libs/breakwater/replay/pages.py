@@ -166,7 +166,8 @@ def view_plan(report: ConfigPlan) -> dict[str, Any]:
     lines = lines_of(report)
     return {
         "report": report,
-        "headline": headline(report),
+        # A number stays on the line of its sign.
+        "headline": headline(report).replace(" %", "\N{NO-BREAK SPACE}%"),
         "bounds": f"from {report.since:{_MINUTE}} to {report.until:{_MINUTE}} UTC",
         "lines": lines,
         "line_columns": line_columns(lines),
