@@ -161,6 +161,23 @@ def test_a_limit_over_all_agents_is_judged_by_all_of_them() -> None:
     assert values_of(search(text, history, agent="reader")) == {}
 
 
+def test_a_setting_of_an_agent_is_judged_with_those_it_shares_a_limit_with() -> None:
+    budgets = {"global": {"daily_usd": 0.28, "enforcement": "hard"}}
+    writer = {"breaker": {"consecutive_failures": 1, "cooldown_s": 3600}, "retry": {"max_attempts": 1}}
+    models = [Model("p/small", 0.01, always(0.1)), OF_CHAIN[2]]
+    jobs = [*jobs_at("writer", TIMES), *jobs_at("reader", every(30, hours=9))]
+    suggested: list[dict[str, SettingValue]] = []
+    for limit in (budgets, {}):
+        text = config(limit, **writer)
+        result = search(text, lived(text, jobs, models), agent="writer")
+        assert result.is_complete
+        assert result.replays <= result.most_replays
+        suggested.append(values_of(result))
+    # More answers of the one would leave less of the limit to the other, which has the last hour.
+    assert suggested[0] == {}
+    assert "agents.writer.breaker.consecutive_failures" in suggested[1]
+
+
 def test_few_days_suggest_nothing_and_the_time_limit_ends_a_search() -> None:
     text = config(budget={"daily_usd": 0.2, "enforcement": "hard"})
     result = search(text, lived(text, jobs_at("writer", every(16, days=7)), SMALL))

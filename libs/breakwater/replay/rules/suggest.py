@@ -3,6 +3,8 @@
 One setting of one agent after the other is tried with a few values. Days are dealt in turns: on the even ones the best
 value is chosen, and it is suggested only if the odd ones, which had no say in it, agree. The next setting is tried on
 top of what is suggested so far.
+
+A choice needs only the agent's own jobs; the jobs of all that decide about each other are replayed to judge it.
 """
 
 from __future__ import annotations
@@ -161,12 +163,19 @@ class Search:
         self._groups = groups_of(replace(policy, limits=limits), jobs, guarded)
         self._values: dict[tuple[str, ...], SettingValue] = {}
         """The suggested values so far."""
+        self._present = policy
+        """The policy with these."""
+        self._alone: dict[frozenset[str], DailyOutcome] = {}
+        """The outcomes of agents by themselves under that policy."""
 
     def run(self) -> Suggestions:
         """Tries one setting after the other. Returns what it has found, which is in `result` meanwhile."""
         result = self.result
         plans = [(group, trials) for group in self._groups if (trials := list(self._trials(group)))]
-        result.most_replays = sum(1 + sum(len(values) or 2 for _, values in trials) for _, trials in plans)
+        for group, trials in plans:
+            settings = [trial.setting for trial in trials] if len(group) > 1 else []
+            result.most_replays += 1 + len(settings) + len({setting.agent for setting in settings} - {None})
+            result.most_replays += sum(len(trial.values) or 2 for trial in trials)
         for group, trials in plans:
             base = self._replay(self._before, group)
             for trial in trials:
@@ -200,30 +209,40 @@ class Search:
         days = list(base.days(setting.agent))
         deciding = days[::2]
         judging = days[1::2]
-        outcomes: dict[int, DailyOutcome] = {}
+        scope = group if setting.agent is None else frozenset({setting.agent})
+        alone = base if scope == group else self._alone.get(scope) or self._replay(self._present, scope)
+        if alone is None:
+            return base
+        self._alone[scope] = alone
+        outcomes: dict[int, tuple[Policy, DailyOutcome]] = {}
         effects: dict[int, DailyEffect] = {}
-        values = trial.values or self._demand(setting, deciding, group)
+        values = trial.values or self._demand(setting, deciding, scope)
         for number, value in enumerate(values):
             policy = self._policy_with({**self._values, setting.path: value})
-            outcome = None if policy is None else self._replay(policy, group)
-            if outcome is None:
+            outcome = None if policy is None else self._replay(policy, scope)
+            if policy is None or outcome is None:
                 continue
-            unknown = _unknown(outcome, setting.agent) - _unknown(base, setting.agent)
-            if unknown > MOST_UNKNOWN * sum(day.jobs for day in base.days(setting.agent).values()):
+            unknown = _unknown(outcome, setting.agent) - _unknown(alone, setting.agent)
+            if unknown > MOST_UNKNOWN * sum(day.jobs for day in alone.days(setting.agent).values()):
                 self._note_unknown(setting, value, unknown)
                 continue
-            outcomes[number] = outcome
-            effects[number] = daily_effect(base, outcome, setting.agent, deciding)
+            outcomes[number] = policy, outcome
+            effects[number] = daily_effect(alone, outcome, setting.agent, deciding)
         if not self.result.is_complete or (number := best_of(effects)) is None:
             return base
-        outcome = outcomes[number]
-        effect = daily_effect(base, outcome, setting.agent, judging)
+        policy, outcome = outcomes[number]
+        judged = outcome if scope == group else self._replay(policy, group)
+        if judged is None:
+            return base
+        effect = daily_effect(base, judged, setting.agent, judging)
         merit = merit_of(effect)
         if merit is None or merit != merit_of(effects[number]):
             return base
+        self._present = policy
         self._values[setting.path] = values[number]
+        self._alone[scope] = outcome
         self.result.suggestions.append(Suggestion(setting, values[number], merit, effect))
-        return outcome
+        return judged
 
     def _note_unknown(self, setting: Setting, value: SettingValue, unknown: int) -> None:
         """Notes a value whose effect is unknown, if there is a reason to try it: the first of its models is cheaper."""
@@ -237,12 +256,12 @@ class Search:
             reason = f"{value[0]} has {share} of the price of {setting.value[0]}, but {jobs} would call it unrecorded"
             self.result.experiments.append(Experiment(setting, value, reason))
 
-    def _demand(self, setting: Setting, days: Sequence[str], group: frozenset[str]) -> Sequence[SettingValue]:
+    def _demand(self, setting: Setting, days: Sequence[str], scope: frozenset[str]) -> Sequence[SettingValue]:
         """Returns the limit on the spend of a day that has room for most of some days, if it is above the present."""
         if isinstance(setting.value, list):
             return ()
         policy = self._policy_with({**self._values, setting.path: max(1, plain(setting.value * 100))})
-        outcome = None if policy is None else self._replay(policy, group)
+        outcome = None if policy is None else self._replay(policy, scope)
         if outcome is None:
             return ()
         spends = sorted(day.cost for name, day in outcome.days(setting.agent).items() if name in days)
