@@ -97,8 +97,12 @@ async def read_sample(
     days: list[DaySpan] = []
     for day, count in cast(Sequence[tuple[date, int]], result.rows):
         noon = datetime(day.year, day.month, day.day, 12, tzinfo=policy.zone)
-        whole = period("daily", noon, policy.zone)
-        days.append(DaySpan(max(since, time_from_ms(whole.start_ms)), min(until, time_from_ms(whole.end_ms)), count))
+        calendar_day = period("daily", noon, policy.zone)
+        days.append(
+            DaySpan(
+                max(since, time_from_ms(calendar_day.start_ms)), min(until, time_from_ms(calendar_day.end_ms)), count
+            )
+        )
     spans = sample_of(days)
     parts: list[RecordedDays] = []
     for number, span in enumerate(spans):
