@@ -81,8 +81,15 @@ def _usd(value: object) -> object:
 @lru_cache(maxsize=1024)  # each of a job's few moments is written several times
 def format_time(moment: datetime) -> str:
     """Formats a time by RFC 3339, in UTC with milliseconds: `2026-11-21T10:00:00.000Z`."""
-    in_utc = moment if moment.tzinfo is UTC else moment.astimezone(UTC)
-    return in_utc.isoformat(timespec="milliseconds")[:-6] + "Z"
+    if moment.tzinfo is not UTC:
+        moment = moment.astimezone(UTC)
+    second = _format_second(moment.year, moment.month, moment.day, moment.hour, moment.minute, moment.second)
+    return f"{second}.{moment.microsecond // 1000:03}Z"
+
+
+@lru_cache(maxsize=64)  # many moments are in the same second
+def _format_second(year: int, month: int, day: int, hour: int, minute: int, second: int) -> str:
+    return datetime(year, month, day, hour, minute, second).isoformat()
 
 
 def time_from_ms(epoch_ms: int) -> datetime:
