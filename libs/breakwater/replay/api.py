@@ -60,7 +60,7 @@ class ConfigPlanRoutes:
         errors={
             404: "No config of this version is stored (`unknown_version`); configs are stored for 30 days.",
             422: "The request (`invalid_request`) or the config is invalid, and the message names each mistake with "
-            "its line (`invalid_config`); neither config has such an agent (`unknown_agent`).",
+            "its line (`invalid_config`); no config has such an agent (`unknown_agent`).",
             503: f"{CLICKHOUSE_UNAVAILABLE} Or another plan runs in this process (`too_many_config_plans`).",
         },
     )
@@ -82,6 +82,8 @@ class ConfigPlanRoutes:
             since=plan_request.since,
             until=until,
             agent=plan_request.agent,
+            renames=plan_request.renames,
+            leaves_out_unknown=plan_request.unknown == "exclude",
         )
         return StreamedRows(
             request,

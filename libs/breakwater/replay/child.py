@@ -15,6 +15,7 @@ from breakwater.config import parse_config
 from breakwater.kernel.clickhouse.client import connect
 from breakwater.kernel.clickhouse.errors import AnalyticsUnavailableError, QueryError
 from breakwater.kernel.errors import ConfigError
+from breakwater.kernel.formats import hint
 from breakwater.kernel.process import background, prctl
 from breakwater.replay.contract import ConfigPlanError, ConfigPlanLine
 from breakwater.replay.plan import MAX_SILENCE_S, plan_config
@@ -76,11 +77,19 @@ async def _plan(task: PlanTask) -> ConfigPlanLine:
         return _error("invalid_config", str(error))
     if task.agent is not None and task.agent not in {*config.agents, *before.agents}:
         return _error("unknown_agent", f"neither config has an agent {task.agent!r}")
+    for name in task.renames.values():
+        if name not in config.agents:
+            return _error("unknown_agent", f"the changed config has no agent {name!r}{hint(name, config.agents)}")
     progress = _Progress(task)
     writing = asyncio.create_task(progress.run())
     analytics = connect(SecretStr(task.clickhouse_url), answer_timeout_s=MAX_SILENCE_S)
     try:
-        report = await plan_config(analytics, config, before, task.since, task.until, task.agent, on_end=progress.add)
+        report = await plan_config(
+            *(analytics, config, before, task.since, task.until, task.agent),
+            on_end=progress.add,
+            renames=task.renames,
+            leaves_out_unknown=task.leaves_out_unknown,
+        )
     except AnalyticsUnavailableError as error:
         return _error("unavailable", str(error))
     except QueryError as error:

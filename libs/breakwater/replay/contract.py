@@ -184,6 +184,12 @@ class ConfigPlanRequest(Message):
     since: Moment = Field(description="Earliest start of a job (inclusive): a time in RFC 3339.")
     until: Moment | None = Field(default=None, description="Latest start (exclusive); default: now.")
     agent: Identifier | None = Field(default=None, description="Report on the jobs of one agent.")
+    renames: dict[Identifier, Identifier] = Field(
+        default_factory=dict,
+        max_length=100,
+        description="Agents with another name in the changed config: their new names, by those in the record.",
+    )
+    unknown: Literal["count", "exclude"] = Field(default="count", description="Jobs whose end history can't tell.")
 
     @model_validator(mode="after")
     def _is_one_config(self) -> Self:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from datetime import datetime
 
 import structlog
+from pydantic import Field
 
 from breakwater.kernel.process.programs import for_program
 from breakwater.kernel.types import Message
@@ -32,6 +33,8 @@ class PlanTask(Message):
         since: the beginning of the time in which the jobs were started.
         until: its end.
         agent: the only agent whose jobs are reported on; None for all.
+        renames: the names of agents in the changed config, by those in the record.
+        leaves_out_unknown: True if jobs do not count whose end history can't tell.
     """
 
     clickhouse_url: str
@@ -40,6 +43,8 @@ class PlanTask(Message):
     since: datetime
     until: datetime
     agent: str | None = None
+    renames: dict[str, str] = Field(default_factory=dict)
+    leaves_out_unknown: bool = False
 
 
 async def plan_in_process(task: PlanTask) -> AsyncGenerator[ConfigPlanLine]:

@@ -96,6 +96,17 @@ async def test_what_is_wrong_with_a_request_or_a_config_is_said_with_its_place(p
     assert (await planned.ask(config=CHANGED, version="v")).code == "invalid_request"
     assert (await planned.ask(config=CHANGED, until=format_time(NOON - timedelta(days=1)))).code == "invalid_request"
     assert (await planned.ask(version="gone")).code == "unknown_version"
+    renamed = await planned.ask(config=CHANGED, renames={"writer": "wirter"})
+    assert (renamed.status, renamed.code) == (422, "unknown_agent")
+    assert "has no agent 'wirter'; did you mean 'writer'?" in renamed.message
+
+
+async def test_jobs_of_a_renamed_agent_are_those_of_its_new_name(planned: Planned) -> None:
+    config = CHANGED.replace("writer:", "author:")
+    *_, last = await planned.lines(config=config, renames={"writer": "author"})
+    assert (last["report"]["jobs"], last["report"]["newly_refused"]["after"]) == (JOBS, 3)
+    *_, last = await planned.lines(config=config, unknown="exclude")
+    assert (last["report"]["jobs"], last["report"]["left_out"]) == (0, JOBS)
 
 
 async def test_one_plan_runs_at_a_time_and_ends_with_its_reader(

@@ -201,8 +201,8 @@ def _counter(budget: str, limits: LimitTable, snapshot: Snapshot) -> Counter:
         hint = "each tenant that the config does not list has its own limit: name a tenant"
     else:
         keys = (key,) if is_known else limits.keys()
-        known = [limits.counter(known_key, window).name for known_key in keys for window in _windows(limits, known_key)]
-        hint = suggestion(budget, known).removeprefix("; ")
+        names = [limits.counter(known_key, window).name for known_key in keys for window in _windows(limits, known_key)]
+        hint = suggestion(budget, names).removeprefix("; ")
     raise unknown("budget", f"there is no budget {budget!r}", "budget", hint)
 
 

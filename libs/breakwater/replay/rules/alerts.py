@@ -33,14 +33,15 @@ from breakwater.jobs.contract.execution import Execution
 from breakwater.kernel.types import ms_from_time, time_from_ms
 from breakwater.limits.contract import BudgetEvent, GuardEvent
 
+LOOK_MS = 1_000
+"""The interval at which the alerter looks at its groups, and at which one that is not as recorded is looked at here."""
+
 LATE_MS = 3_000
-"""The time from the moment at which a group is due to its alert, at most: jobs are fetched in batches, every second."""
+"""The time from the moment at which a group is due to its alert, at most: jobs are fetched in batches, and then looked
+at."""
 
 VERY_LATE_MS = 20_000
 """The same on a machine that is busy, if the record has such an alert."""
-
-LOOK_MS = 1_000
-"""The interval at which a group that is due, and not as recorded, is looked at again."""
 
 _REPLAYED = frozenset(
     {
@@ -181,7 +182,8 @@ class ReplayedAlerts:
         is_inhibited = may_be_explained(signal) and is_explained(signal, self._incidents.unresolved())
         alert = None if is_inhibited else decide(signal, self._incidents.of(key), self._rules)
         recorded = self._recorded_source(key, signal, due_ms + VERY_LATE_MS)
-        late_ms = due_ms + (LATE_MS if recorded is None else VERY_LATE_MS)
+        usual_ms = LATE_MS if key in self._recorded else LOOK_MS
+        late_ms = due_ms + (usual_ms if recorded is None else VERY_LATE_MS)
         if recorded != (None if alert is None else alert.source_id) and now_ms < late_ms:
             return False
         self._keep(alert)
