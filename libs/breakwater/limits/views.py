@@ -169,14 +169,14 @@ def tone_of_limit(limit: ListedLimit) -> str:
     return "bad" if share >= 1 else "warn" if share * 100 > WARN_PERCENT else ""
 
 
-def _used(limit: ListedLimit) -> Cell:
+def _use_text(limit: ListedLimit) -> Cell:
     share = used_share_of(limit)
     if limit.used is None or share is None:
         return "", "faint"
     return f"{amount_in_words(limit.unit, limit.used)} ({percent(share)})", tone_of_limit(limit)
 
 
-def _reserved(limit: ListedLimit) -> str:
+def _reservation_text(limit: ListedLimit) -> str:
     return "" if limit.reserved is None else amount_in_words(limit.unit, limit.reserved)
 
 
@@ -223,9 +223,9 @@ LISTED_LIMITS: tuple[Column[ListedLimit], ...] = (
         name="amount",
         order=lambda limit: (limit.unit, Decimal(limit.amount)),
     ),
-    Column("used", lambda limit: limit.used, display=_used, order=lambda limit: used_share_of(limit) or 0.0),
+    Column("used", lambda limit: limit.used, display=_use_text, order=lambda limit: used_share_of(limit) or 0.0),
     Column("free", lambda limit: limit.remaining, display=_remaining, name="remaining", drop=2),
-    Column("reserved", lambda limit: limit.reserved, display=_reserved, terminal=False, page=False),
+    Column("reserved", lambda limit: limit.reserved, display=_reservation_text, terminal=False, page=False),
     Column(
         "resets",
         lambda limit: limit.resets_at,
