@@ -6,12 +6,15 @@ import asyncio
 import itertools
 import random
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nats.aio.msg import Msg
+
+from breakwater.kernel.nats import subjects
 from tests.chaos.identity import ReplayedRecord, replayed_record
 from tests.chaos.plane import Chaos, chaos_plane
 from tests.flow.kit import model
@@ -23,6 +26,7 @@ KILLED = ("worker", "breaker", "worker-2", "budget", "worker", "alerter", "worke
 KILL_EVERY_S = 20.0
 STEPS = 8
 """The jobs of a task."""
+AGENTS = ("writer", "capped", "stepper", "held")
 
 
 def models(seconds: float) -> dict[str, Any]:
@@ -122,17 +126,40 @@ async def _kill(chaos: Chaos) -> None:
         chaos.plane.start(part.partition("-")[0], part)
 
 
+class _Tasks:
+    """The tasks of the storm: each asks for its next job once it has the result of the one before, as agents do."""
+
+    def __init__(self) -> None:
+        self._idle: deque[str] = deque()
+        self._steps: Counter[str] = Counter()
+        self._task_of: dict[str, str] = {}
+
+    def next_for(self, job_id: str) -> str:
+        """Returns the task of a job: one that waits for no result, or a new one."""
+        task = self._idle.popleft() if self._idle else f"t{len(self._steps)}"
+        self._steps[task] += 1
+        self._task_of[subjects.result(job_id)] = task
+        return task
+
+    async def on_result(self, message: Msg) -> None:
+        """Lets a task go on, unless it has all of its jobs."""
+        task = self._task_of.pop(message.subject, None)
+        if task is not None and self._steps[task] < STEPS:
+            self._idle.append(task)
+
+
 async def _submit(chaos: Chaos, jobs: int, per_s: float, chance: random.Random) -> list[str]:
     job_ids: list[str] = []
+    tasks = _Tasks()
+    await chaos.plane.client.subscribe("bw.results.*", cb=tasks.on_result)
     loop = asyncio.get_running_loop()
     began = loop.time()
     async with asyncio.TaskGroup() as group:
         for number in range(jobs):
             await asyncio.sleep(began + number / per_s - loop.time())
-            agent = chance.choice(("writer", "capped", "stepper", "held"))
-            job: Mapping[str, str] = {"agent": agent, "job_id": f"j{number}", "prompt": "x" * 300}
-            if agent == "stepper":
-                job = {**job, "task_id": f"t{number // (4 * STEPS * 10) * 10 + chance.randrange(10)}"}
+            job = {"agent": chance.choice(AGENTS), "job_id": f"j{number}", "prompt": "x" * 300}
+            if job["agent"] == "stepper":
+                job["task_id"] = tasks.next_for(job["job_id"])
             job_ids.append(job["job_id"])
             group.create_task(_publish(chaos, job))
     return job_ids

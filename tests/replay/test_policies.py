@@ -39,8 +39,8 @@ def policy(price: float = 1.0, **agent: Any) -> Policy:
     return policy_of(parse_config(repr(document)))
 
 
-def job_of(number: int, *calls: Call) -> RecordedJob:
-    names = {"execution_id": f"j{number}", "job_id": f"j{number}", "agent": "writer"}
+def job_of(number: int, *calls: Call, task: str | None = None, ends_late_ms: int = 0) -> RecordedJob:
+    names = {"execution_id": f"j{number}", "job_id": f"j{number}", "agent": "writer", "task_id": task, "task_key": task}
     logged: list[LoggedAttempt] = []
     ended_ms = BEGIN_MS
     for at_ms, took_ms, is_answered in calls:
@@ -88,8 +88,8 @@ def job_of(number: int, *calls: Call) -> RecordedJob:
             "total_cost": totals(attempts, answered=reason is None).total_cost,
             "queued_at": begun_at,
             "dispatched_at": begun_at,
-            "completed_at": time_from_ms(ended_ms),
-            "duration_ms": ended_ms - BEGIN_MS - calls[0][0],
+            "completed_at": time_from_ms(ended_ms + ends_late_ms),
+            "duration_ms": ended_ms + ends_late_ms - BEGIN_MS - calls[0][0],
         }
     )
     return RecordedJob(record, tuple(logged))
@@ -183,3 +183,26 @@ def test_a_dearer_model_costs_more_and_reaches_its_cap_earlier() -> None:
     assert {run.ended_ms - run.job.attempts[0].asked_ms for run in ended} == {50}
     _, ended = replayed(storm_of(jobs), policy(price=2.0, **capped), policy(**capped))
     assert [run.reason for run in ended] == [None] * 9 + ["budget_exceeded"] * 31
+
+
+def test_a_task_counts_a_job_when_its_worker_has_ended_it() -> None:
+    guarded = policy(guard={"consecutive_failures": 1}, retry={"max_attempts": 1})
+    jobs = [
+        job_of(1, (0, 50, False), task="t", ends_late_ms=3_000),
+        job_of(2, (1_500, 50, True), task="t"),
+    ]
+    findings, ended = replayed(storm_of(jobs), guarded)
+    assert findings.differences == []
+    assert all(run.follows for run in ended)
+    assert [(event.kind, event.rule) for event in findings.guards] == [("tripped", "consecutive_failures")]
+
+
+def test_whether_the_call_of_a_lost_worker_was_admitted_is_taken_from_the_record() -> None:
+    guarded = policy(guard={"max_iterations": 1})
+    lost = job_of(2, (1_500, 50, True), task="t")
+    [logged] = lost.attempts
+    attempt = logged.attempt.model_copy(update={"outcome": "worker_lost"})
+    jobs = [job_of(1, (0, 50, True), task="t"), RecordedJob(lost.record, (logged._replace(attempt=attempt),))]
+    findings, ended = replayed(storm_of(jobs), guarded)
+    assert findings.races["worker lost"] == 1
+    assert [run.attempts[0].outcome for run in ended] == ["success", "worker_lost"]

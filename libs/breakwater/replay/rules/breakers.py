@@ -234,7 +234,12 @@ class ReplayedBreakers:
         without_change: tuple[Breaker, Observation] | None = None
         outcomes = [*soon()]
         failures = [outcome for outcome in outcomes if outcome.failed]
-        breakers = [*self._with_other_successes(key, breaker, rules, now_ms, outcomes)]
+        later = [outcome for outcome in outcomes if outcome.sequence != observation.sequence]
+        breakers = [
+            *self._with_other_successes(key, breaker, rules, now_ms, outcomes),
+            *_ahead(breaker, rules, now_ms, later),
+            *_ahead(breaker, rules, now_ms, [outcome for outcome in later if outcome.failed]),
+        ]
         for first, variant in product([observation, *failures], [breaker, *breakers]):
             _, change_of_variant = observe(variant, first, rules, now_ms, JITTER)
             if change_of_variant is None and first is observation:
@@ -313,6 +318,15 @@ class ReplayedBreakers:
 
 _CLOSED = Breaker()
 _NO_SUCCESSES: Mapping[tuple[str | None, str | None], tuple[Success, BreakerRules]] = {}
+
+
+def _ahead(breaker: Breaker, rules: BreakerRules, now_ms: int, soon: Sequence[Observation]) -> Iterator[Breaker]:
+    """Yields a breaker as if it had the next outcomes already, one more each time, until they change its state."""
+    for outcome in soon:
+        breaker, change = observe(breaker, outcome, rules, now_ms)
+        if change is not None:
+            return
+        yield breaker
 
 
 def _agrees(change: BreakerChange, recorded: BreakerTransition) -> bool:

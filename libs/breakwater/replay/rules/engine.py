@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from heapq import heappop, heappush
 from typing import Any, Literal, NamedTuple
@@ -48,7 +48,7 @@ from breakwater.replay.rules.world import World, as_call_of, cut_off_after
 POLL_MS = round(POLL_S * 1000)
 """The interval at which a call that waits for capacity asks again."""
 
-RACE_MS = 250
+RACE_MS = 1000
 """The most time between a change and a call for which the order of the two is unknown: clocks differ, and a worker
 learns the answer a moment after it was given."""
 
@@ -253,7 +253,7 @@ class Replay:
         self._breakers = ReplayedBreakers(policy.breakers, changes.transitions, self._note_transition)
         limits = policy.limits, policy.zone, self._note_budget, used_before, before.limits, changes.limits
         self._counters = ReplayedCounters(*limits)
-        self._tasks = ReplayedTasks(self._note_guard)
+        self._tasks = ReplayedTasks(self._note_guard, changes.guards)
         self._diverged: set[BreakerKey | TaskName] = set()
         """The breakers and tasks that calls have reached, or have not, otherwise than in the record."""
         self._answered_ms: dict[str, int] = {}
@@ -406,7 +406,7 @@ class Replay:
             run.unknown = True
             self._conclude(run, Stop("error"), now_ms)
             return
-        call = self._prices.applied(call)
+        call = self._prices.reprice(call)
         verdict = self._admit(run, call, now_ms)
         if recorded is not None:
             verdict = self._beside_record(run, recorded.attempt, verdict, now_ms)
@@ -434,7 +434,7 @@ class Replay:
                 self._conclude(run, Stop("error"), now_ms)
                 return
             # What the gates have granted is kept under the name of the call that they were asked about.
-            call = self._prices.applied(answered).model_copy(update={"attempt_id": call.attempt_id})
+            call = self._prices.reprice(answered).model_copy(update={"attempt_id": call.attempt_id})
         run.drawn += recorded is None and run.is_drawn
         called = call
         if run.is_cut_shorter:
@@ -507,6 +507,9 @@ class Replay:
 
     def _of_guard(self, run: ReplayedJob, task: TaskName | None, judged: TaskVerdict, now_ms: int) -> _Verdict | None:
         record = run.job.record
+        recorded = run.next_recorded
+        if task is not None and recorded is not None:
+            judged = self._judged_as_recorded(run, task, judged, recorded.attempt, now_ms)
         if judged.waits:
             error = ErrorInfo(
                 kind="budget_exceeded", class_="BudgetHeldError", message="other jobs of the task hold it"
@@ -528,6 +531,22 @@ class Replay:
         )
         statistics = task_statistics(judged.task, judged.trip)
         return _Verdict(ReplayedRefusal("guard_tripped", error, ends_chain=not tries_next, statistics=statistics))
+
+    def _judged_as_recorded(
+        self, run: ReplayedJob, task: TaskName, judged: TaskVerdict, recorded: Attempt, now_ms: int
+    ) -> TaskVerdict:
+        """Takes whether a call stops its task from the record, if the order of the task's jobs decides that."""
+        if recorded.outcome == "worker_lost" and judged.trip is not None:
+            self.findings.races["worker lost"] += 1
+            return replace(judged, trip=None)
+        was_stopped = recorded.refused_reason == "guard_tripped"
+        trip = self._tasks.recorded_trip(task, now_ms) if was_stopped else None
+        if trip == judged.trip or (was_stopped and trip is None) or self._tasks.is_stopped(task):
+            return judged
+        if not self._is_race(run, recorded, "guard_tripped", now_ms):
+            return judged
+        self.findings.races["guard_tripped"] += 1
+        return replace(judged, trip=trip, waits=False)
 
     def _of_breaker(self, run: ReplayedJob, call: Attempt, now_ms: int) -> _Verdict | None:
         rules = run.agent.breaker
@@ -616,10 +635,14 @@ class Replay:
         if was is not None and was not in _REPLAYED and (verdict is None or verdict.waits):
             self._follow(recorded)
             return self._as_recorded(recorded, now_ms)
-        reason = replayed or was
-        if reason is not None and self._is_race(run, recorded, reason, now_ms):
-            self.findings.races[reason] += 1
+        if recorded.outcome == "worker_lost":
+            # It is recorded by the worker that goes on, which does not know whether it was admitted.
+            self.findings.races["worker lost"] += 1
             return self._as_recorded(recorded, now_ms)
+        for reason in (replayed, was):
+            if reason is not None and self._is_race(run, recorded, reason, now_ms):
+                self.findings.races[reason] += 1
+                return self._as_recorded(recorded, now_ms)
         self._leave(run, "refusal", was or "admitted", replayed or "admitted", now_ms)
         return verdict
 
@@ -815,7 +838,13 @@ class Replay:
         following = run.next_recorded
         match step:
             case None | Stop():
-                self._conclude(run, step, now_ms)
+                record = run.job.record
+                if record.task_key is not None and run.follows and len(run.attempts) == len(run.job.attempts):
+                    # A busy worker ends a job a while after its last call, and its task counts it then.
+                    completed_ms = ms_from_time(record.completed_at)
+                    self._at(max(now_ms, completed_ms), _ENDS, self._conclude, run, step, sequence=_AFTER_ALL)
+                else:
+                    self._conclude(run, step, now_ms)
                 return
             case NextModel():
                 run.index += 1
@@ -851,7 +880,10 @@ class Replay:
         if not run.unknown:
             ended = self._record_of(run)
             if run.agent.guard is not None and record.task_key is not None:
-                self._tasks.end(TaskName(record.tenant, record.task_key), ended, run.agent.guard, now_ms)
+                name = TaskName(record.tenant, record.task_key)
+                is_same = run.follows and name not in self._diverged
+                if self._tasks.end(name, ended, run.agent.guard, now_ms, as_recorded=is_same):
+                    self.findings.races["guard_tripped"] += 1
             self._alerts.add_end(ended, now_ms)
         self._under_way -= 1
         self._on_end(run)

@@ -27,7 +27,7 @@ class ChangedPrices:
         """Returns True if a call would be priced otherwise."""
         return bool(self._changed) and (call.unit, call.provider) in self._changed
 
-    def applied(self, call: Attempt) -> Attempt:
+    def reprice(self, call: Attempt) -> Attempt:
         """Returns a call with its cost and its reservation at the other prices: the same call if they do not differ.
 
         The record has the tokens of a call, but not all of their kinds: its cost changes by the share by which that of
@@ -40,14 +40,14 @@ class ChangedPrices:
         costs = [None if (cost := pricing.cost(usage)) is None else cost.nano for pricing in changed]
         input_tokens = min(call.input_tokens or 0, call.reserved_tokens or 0)
         worst = [pricing.worst_case(input_tokens, (call.reserved_tokens or 0) - input_tokens) for pricing in changed]
-        reserved = _scaled(call.reserved, *worst)
+        reserved = _in_proportion(call.reserved, *worst)
         is_worst_case = call.cost is not None and call.cost == call.reserved
         return call.model_copy(
-            update={"cost": reserved if is_worst_case else _scaled(call.cost, *costs), "reserved": reserved}
+            update={"cost": reserved if is_worst_case else _in_proportion(call.cost, *costs), "reserved": reserved}
         )
 
 
-def _scaled(nano: int | None, before: int | None, after: int | None) -> int | None:
+def _in_proportion(nano: int | None, before: int | None, after: int | None) -> int | None:
     if nano is None or not before or after is None:
         return nano
     return (2 * nano * after + before) // (2 * before)

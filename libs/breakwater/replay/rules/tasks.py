@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from breakwater.jobs.contract.execution import Attempt, Execution
 from breakwater.jobs.rules.record import spent_by, tokens_of
-from breakwater.kernel.types import time_from_ms
+from breakwater.kernel.types import ms_from_time, time_from_ms
 from breakwater.limits.contract import GuardEvent
 from breakwater.limits.rules.guard import (
     JobOutcome,
@@ -23,6 +23,9 @@ from breakwater.limits.settings import GuardRules
 
 MAX_KEPT = 100
 """The most errors and confidences of a task that are kept."""
+
+TRIP_MS = 2_000
+"""The most time between a recorded trip and the moment at which the replay stops the task."""
 
 KEEP_MS = 7 * 24 * 3_600_000
 """The time after which a task is forgotten that has no call."""
@@ -169,9 +172,14 @@ class TaskVerdict:
 class ReplayedTasks:
     """All tasks of a replay. A job that belongs to no other is a task of its own, and has no entry."""
 
-    def __init__(self, publish: Callable[[GuardEvent], None]) -> None:
-        """Takes `publish`, which is called with each event of a guard."""
+    def __init__(self, publish: Callable[[GuardEvent], None], recorded: Iterable[GuardEvent] = ()) -> None:
+        """Takes `publish`, which is called with each event of a guard, and the recorded events."""
         self._publish = publish
+        self._trips: dict[TaskName, list[GuardEvent]] = {}
+        """The recorded trips."""
+        for event in recorded:
+            if event.kind == "tripped":
+                self._trips.setdefault(TaskName(event.tenant, event.task_key), []).append(event)
         self._tasks: dict[TaskName, TaskState] = {}
 
     def judge(
@@ -249,14 +257,43 @@ class ReplayedTasks:
         state = self._tasks.get(name)
         return state is not None and now_ms - state.earlier_ms <= within_ms
 
-    def end(self, name: TaskName, record: Execution, rules: GuardRules, now_ms: int) -> None:
-        """Counts a concluded job in its task, and stops the task if a rule says so."""
+    def is_stopped(self, name: TaskName) -> bool:
+        """Returns True if a task is stopped."""
+        state = self._tasks.get(name)
+        return state is not None and state.trip is not None
+
+    def recorded_trip(self, name: TaskName, now_ms: int) -> Trip | None:
+        """Returns why a task was stopped at about a moment; None if it was not."""
+        for event in self._trips.get(name, ()):
+            if event.rule is not None and abs(ms_from_time(event.at) - now_ms) <= TRIP_MS:
+                return Trip(event.rule, event.reason)
+        return None
+
+    def end(
+        self, name: TaskName, record: Execution, rules: GuardRules, now_ms: int, *, as_recorded: bool = False
+    ) -> bool:
+        """Counts a concluded job in its task, and stops the task if a rule says so.
+
+        Args:
+            name: the task.
+            record: the job.
+            rules: the guard's rules.
+            now_ms: the current time, in milliseconds since the epoch.
+            as_recorded: True to stop it for the recorded reason, if it was stopped for another at about that moment.
+
+        Returns:
+            True if the reason is the recorded one, and another was found.
+        """
         state = self._state_of(name)
         state.touch(record.execution_id, now_ms)
         outcome = outcome_of(record, rules)
         task = state.record(record.execution_id, outcome)
-        if outcome.failed is not None and (trip := after_job(task, rules)) is not None:
-            self.stop(name, record, TaskVerdict(trip, task), now_ms)
+        trip = None if outcome.failed is None or state.trip is not None else after_job(task, rules)
+        if trip is None:
+            return False
+        recorded = self.recorded_trip(name, now_ms) if as_recorded else None
+        self.stop(name, record, TaskVerdict(recorded or trip, task), now_ms)
+        return recorded not in (None, trip)
 
     def reset(self, event: GuardEvent) -> None:
         """Repeats an operator's reset of a task."""
