@@ -91,8 +91,6 @@ def redis_spec(data: Path, port: int, password: str | None) -> ProcessSpec:
         name="redis",
         argv=(str(find_valkey()), str(config)),
         log_file=data / "logs" / "redis.log",
-        # Scripts free hundreds of small values at a time, of which glibc would keep seven of each size at hand.
-        env={"GLIBC_TUNABLES": "glibc.malloc.tcache_count=2000"},
         ready=redis_ready(LOOPBACK, port, password),
     )
 
