@@ -40,4 +40,7 @@ def test_an_unchecked_message_is_that_of_its_constructor() -> None:
     made = unchecked(Attempt)(**values)
     assert made == Attempt(**values)
     assert made.json_bytes() == Attempt(**values).json_bytes()
-    assert made.model_copy(update={"tried_again": True}).tried_again
+    again = made.model_copy(update={"tried_again": True})
+    assert again.tried_again
+    assert again.json_bytes() == Attempt(**values, tried_again=True).json_bytes(), "that of the first is not its own"
+    assert again.model_copy(deep=True).json_bytes() == again.json_bytes() != made.json_bytes()

@@ -239,3 +239,16 @@ async def test_messages_are_counted_by_subject(client: Client) -> None:
     lookup = Lookup(lambda: client)
     assert await lookup.counts(Stream.EVENTS, FILTER) == {"bw.attempts.a.j0.1": 5, "bw.attempts.a.j1.1": 5}
     assert await lookup.counts(Stream.EVENTS, "bw.guards.>") == {}
+
+
+async def test_the_state_of_a_stream_is_as_the_client_reads_it_and_a_missing_stream_is_named(client: Client) -> None:
+    await store(client, [("bw.attempts.a.e.1", b"1"), ("bw.attempts.a.e.2", b"22")])
+    info = await client.jetstream().stream_info(Stream.EVENTS)
+    facts = await Lookup(lambda: client).facts(Stream.EVENTS)
+    assert info.created is not None
+    # Counters and breakers of earlier versions have this name of their log.
+    assert (facts.identity, facts.created) == (f"{info.created.timestamp():.6f}", info.created)
+    assert (facts.first, facts.last, facts.bytes) == (1, 2, info.state.bytes)
+    await client.jetstream().delete_stream(Stream.EVENTS)
+    with pytest.raises(BusUnavailableError, match="no server holds the stream EVENTS"):
+        await Lookup(lambda: client).facts(Stream.EVENTS)

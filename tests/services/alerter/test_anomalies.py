@@ -79,7 +79,8 @@ async def test_while_nothing_happens_clickhouse_only_has_to_answer(own_nats_serv
     config = config_of()
     away = connect(f"http://127.0.0.1:{free_port()}/breakwater")
     async with bus_of(own_nats_server.url, config) as bus:
-        watch = AnomalyWatch(away, config.alerts, recorder_of(bus, config), Lookup(lambda: bus.client), lambda: NOON)
+        incidents, lookup = recorder_of(bus, config), Lookup(lambda: bus.client)
+        watch = AnomalyWatch(away, config.alerts, incidents, lookup, lambda: NOON)
         jetstream = bus.client.jetstream()
         stored = await jetstream.pull_subscribe_bind("sink-events", "EVENTS")
         # A minute is over when it is asked for the second time.
@@ -93,6 +94,8 @@ async def test_while_nothing_happens_clickhouse_only_has_to_answer(own_nats_serv
             await watch.ask(away, again=False)
         assert [alert.key for alert in await bus.alerts()] == ["agent_anomaly//unwatched"]
         assert [await watch.is_unchanged() for _ in range(3)] == [False, False, False]
+        following = AnomalyWatch(away, config.alerts, incidents, lookup, lambda: NOON)
+        assert [await following.is_unchanged() for _ in range(3)] == [False, False, False], "its incident is open"
     await away.close()
 
 
