@@ -77,6 +77,7 @@ def test_what_the_record_lacks_is_said_and_renamed_agents_are_the_same(
         gone = report_of(capsys, renamed, *of_plane)
         excluded = report_of(capsys, renamed, *of_plane, "--unknown", "exclude")
         same = report_of(capsys, renamed, *of_plane, "--rename", "writer=author")
+        by_old_name = report_of(capsys, renamed, *of_plane, "--rename", "writer=author", "--agent", "writer")
     moment = f"{at:%Y-%m-%d %H:%M:%S} UTC"
     assert elsewhere == f"nothing is recorded of this time; the record has jobs from {moment} to {moment}"
     assert long["jobs"] == 1
@@ -87,6 +88,7 @@ def test_what_the_record_lacks_is_said_and_renamed_agents_are_the_same(
     assert (excluded["jobs"], excluded["unknown"], excluded["left_out"]) == (0, 0, 1)
     assert (same["jobs"], same["unknown"], same["spend"]["after"]) == (1, 0, same["spend"]["before"])
     assert same["most_changed"] == []
+    assert (by_old_name["jobs"], by_old_name["agent"]) == (1, "author")
 
 
 def test_a_wrong_config_or_option_is_named_and_nothing_is_asked(

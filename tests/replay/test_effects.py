@@ -146,6 +146,7 @@ ENDS = st.builds(
     st.sampled_from([None, None, "error", "timeout"]),
     st.integers(0, 10**6),
 ) | st.sampled_from([REFUSED, End((Call(refused="budget_exceeded"),), "budget_exceeded")])
+REFUSED_OF_STEP = ("refused_before", "refused_after")
 RUNS = st.lists(st.tuples(ENDS, st.none() | ENDS, st.integers(0, 3), st.booleans()), max_size=30)
 
 
@@ -168,6 +169,8 @@ def test_sums_agree_and_intervals_contain_their_points(
     assert effects.won - effects.lost == now.count(None) - was.count(None)
     by_step = (sum(step.before for step in effects.steps.values()), sum(step.after for step in effects.steps.values()))
     assert by_step == (effects.spend.before, effects.spend.after)
+    refused_by_step = [sum(getattr(step, name) for step in effects.steps.values()) for name in REFUSED_OF_STEP]
+    assert refused_by_step == [effects.refused.before, effects.refused.after]
     assert sum(effects.chanced_ends.values()) == effects.chanced
     for estimate in _estimates(effects):
         assert 0 <= estimate.low <= estimate.after <= estimate.high
@@ -211,6 +214,17 @@ def test_the_ten_jobs_that_change_most_are_named_lost_answers_first() -> None:
     assert [job.execution_id for job in effects.most_changed] == ["e20", *(f"e{n}" for n in range(19, 10, -1))]
 
 
+def test_a_job_that_only_takes_longer_is_not_named() -> None:
+    effects = effects_of([run_of(1, End(), End(duration_ms=9_000)), run_of(2, End(), End((Call("n"),)))])
+    assert [job.execution_id for job in effects.most_changed] == ["e2"]
+
+
+def test_jobs_with_an_unknown_end_may_cost_what_they_did() -> None:
+    cheap = [run_of(number, End((Call(cost=1),))) for number in range(9)]
+    effects = effects_of([*cheap, run_of(9, End((Call(cost=1_000),)), End((), "error"), unknown=True)])
+    assert (effects.spend.after, effects.spend.high) == (9, 1_009)
+
+
 def test_another_agents_jobs_do_not_count() -> None:
     effects = Effects(ZoneInfo("UTC"), "writer")
     effects.add(run_of(1, End(), REFUSED, agent="other"))
@@ -228,7 +242,10 @@ def test_what_history_cant_tell_is_said_in_words() -> None:
     )
     unknown = run_of(3, End(), End((), "error"), unknown=True)
     [counted] = report_on(effects_of([unknown])).notes
-    assert counted == "1 job would have called a model without any record: their end is unknown"
+    assert counted == (
+        "1 job would have called a model without any record, or is of an agent that the changed config lacks: "
+        "the end is unknown"
+    )
     left_out = report_on(effects_of([unknown], leaves_out_unknown=True))
     assert (left_out.jobs, left_out.left_out) == (0, 1)
     assert left_out.notes == ("1 job left out, whose end history can't tell",)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from zoneinfo import ZoneInfo
 
 from breakwater.breakers.contract import BreakerTransition
@@ -18,7 +20,7 @@ SINCE = datetime(2026, 11, 1, tzinfo=UTC)
 DAY_MS = 86_400_000
 
 
-def made(*, spend: tuple[int, int] = (0, 0), openings: int = 0, **counted: int) -> ConfigPlan:
+def made(*, spend: tuple[int, int] = (0, 0), openings: int = 0, **counted: Any) -> ConfigPlan:
     """The report of 1,204 jobs."""
     effects = Effects(ZoneInfo("UTC"), jobs=1_204, days={"2026-11-01": DaySpend(*spend)}, **counted)
     opened = BreakerTransition.model_construct(to_state="open", from_state="closed", rule="errors", agent="writer")
@@ -46,7 +48,7 @@ def made(*, spend: tuple[int, int] = (0, 0), openings: int = 0, **counted: int) 
         ),
         (
             made(newly_refused=1, unknown=4, spend=(0, 1_000_000)),
-            "1 (likely 1 to 5) more of 1,204 jobs would have been refused; "
+            "1 (likely 1 to 5) more of 1,204 jobs would have been refused, 4 have an unknown end; "
             "spend grows ($0.00 → $0.001); 95 % of jobs still end within 0 ms.",
         ),
     ],
@@ -54,6 +56,14 @@ def made(*, spend: tuple[int, int] = (0, 0), openings: int = 0, **counted: int) 
 def test_a_sentence_says_what_would_have_been(report: ConfigPlan, sentence: str) -> None:
     assert headline(report) == sentence
     assert markdown_of(report).startswith(f"**{sentence}**\n\n1,204 recorded jobs from 2026-11-01 ")
+
+
+def test_a_sentence_has_the_same_intervals_as_the_figures() -> None:
+    report = made(lost=5, chanced=20, chanced_ends=Counter(failed=5, answered=15))
+    assert report.lost.low < report.lost.after < report.lost.high
+    assert f"5 (likely {report.lost.low:.0f} to {report.lost.high:.0f}) would have lost their answer" in headline(
+        report
+    )
 
 
 def test_time_is_shown_in_so_many_steps_that_they_can_be_told_apart() -> None:
@@ -82,5 +92,7 @@ def test_jobs_link_to_their_pages_where_the_console_is_known() -> None:
 def test_names_break_no_table_of_markdown() -> None:
     effects = Effects(ZoneInfo("UTC"), jobs=1)
     effects._most_changed.append(ChangedJob((0, 1), "a|b<img>", "writer", "m", "budget_exceeded", 2, 1))
+    effects.unpriced["m<img>"] = 1
     text = markdown_of(report_of(effects, ReplayFindings(), Changes(), SINCE, SINCE + timedelta(days=1)))
     assert "| a\\|b&lt;img> | writer | m | budget exceeded |" in text
+    assert "m&lt;img> 1" in text

@@ -105,7 +105,7 @@ def plan(
     if agent is not None and agent not in {*config.agents, *was.agents}:
         raise usage_error(f"neither config has an agent {agent!r}")
     planning = _plan(
-        *(api.plane.clickhouse_url, config, was, begin, end, agent),
+        *(api.plane.clickhouse_url, config, was, begin, end, new_names.get(agent or "", agent)),
         renames=new_names,
         leaves_out_unknown=unknown is UnknownJobs.EXCLUDE,
         console_url=api.plane.console_url,

@@ -190,7 +190,7 @@ def markdown_of(report: ConfigPlan) -> str:
     if report.most_changed:
         jobs_table = _markdown([_LINKED_JOB, *JOBS[1:]], report.most_changed)
         parts.append(f"<details><summary>Jobs that change most</summary>\n\n{jobs_table}\n\n</details>")
-    parts += [f"- {text}" for text in report.notes]
+    parts += [f"- {_cell(text)}" for text in report.notes]
     return "\n\n".join(parts)
 
 
@@ -202,5 +202,5 @@ def _markdown(columns: Sequence[Column[Any]], rows: Sequence[Any]) -> str:
 
 
 def _cell(text: str) -> str:
-    """Returns a text that neither ends a cell nor begins a tag."""
+    """Returns a text that neither ends a cell of a table nor begins a tag."""
     return text.replace("|", "\\|").replace("<", "&lt;")

@@ -78,8 +78,8 @@ def ahead(text: str, now: datetime, option: str) -> datetime:
     """
     word = text.strip()
     try:
-        if _AGO.fullmatch(word):
-            return now + (now - since(word, now, option))
+        if length := _AGO.fullmatch(word):
+            return now + _length(length)
         local = now.astimezone().replace(tzinfo=None)
         if word == "tomorrow":
             moment = datetime.combine(local.date() + timedelta(days=1), time())
@@ -100,15 +100,18 @@ def since(text: str, now: datetime, option: str = "--since") -> datetime:
     """Parses the time of `--since` or a similar option: `90s`, `10m`, `2h`, `7d`, or `2026-11-21T10:00Z`.
 
     Raises:
-        CliError: if the text is neither a duration nor a time.
+        CliError: if the text is neither a duration nor a time, or one before the year 1.
     """
-    if ago := _AGO.fullmatch(text.strip()):
-        return now - timedelta(**{_UNITS[ago[2]]: float(ago[1])})
     try:
-        moment = datetime.fromisoformat(text.strip())
-    except ValueError:
+        if ago := _AGO.fullmatch(text.strip()):
+            return now - _length(ago)
+        return datetime.fromisoformat(text.strip()).astimezone(UTC)
+    except (ValueError, OverflowError):
         raise usage_error(
             f"{option} {text!r} is neither a duration nor a time",
             "Write it like 90s, 10m, 2h, 7d or 2026-11-21T10:00Z.",
         ) from None
-    return moment.astimezone(UTC)
+
+
+def _length(match: re.Match[str]) -> timedelta:
+    return timedelta(**{_UNITS[match[2]]: float(match[1])})

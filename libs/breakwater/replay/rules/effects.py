@@ -211,6 +211,8 @@ class Effects:
     """The jobs that a breaker refuses in a version of it, by agent and model: chance opens it for all or none."""
     _own_ms: Spread = field(default_factory=lambda: Spread())
     """The time that the plane itself has taken for jobs, in milliseconds."""
+    _unknown_cost: int = 0
+    """The recorded nano-dollars of the jobs that history can't tell the end of."""
     _recorded_calls: Counter[str] = field(default_factory=Counter[str])
     """The recorded calls of each model, of all agents."""
 
@@ -238,7 +240,7 @@ class Effects:
         step = self._step_of(run)
         step.before += cost
         step.refused_before += record.reason in REFUSALS
-        step.refused_after += run.reason in REFUSALS
+        step.refused_after += run.reason in REFUSALS and not run.unknown
         if run.diverges:
             self._add_chance(run, cost)
         if record.reason == "budget_exceeded":
@@ -270,6 +272,7 @@ class Effects:
         if run.drawn:
             self.drawn += 1
         if run.unknown:
+            self._unknown_cost += cost
             return
         self.refused_jobs[1] += run.reason in REFUSALS
         had_answer = record.reason is None
@@ -289,6 +292,8 @@ class Effects:
             cost,
             cost_after,
         )
+        if changed.before == changed.after and cost == cost_after:
+            return
         if len(self._most_changed) < MOST_CHANGED:
             heappush(self._most_changed, changed)
         else:
@@ -345,7 +350,8 @@ class Effects:
             variance += costs.variance * (2 + costs.count / max(1, self._recorded_calls[model]))
         typical = after / self.jobs if self.jobs else 0.0
         margin = _Z * math.sqrt(variance + self._squares_at_once * typical * typical)
-        return Estimate(before, after, max(0.0, after - margin), after + margin + self.unknown * typical)
+        unknown = max(self._unknown_cost, self.unknown * typical)
+        return Estimate(before, after, max(0.0, after - margin), after + margin + unknown)
 
     @property
     def waste(self) -> Estimate:

@@ -196,9 +196,11 @@ def _ends_text(effects: Effects) -> str:
         texts = [f"{refused:,} of {jobs} would have been refused, as recorded{perhaps}"]
     # Those that are refused have no answer; others are to be named.
     if effects.lost > effects.newly_refused:
-        texts.append(f"{_jobs_text(effects.of_jobs(effects.lost, 'refused'))} would have lost their answer")
+        texts.append(f"{_jobs_text(effects.of_jobs(effects.lost, 'refused', 'failed'))} would have lost their answer")
     if effects.won > effects.refused_no_more:
         texts.append(f"{_jobs_text(effects.of_jobs(effects.won, 'answered'))} would have got one")
+    if effects.unknown:
+        texts.append(f"{effects.unknown:,} {'has' if effects.unknown == 1 else 'have'} an unknown end")
     return ", ".join(texts)
 
 
@@ -240,7 +242,11 @@ def _notes(effects: Effects, findings: ReplayFindings) -> Iterator[str]:
             "from calls of the same model at about that time, hence the intervals"
         )
     if effects.unknown:
-        yield f"{quantity(effects.unknown, 'job')} would have called a model without any record: their end is unknown"
+        are = "is" if effects.unknown == 1 else "are"
+        yield (
+            f"{quantity(effects.unknown, 'job')} would have called a model without any record, or {are} of an agent "
+            "that the changed config lacks: the end is unknown"
+        )
     if effects.left_out:
         yield f"{quantity(effects.left_out, 'job')} left out, whose end history can't tell"
     if effects.unpriced:
