@@ -15,7 +15,7 @@ from nats.aio.client import Client
 
 from breakwater.jobs.contract.job import Job
 from breakwater.kernel.nats import pull, subjects
-from breakwater.kernel.nats.broker import Each, ServiceApp, make_broker
+from breakwater.kernel.nats.broker import Batches, Each, ServiceApp, make_broker
 from breakwater.kernel.nats.delivery import Delivery
 from breakwater.kernel.nats.errors import BusUnavailableError
 from breakwater.kernel.nats.provision import provision
@@ -106,6 +106,18 @@ async def test_while_messages_come_all_the_time_each_fetch_asks_once(client: Cli
     await until(lambda: client.stats["out_msgs"] == asked + 3, "it has asked in vain, and again")
     await publish(client, b"after a while")
     assert [one.data for one in await fetching] == [b"after a while"]
+
+
+async def test_what_comes_after_a_rest_is_fetched_soon_although_much_came_before(client: Client) -> None:
+    batches = Batches(100, {0.0: 0.0, 1.0: 5.0})
+    assert [batches.note(99, at) for at in (1.0, 2.0)] == [0.0, 5.0]
+    pulled = pull_of(client)
+    assert await batches.fetch(pulled, 0.05, 1) == []
+    await publish(client, b"1")
+    begun = time.monotonic()
+    [[delivery]] = await batches.fetch(pulled, 10, 1)
+    assert delivery.data == b"1"
+    assert time.monotonic() - begun < 4
 
 
 async def test_messages_are_fetched_in_order_and_at_most_as_many_as_wanted(client: Client) -> None:

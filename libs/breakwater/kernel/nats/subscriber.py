@@ -64,13 +64,11 @@ class Batches(PullSub):
     async def fetch(self, pull: Pull, wait_s: float, free: int) -> list[Any]:  # noqa: ARG002  as `Each.fetch`
         """Fetches the next batch, if messages come within `wait_s`. Raises BusUnavailableError."""
         batch = await pull.fetch(self.batch_size, wait_s, self._linger_s)
-        if not batch:
-            return []
         self.note(len(batch), asyncio.get_running_loop().time())
-        return [batch]
+        return [batch] if batch else []
 
     def note(self, size: int, fetched_at: float) -> float:
-        """Takes the size of a batch and the monotonic time of its arrival. Returns how long the next one may grow."""
+        """Takes the size of a batch, 0 after a rest, and its monotonic time. Returns how long the next one may grow."""
         per_s = size / max(fetched_at - self._fetched_at, 0.001)
         steady_per_s = min(per_s, self._per_s)
         self._linger_s = [linger_s for least, linger_s in self._lingers_s.items() if steady_per_s >= least][-1]
