@@ -20,10 +20,16 @@ from tests.nodejs import node_with
 pytestmark = pytest.mark.long(about_s=25, together=True)
 
 TUTORIAL = ROOT / "docs" / "tutorial.md"
-NOT_RUN_HERE = ("make ", "docker ", "cp examples/breakwater.yaml tutorial.yaml\nmake ", "+import os\n from anthropic ")
-"""What installs, or needs Docker, or Anthropic's SDK, which `make sdks` runs.
+NOT_RUN_HERE = (
+    "make ",
+    "docker ",
+    "cp examples/breakwater.yaml tutorial.yaml\nmake ",
+    "+import os\n from anthropic ",
+    "breakwater suggest > ",
+)
+"""What installs, or needs Docker, or Anthropic's SDK, which `make sdks` runs, or eight days of jobs.
 
-That these targets and services exist is tested in test_documents.py.
+That these targets and services exist is tested in test_documents.py, the patch in replay/test_suggest_command.py.
 """
 
 PAGES = (

@@ -17,6 +17,7 @@ from starlette.requests import Request
 from breakwater.kernel.http import bodies
 from breakwater.kernel.http.bodies import A_REQUEST, read_body, zstd
 from breakwater.kernel.http.problems import RequestError
+from breakwater.replay.contract import MAX_CONFIG
 from tests.services.request.conftest import ALERTING, LINK_SECRET, HttpApi, StartApi
 from tests.services.request.test_scopes import operations
 
@@ -194,7 +195,7 @@ async def test_each_operation_reads_compressed_bodies(limited: HttpApi, subtests
         if "requestBody" in one and one["tags"] != ["openid"]
     ]
     assert len(taking_bodies) >= 17
-    bomb = gzip.compress(b" " * (LIMIT + 100_000), 1)
+    bomb = gzip.compress(b" " * (4 * MAX_CONFIG + 100_000), 1)
     for method, path, responses in taking_bodies:
         asked = path.format(
             job_id="j",

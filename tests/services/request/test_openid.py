@@ -66,7 +66,7 @@ RIGHTS: Mapping[str, set[str]] = {
     **dict.fromkeys(("list_keys", "show_api_key", "list_limits", "show_limit"), ALL),
     **dict.fromkeys(("create_key", "rotate_key", "revoke_key", "expire_key", "set_limit", "delete_limit"), ADMIN),
     **dict.fromkeys(("acknowledge_incident", "resolve_incident", "reset_task", "raise_cap", "raise_limit"), APPROVE),
-    **dict.fromkeys(("isolate_breaker", "reset_breaker", "test_channel", "cancel_job"), OPERATE),
+    **dict.fromkeys(("isolate_breaker", "reset_breaker", "test_channel", "cancel_job", "plan_config"), OPERATE),
     **dict.fromkeys(("replay_alerts", "replay_dead_letters", "dismiss_dead_letters"), OPERATE),
     # What a model has answered is not redacted there.
     **dict.fromkeys(("submit_job", "submit_plan", "show_job", "create_chat_completion"), ADMIN),
