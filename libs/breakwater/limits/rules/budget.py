@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import date, datetime, time, timedelta
 from functools import cached_property, lru_cache
 from itertools import chain, islice, product
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 from zoneinfo import ZoneInfo
 
 from breakwater.kernel.formats import hint
@@ -49,9 +49,6 @@ from breakwater.limits.rules.scopes import (
     scope_text,
 )
 from breakwater.limits.settings import OTHERS
-
-if TYPE_CHECKING:
-    pass
 
 WINDOWS: tuple[Window, ...] = get_args(Window)
 """The windows, the shortest first."""
