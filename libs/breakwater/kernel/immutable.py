@@ -33,11 +33,18 @@ class computed_once(Generic[Value]):  # noqa: N801  as a decorator
 
 
 def changed(value: Value, **changes: Any) -> Value:
-    """As `dataclasses.replace`, which takes twenty times as long, and is used for classes with slots alone."""
+    """As `dataclasses.replace`, which takes twenty times as long, and is used for classes with slots alone.
+
+    Raises:
+        TypeError: it has no such field.
+    """
     try:
-        fields = value.__dict__
+        fields = {**value.__dict__, **changes}
     except AttributeError:
         return replace(cast(Any, value), **changes)
+    if len(fields) != len(cast(Any, value).__dataclass_fields__):
+        # Of what was computed, or a name that is no field.
+        return replace(cast(Any, value), **changes)
     changed_value = object.__new__(type(value))
-    changed_value.__dict__ = {**fields, **changes}
+    changed_value.__dict__ = fields
     return changed_value
