@@ -100,12 +100,15 @@ async def test_all_pages_are_one_document(run: Run, stub: Stub) -> None:
 
 async def test_limits_that_are_only_tried_are_listed_apart(run: Run, stub: Stub) -> None:
     tried = documents.limit("agent:writer", id="shadow.limits.0", source="config", by=None, at=None, reason=None)
-    listed = {"limits": [BOT], "tried": [tried | {"refused": 12}]}
+    of_each = documents.limit("tenant:*", id="shadow.limits.1", source="config", by=None, at=None, reason=None)
+    listed = {"limits": [BOT], "tried": [tried | {"refused": 12}, of_each]}
     stub.answers["GET limits"] = (200, listed)
     ran = await in_thread(run, "limits")
     assert "limits that are only tried, and refuse nothing:" in ran.err
     assert "none; would have refused 12 calls" in ran.out
     assert "none; would have refused" not in ran.out.partition("agent:writer")[0]
+    [line] = [line for line in ran.out.splitlines() if line.startswith("tenant:*")]
+    assert "refuse" not in line
     assert (await in_thread(run, "limits", "--json")).json == listed
 
 

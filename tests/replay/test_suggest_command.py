@@ -86,6 +86,14 @@ def test_a_patch_of_a_file_without_a_last_line_end_applies(tmp_path: Path) -> No
     assert file.read_text() == "a: 1\nb: 3"
 
 
+def test_a_patch_of_a_file_with_other_separators_of_lines_applies(tmp_path: Path) -> None:
+    file = tmp_path / "breakwater.yaml"
+    file.write_text("# a\u2028b\na: 1\n")
+    patch = patch_of(file.read_text(), "# a\u2028b\na: 2\n", "x")
+    subprocess.run(["patch", str(file)], input=patch, text=True, check=True)
+    assert file.read_text() == "# a\u2028b\na: 2\n"
+
+
 MIDNIGHT = datetime(2026, 11, 2, tzinfo=UTC)
 
 

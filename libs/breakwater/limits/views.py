@@ -211,7 +211,9 @@ WAITING: tuple[Column[WaitingCall], ...] = (
 
 
 def _action(limit: ListedLimit) -> str:
-    return limit.action if limit.refused is None else f"none; would have refused {quantity(limit.refused, 'call')}"
+    if limit.refused is not None:
+        return f"none; would have refused {quantity(limit.refused, 'call')}"
+    return "none" if limit.id.startswith("shadow.") else limit.action  # of one for each name, nothing is counted here
 
 
 LISTED_LIMITS: tuple[Column[ListedLimit], ...] = (

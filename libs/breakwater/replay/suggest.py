@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from difflib import unified_diff
+from io import StringIO
 from time import monotonic
 
 from breakwater.config import Config, parse_config
@@ -163,5 +164,6 @@ def _notes(result: Suggestions, sample: Sample, time_limit_s: float) -> list[str
 
 def patch_of(before: str, after: str, file_name: str) -> str:
     """Returns the changes of a text as a unified diff; empty if there are none."""
-    lines = unified_diff(before.splitlines(keepends=True), after.splitlines(keepends=True), file_name, file_name)
+    # Lines as `patch` has them: `splitlines` would also end one at other separators, such as U+2028.
+    lines = unified_diff(list(StringIO(before)), list(StringIO(after)), file_name, file_name)
     return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
