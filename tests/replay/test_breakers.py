@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from breakwater.breakers.contract import BreakerTransition
 from breakwater.breakers.rules.breaker import Breaker, BreakerKey, observe
 from breakwater.breakers.rules.observations import observation_of
+from breakwater.breakers.rules.transitions import transition
 from breakwater.breakers.settings import BreakerRules
 from breakwater.jobs.contract.execution import ErrorInfo
 from breakwater.replay.rules.breakers import JITTER, ReplayedBreakers, Success
@@ -27,7 +28,7 @@ def test_successes_that_are_counted_late_change_no_breaker(
     transitions: list[BreakerTransition] = []
     breakers = ReplayedBreakers({KEY: RULES}, (), transitions.append)
     breaker = Breaker()
-    openings = 0
+    expected: list[BreakerTransition] = []
     now_ms = 1_795_000_000_000
     for number, (fails, (caller, tenant), pause_ms) in enumerate(calls, 1):
         now_ms += pause_ms
@@ -38,11 +39,9 @@ def test_successes_that_are_counted_late_change_no_breaker(
         )  # fmt: skip
         observation = observation_of(number, now_ms, call)
         breaker, change = observe(breaker, observation, RULES, now_ms, JITTER)
-        openings += change is not None
+        if change is not None:
+            expected.append(transition(KEY, change, RULES, now_ms))
         if fails or not breakers.succeed(KEY, Success(call, number, now_ms, breaker.version), RULES):
             breakers.observe(KEY, observation, RULES, now_ms)
-    assert len(transitions) == openings
-    if transitions:
-        assert transitions[-1].version == breaker.version
-        assert (transitions[-1].reason, transitions[-1].open_for or "") == (breaker.reason, breaker.alone_name)
+    assert transitions == expected
     assert breakers.get(KEY) == breaker
