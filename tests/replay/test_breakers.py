@@ -6,11 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from breakwater.breakers.contract import BreakerTransition
-from breakwater.breakers.rules.breaker import Breaker, BreakerKey, observe
+from breakwater.breakers.rules.breaker import Breaker, BreakerKey, observe, reset
 from breakwater.breakers.rules.observations import observation_of
-from breakwater.breakers.rules.transitions import transition
+from breakwater.breakers.rules.transitions import breaker_after, transition
 from breakwater.breakers.settings import BreakerRules
 from breakwater.jobs.contract.execution import ErrorInfo
+from breakwater.kernel.types import time_from_ms
 from breakwater.replay.rules.breakers import JITTER, ReplayedBreakers, Success
 from tests.records.test_messages import attempt
 
@@ -45,3 +46,28 @@ def test_successes_that_are_counted_late_change_no_breaker(
             breakers.observe(KEY, observation, RULES, now_ms)
     assert transitions == expected
     assert breakers.get(KEY) == breaker
+
+
+def test_a_breaker_goes_on_from_its_latest_transition_before_the_replay() -> None:
+    now_ms = 1_795_000_000_000
+    opened = time_from_ms(now_ms + 40)
+    earlier = transition(KEY, reset(Breaker(version=6), by="ann", why="", rules=RULES, now_ms=now_ms)[1], RULES, now_ms)
+    earlier = earlier.model_copy(update={"at": time_from_ms(now_ms - 60_000)})
+    failures = [
+        observation_of(number, now_ms, attempt(
+            attempt_id=f"j{number}:1", execution_id=f"j{number}", outcome="error", error=ERROR, counts_for_breaker=True,
+            breaker_version=7,
+        ))
+        for number in (1, 2, 3)
+    ]  # fmt: skip
+    breaker = breaker_after(earlier, 0)
+    for failure in failures:
+        breaker, change = observe(breaker, failure, RULES, now_ms, 0.25)
+    assert change is not None
+    recorded = transition(KEY, change, RULES, now_ms)
+    recorded = recorded.model_copy(update={"at": opened})
+    transitions: list[BreakerTransition] = []
+    breakers = ReplayedBreakers({KEY: RULES}, [recorded], transitions.append, [earlier])
+    for failure in failures:
+        breakers.observe(KEY, failure, RULES, now_ms)
+    assert [(event.version, event.at, event.cooldown_s) for event in transitions] == [(8, opened, recorded.cooldown_s)]

@@ -198,6 +198,7 @@ async def read_changes(analytics: Analytics, since: datetime, until: datetime) -
         [GuardEvent.model_validate(row) async for row in rows("guards")],
         [alert_of(**row) async for row in rows("alerts")],
         [limit_event_of(**row) async for row in rows("limits")],
+        [BreakerTransition.model_validate(_without_nulls(row)) async for row in rows("earlier_transitions")],
     )
 
 

@@ -22,7 +22,7 @@ from breakwater.breakers.rules.breaker import (
     wait_for_call,
 )
 from breakwater.breakers.rules.observations import observation_of
-from breakwater.breakers.rules.transitions import half_opened, transition
+from breakwater.breakers.rules.transitions import breaker_after, half_opened, transition
 from breakwater.breakers.settings import BreakerRules
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.immutable import changed, immutable
@@ -76,11 +76,21 @@ class ReplayedBreakers:
         rules: Mapping[BreakerKey, BreakerRules],
         recorded: Iterable[BreakerTransition],
         publish: Callable[[BreakerTransition], None],
+        earlier: Iterable[BreakerTransition] = (),
     ) -> None:
-        """Takes the recorded transitions, and `publish`, which is called with each transition of the replay."""
+        """Makes the breakers.
+
+        Args:
+            rules: the rules of each.
+            recorded: the recorded transitions.
+            publish: is called with each transition of the replay.
+            earlier: the latest transition of each breaker before the replay, which they begin with.
+        """
         self._rules = rules
         self._publish = publish
-        self._breakers: dict[BreakerKey, Breaker] = {}
+        self._breakers = {
+            key: breaker_after(event, 0) for event in earlier if (key := BreakerKey(event.agent, event.model)) in rules
+        }
         self._uncounted: dict[BreakerKey, dict[tuple[str | None, str | None], tuple[Success, BreakerRules]]] = {}
         """The latest success of each caller of a closed breaker, which matters once a call fails."""
         self._before: dict[BreakerKey, Breaker] = {}

@@ -250,7 +250,9 @@ class Replay:
         self._world = world
         self._on_end = on_end
         self._prices = ChangedPrices(before.prices, policy.prices)
-        self._breakers = ReplayedBreakers(policy.breakers, changes.transitions, self._note_transition)
+        self._breakers = ReplayedBreakers(
+            policy.breakers, changes.transitions, self._note_transition, changes.earlier_transitions
+        )
         limits = policy.limits, policy.zone, self._note_budget, used_before, before.limits, changes.limits
         self._counters = ReplayedCounters(*limits)
         self._tasks = ReplayedTasks(self._note_guard, changes.guards)

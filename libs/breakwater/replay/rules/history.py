@@ -75,6 +75,8 @@ class Changes:
     alerts: Sequence[Alert] = ()
     limits: Sequence[LimitEvent] = ()
     """Changes of limits that the plane keeps, and raises of limits, from before the jobs, too."""
+    earlier_transitions: Sequence[BreakerTransition] = ()
+    """The latest transition of each breaker before the jobs."""
 
 
 @dataclass(frozen=True, slots=True)

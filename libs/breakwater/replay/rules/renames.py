@@ -55,6 +55,7 @@ def changes_with(renames: Renames, changes: Changes) -> Changes:
         budgets=_events_with(renames, changes.budgets),
         guards=_events_with(renames, changes.guards),
         alerts=_events_with(renames, changes.alerts),
+        earlier_transitions=_events_with(renames, changes.earlier_transitions),
     )
 
 

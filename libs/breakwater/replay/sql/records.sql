@@ -45,6 +45,12 @@ SELECT * EXCEPT (event_sequence) FROM breaker_transitions FINAL
 WHERE NOT shadow AND at >= {since:DateTime64(3, 'UTC')} AND at < {until:DateTime64(3, 'UTC')}
 ORDER BY event_sequence
 
+-- name: earlier_transitions
+SELECT * EXCEPT (event_sequence) FROM breaker_transitions FINAL
+WHERE NOT shadow AND at < {since:DateTime64(3, 'UTC')}
+ORDER BY at DESC, event_sequence DESC
+LIMIT 1 BY agent, model
+
 -- name: budgets
 SELECT * EXCEPT (event_sequence) FROM budget_events FINAL
 WHERE NOT shadow AND at >= {since:DateTime64(3, 'UTC')} AND at < {until:DateTime64(3, 'UTC')}
