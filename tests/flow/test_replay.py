@@ -22,7 +22,7 @@ async def test_a_storm_of_tasks_retries_and_caps_is_replayed_as_it_was(start_pla
     models = {
         "sim/m": model({"requests": [6, 17], "status": 500}, {"requests": [25, 28], "status": 400}, latency_ms=15),
         "sim/n": model({"requests": [4, 6], "status": 503}, latency_ms=10),
-        "sim/x": model({"requests": [1, 5], "status": 401}),
+        "sim/x": model({"requests": [1, 99], "status": 401}),
         "sim/y": model({"requests": [4, 9], "status": 500}),
         "sim/z": model({"requests": [1, 99], "status": 500}),
     }

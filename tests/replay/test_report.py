@@ -13,7 +13,7 @@ from breakwater.replay.rules.effects import ChangedJob, DaySpend, Effects, StepF
 from breakwater.replay.rules.engine import ReplayFindings
 from breakwater.replay.rules.history import Changes
 from breakwater.replay.rules.report import SHOWN_STEPS, report_of
-from breakwater.replay.views import headline, markdown_of
+from breakwater.replay.views import excesses_of, headline, markdown_of
 from tests.tables import each_row
 
 SINCE = datetime(2026, 11, 1, tzinfo=UTC)
@@ -64,6 +64,27 @@ def test_a_sentence_has_the_same_intervals_as_the_figures() -> None:
     assert f"5 (likely {report.lost.low:.0f} to {report.lost.high:.0f}) would have lost their answer" in headline(
         report
     )
+
+
+@each_row(
+    "report, excesses",
+    [
+        (made(newly_refused=2, spend=(1_000_000, 1_050_000)), []),
+        (made(newly_refused=3), ["3 jobs newly refused, more than --max-newly-refused 2"]),
+        (made(newly_refused=1, unknown=1), []),
+        (made(newly_refused=1, unknown=2), ["up to 3 jobs newly refused, more than --max-newly-refused 2"]),
+        (made(spend=(1_000_000, 1_200_000)), ["spend grows by 20 %, more than --max-spend-increase 5 %"]),
+        (
+            made(spend=(1_000_000, 1_000_000), unknown=301),
+            [
+                "up to 301 jobs newly refused, more than --max-newly-refused 2",
+                "spend grows by up to 25 %, more than --max-spend-increase 5 %",
+            ],
+        ),
+    ],
+)
+def test_a_pipeline_fails_by_what_may_be(report: ConfigPlan, excesses: list[str]) -> None:
+    assert excesses_of(report, 2, 0.05) == excesses
 
 
 def test_time_is_shown_in_so_many_steps_that_they_can_be_told_apart() -> None:

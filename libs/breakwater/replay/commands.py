@@ -15,7 +15,7 @@ from breakwater.client.commands import Api, api_command
 from breakwater.config import Config, load_config
 from breakwater.kernel.commands import connect, formats, output
 from breakwater.kernel.commands.errors import ExitCode, usage_error
-from breakwater.kernel.formats import hint, moment, percent, quantity
+from breakwater.kernel.formats import hint, moment, quantity
 from breakwater.local.plane import config_to_edit
 from breakwater.records.commands.record_source import CLICKHOUSE_VARIABLE
 from breakwater.replay.contract import ConfigPlan, ConfigSuggestions
@@ -29,6 +29,7 @@ from breakwater.replay.views import (
     LIMITS,
     SHOWN_ALERTS,
     SUGGESTIONS,
+    excesses_of,
     headline,
     line_columns,
     lines_of,
@@ -68,11 +69,11 @@ def plan(
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown, for a pull request.")] = False,
     max_newly_refused: Annotated[
         int | None,
-        typer.Option("--max-newly-refused", metavar="N", min=0, help="Exit with 1 if more jobs are newly refused."),
+        typer.Option("--max-newly-refused", metavar="N", min=0, help="Exit with 1 if more jobs may be newly refused."),
     ] = None,
     max_spend_increase: Annotated[
         str | None,
-        typer.Option("--max-spend-increase", metavar="PERCENT", help="Exit with 1 if spend grows by more: 5%."),
+        typer.Option("--max-spend-increase", metavar="PERCENT", help="Exit with 1 if spend may grow by more: 5%."),
     ] = None,
 ) -> None:
     """Replay recorded jobs under a changed config, and show what it would have refused, called and cost.
@@ -121,7 +122,7 @@ def plan(
         output.print_styled(f"no job from {moment(begin)} to {moment(end)}")
         for text in report.notes:
             output.note(text)
-    exceeded = _excess(report, max_newly_refused, increase)
+    exceeded = excesses_of(report, max_newly_refused, increase)
     for text in exceeded:
         output.note(text, "red")
     if exceeded:
@@ -250,20 +251,6 @@ def _share(text: str) -> float:
     if match is None:
         raise usage_error(f"--max-spend-increase {text!r} is no percentage", "Write it like 5%.")
     return float(match[1]) / 100
-
-
-def _excess(report: ConfigPlan, max_newly_refused: int | None, increase: float | None) -> list[str]:
-    """Returns which of the limits of the command's options the report exceeds, in words."""
-    spend = report.spend
-    newly_refused = round(report.newly_refused.after)
-    texts: list[str] = []
-    if max_newly_refused is not None and newly_refused > max_newly_refused:
-        refused = quantity(newly_refused, "job")
-        texts.append(f"{refused} newly refused, more than --max-newly-refused {max_newly_refused}")
-    if increase is not None and spend.after > spend.before * (1 + increase):
-        more = percent(spend.after / spend.before - 1) if spend.before else "all of it"
-        texts.append(f"spend grows by {more}, more than --max-spend-increase {percent(increase)}")
-    return texts
 
 
 def _show(report: ConfigPlan) -> None:

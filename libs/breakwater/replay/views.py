@@ -10,7 +10,7 @@ from typing import Any, get_args
 from breakwater.config.edit import flow_text
 from breakwater.jobs.contract.execution import Reason
 from breakwater.kernel.columns import Column, humanize
-from breakwater.kernel.formats import duration, moment, money, quantity, sentence
+from breakwater.kernel.formats import duration, moment, money, percent, quantity, sentence
 from breakwater.replay.contract import (
     ConfigPlan,
     PlannedAlert,
@@ -204,3 +204,22 @@ def _markdown(columns: Sequence[Column[Any]], rows: Sequence[Any]) -> str:
 def _cell(text: str) -> str:
     """Returns a text that neither ends a cell of a table nor begins a tag."""
     return text.replace("|", "\\|").replace("<", "&lt;")
+
+
+def excesses_of(report: ConfigPlan, max_newly_refused: int | None, increase: float | None) -> list[str]:
+    """Returns by what a report exceeds the limits of a pipeline, in words.
+
+    If history can't tell the ends of some jobs, the upper ends of the intervals count, which contain them.
+    """
+    spend = report.spend
+    spent = spend.high if report.unknown else spend.after
+    newly_refused = round(report.newly_refused.high if report.unknown else report.newly_refused.after)
+    at_most = "up to " if report.unknown else ""
+    texts: list[str] = []
+    if max_newly_refused is not None and newly_refused > max_newly_refused:
+        refused = quantity(newly_refused, "job")
+        texts.append(f"{at_most}{refused} newly refused, more than --max-newly-refused {max_newly_refused}")
+    if increase is not None and spent > spend.before * (1 + increase):
+        more = percent(spent / spend.before - 1) if spend.before else "all of it"
+        texts.append(f"spend grows by {at_most}{more}, more than --max-spend-increase {percent(increase)}")
+    return texts

@@ -22,6 +22,7 @@ from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.nats.pull import Pull
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.nats.topology import ACK_WAIT_S, Plan, worker_consumer
+from breakwater.kernel.process import background
 from breakwater.records.channels import JOBS
 from tests.helpers import nats_client, until
 from tests.servers import RunningServer
@@ -157,6 +158,7 @@ async def test_after_a_restart_of_nats_it_is_asked_again(client: Client, own_nat
 
 async def test_a_request_that_no_server_knows_of_is_made_again(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pull, "GRACE_S", 0.1 - pull.OPEN_S)
+    monkeypatch.setattr(background, "aligned_delay", lambda every_s: every_s)
     pulled = pull_of(client)
     assert await pulled.fetch(1, 0.05) == []
     asked = client.stats["out_msgs"]
