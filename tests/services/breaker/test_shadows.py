@@ -21,7 +21,7 @@ from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.provision import provision
-from breakwater.kernel.nats.publisher import BusUnavailableError, Publisher
+from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.pull import Pull
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.redis.connection import Redis
@@ -33,6 +33,7 @@ from breakwater.services.sink.handlers import Sink
 from tests.helpers import nats_client
 from tests.records.samples import attempt, new_database
 from tests.servers import RunningServer
+from tests.services.failing_publisher import FailingPublisher
 
 AGENT = {"model": "sim/m", "breaker": {"consecutive_failures": 3}}
 CONFIG = parse_config(
@@ -48,18 +49,6 @@ KEY = BreakerKey("writer", "sim/m")
 
 async def is_log(_: str | None) -> bool:
     return True
-
-
-class FailingPublisher(Publisher):
-    """The bus fails at the first transition of a shadow."""
-
-    has_failed = False
-
-    async def event(self, subject: str, *arguments: Any, **options: Any) -> Any:
-        if subject.startswith("bw.shadow") and not self.has_failed:
-            self.has_failed = True
-            raise BusUnavailableError("the bus is away")
-        return await super().event(subject, *arguments, **options)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
-from typing import Any
 
 from prometheus_client import CollectorRegistry
 
@@ -13,7 +12,6 @@ from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.provision import provision
-from breakwater.kernel.nats.publisher import BusUnavailableError, Publisher
 from breakwater.kernel.nats.pull import Pull
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.redis.connection import Redis
@@ -31,6 +29,7 @@ from breakwater.services.sink import records
 from tests.helpers import nats_client
 from tests.records.samples import attempt
 from tests.servers import RunningServer
+from tests.services.failing_publisher import FailingPublisher
 
 LOG = "log"
 USD = 10**9
@@ -48,18 +47,6 @@ CONFIG = parse_config(
         }
     )
 )
-
-
-class FailingPublisher(Publisher):
-    """The bus fails at the first event of a shadow."""
-
-    has_failed = False
-
-    async def event(self, subject: str, *arguments: Any, **options: Any) -> Any:
-        if subject.startswith("bw.shadow") and not self.has_failed:
-            self.has_failed = True
-            raise BusUnavailableError("the bus is away")
-        return await super().event(subject, *arguments, **options)
 
 
 async def test_tried_limits_see_all_calls_and_refuse_none(own_nats_server: RunningServer, redis: Redis) -> None:
