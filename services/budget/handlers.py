@@ -160,18 +160,19 @@ class BudgetHandler:
         for percent, name, is_announced in zip(percents, thresholds, announced, strict=True):
             if is_announced:
                 continue
-            hard = percent == 100 and counter.enforcement == "hard"
+            kind = counter.kind_at(percent)
+            refusal = None if refused is None or kind == "soft_cap" else refused.error
             event = budget_event(
                 counter,
                 total.period,
                 f"{percent}/{limit}",
                 total.agent,
-                kind="hard_cap" if hard else "soft_cap",
+                kind=kind,
                 threshold_percent=percent,
                 limit=limit,
                 total=total.spent,
                 reserved=reserved,
-                refusal=for_operators(refused.error) if hard and refused is not None and refused.error else None,
+                refusal=None if refusal is None else for_operators(refusal),
                 at=datetime.now(UTC),
             )
             subject = subjects.budget(counter.scope, counter.window)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import date, datetime, time, timedelta
 from functools import cached_property, lru_cache
 from itertools import chain, islice, product
-from typing import Any, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 from zoneinfo import ZoneInfo
 
 from breakwater.kernel.formats import hint
@@ -259,6 +259,10 @@ class Counter:
     def enforcement(self) -> Enforcement:
         """The enforcement of its limit."""
         return "none" if self.cap is None else self.cap.enforcement
+
+    def kind_at(self, percent: int) -> Literal["soft_cap", "hard_cap"]:
+        """Returns the kind of the event that a share of its limit, in percent, is used."""
+        return "hard_cap" if percent == 100 and self.enforcement == "hard" else "soft_cap"
 
     @property
     def thresholds(self) -> tuple[int, ...]:

@@ -264,7 +264,7 @@ class ReplayedCounters:
                     limited.period,
                     f"{percent}/{limit}",
                     attempt.agent,
-                    kind="hard_cap" if percent == 100 and counter.enforcement == "hard" else "soft_cap",
+                    kind=counter.kind_at(percent),
                     threshold_percent=percent,
                     limit=limit,
                     total=counted.used,

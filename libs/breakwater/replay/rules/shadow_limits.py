@@ -117,7 +117,7 @@ def _after(counter: Counter, shadow: ShadowLimit, call: PaidCall) -> ShadowLimit
             call.period,
             f"shadow/{name}",
             call.agent,
-            kind="hard_cap" if percent == 100 and counter.enforcement == "hard" else "soft_cap",
+            kind=counter.kind_at(percent),
             threshold_percent=percent,
             limit=limit,
             total=shadow.spent,
