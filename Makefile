@@ -70,7 +70,7 @@ lock: .venv/dev.stamp ## Renew the pins in requirements/ from the ranges in pypr
 	@$(COMPILE) --upgrade --extra embedded --extra dev --output-file requirements/dev.txt pyproject.toml
 	@$(COMPILE) --constraint requirements/dev.txt --extra embedded --output-file requirements/embedded.txt pyproject.toml
 	@$(COMPILE) --constraint requirements/dev.txt --output-file requirements/runtime.txt pyproject.toml
-	@$(COMPILE) --constraint requirements/dev.txt --extra aws --extra azure --extra gcp --output-file requirements/clouds.txt pyproject.toml
+	@$(COMPILE) --constraint requirements/dev.txt --extra aws --extra azure --extra gcp --extra backup --output-file requirements/clouds.txt pyproject.toml
 	@$(COMPILE) --constraint requirements/dev.txt --output-file requirements/build.txt requirements/build.in
 	@$(COMPILE) --upgrade --output-file tests/sdks/requirements.txt tests/sdks/requirements.in
 	@$(COMPILE) --upgrade --output-file tests/sdks/llama_cpp.txt tests/sdks/llama_cpp.in
