@@ -25,14 +25,14 @@ from pydantic import ValidationError
 
 from breakwater.config import Config, load_config, require_reloadable
 from breakwater.kernel.errors import ConfigError
-from breakwater.kernel.process import background, prctl
-from breakwater.kernel.process.files import write_private
+from breakwater.kernel.process import background, files, prctl
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.telemetry import metrics, tracing
 from breakwater.kernel.telemetry.logs import configure_logging
 
 NAMES = ("request", "worker", "breaker", "budget", "alerter", "sink", "console")
 ALIVE_EVERY_S = 5.0
+CONFIG_CHECK_EVERY_S = 2.0
 FIRST_ALIVE_EVERY_S = 0.1
 GC_THRESHOLD = 50_000
 """Objects. With 5,000, collections took 6 % of a busy worker's CPU; reference cycles wait longer to be freed."""
@@ -86,6 +86,7 @@ def run_service(name: str) -> int:
     try:
         settings = Settings()
         configure_logging(name, level=settings.log_level, as_json=settings.log_json)
+        config_stamp = files.stamp(settings.config)
         service, config = _build(name, settings)
         if settings.metrics_port is not None:
             token = settings.metrics_token
@@ -106,7 +107,10 @@ def run_service(name: str) -> int:
     gc.set_threshold(GC_THRESHOLD)
     gc.enable()
     try:
-        uvloop.run(run(service, settings.alive_file, partial(hangups.follow, service, settings, config)))
+        work = [partial(hangups.follow, service, settings, config)]
+        if settings.follow_config:
+            work.append(partial(hangups.watch, settings.config, config_stamp))
+        uvloop.run(run(service, settings.alive_file, *work))
     finally:
         tracing.stop()
     return 0
@@ -144,7 +148,7 @@ def _config_loaded(config: Config, last_good: Path | None) -> None:
     if last_good is None:
         return
     try:
-        write_private(last_good, config.text)
+        files.write_private(last_good, config.text)
     except OSError as error:
         effect = "a service that restarts while its config file is invalid gets an older config, or none"
         structlog.get_logger().error(
@@ -160,22 +164,31 @@ class Hangups:
     """Reloads the config on SIGHUP. Created before the config is first read, so that no signal is missed."""
 
     def __init__(self) -> None:
-        self._received = False
+        self._received = asyncio.Event()
         signal.signal(signal.SIGHUP, self._receive)
 
     async def follow(self, service: Service, settings: Settings, config: Config) -> None:
         """Reloads the service's config file on each SIGHUP, until cancelled."""
-        received = asyncio.Event()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, received.set)
-        if self._received:
-            received.set()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._received.set)
         while True:
-            await received.wait()
-            received.clear()
+            await self._received.wait()
+            self._received.clear()
             config = await _reload(service, settings, config)
 
+    async def watch(self, file: Path, stamp: tuple[int, int, int] | None) -> None:
+        """Reloads the config, as SIGHUP does, whenever its file has another stamp, until cancelled."""
+        previous_stamp = stamp
+        while True:
+            await asyncio.sleep(background.aligned_delay(CONFIG_CHECK_EVERY_S))
+            current_stamp = files.stamp(file)
+            # Only if two checks found the file unchanged, because half of a file may be valid.
+            if current_stamp is not None and current_stamp == previous_stamp != stamp:
+                stamp = current_stamp
+                self._received.set()
+            previous_stamp = current_stamp
+
     def _receive(self, _number: int, _frame: object) -> None:
-        self._received = True
+        self._received.set()
 
 
 async def _reload(service: Service, settings: Settings, config: Config) -> Config:

@@ -32,8 +32,9 @@ class Started:
         self._metrics_port = free_port()
         self.process: ServiceProcess | None = None
 
-    def start(self, service: str, config: str) -> None:
-        self.file.write_text(config)
+    def start(self, service: str, config: str | None, **extra: str) -> None:
+        if config is not None:
+            self.file.write_text(config)
         self._log.write_text("")
         environment = {
             "BREAKWATER_CONFIG": str(self.file),
@@ -44,6 +45,7 @@ class Started:
             "BREAKWATER_CONSOLE_PORT": str(free_port()),
             "BREAKWATER_METRICS_PORT": str(self._metrics_port),
             "BREAKWATER_LOG_JSON": "true",
+            **extra,
         }
         self.process = start_service(service, environment, self._log)
 
@@ -131,6 +133,23 @@ async def test_what_is_taken_over_while_it_runs_is_the_last_good_one(started: St
     started.end()
     started.start("console", BROKEN)
     await until(lambda: started.works_under(BETTER, refused=True), "it to start again")
+
+
+async def test_a_service_that_follows_its_file_takes_over_what_a_config_map_has(started: Started) -> None:
+    # As Kubernetes changes a mounted ConfigMap: the file is a link through a folder's link, which is replaced.
+    folder = started.file.parent / "mounted"
+    for name, config in (("first", GOOD), ("second", BETTER)):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "breakwater.yaml").write_text(config)
+    (folder / "..data").symlink_to("first")
+    started.file = folder / "breakwater.yaml"
+    started.file.symlink_to("..data/breakwater.yaml")
+    started.start("console", None, BREAKWATER_FOLLOW_CONFIG="true")
+    await until(lambda: started.works_under(GOOD, refused=False), "the service to start")
+    (folder / "..new").symlink_to("second")
+    (folder / "..new").replace(folder / "..data")
+    await until(lambda: started.works_under(BETTER, refused=False), "it to follow")
+    assert started.last_good.read_text() == BETTER
 
 
 async def test_a_copy_that_cannot_be_written_stops_nothing(started: Started) -> None:

@@ -33,8 +33,7 @@ from breakwater.kernel.commands.errors import CliError
 from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.nats.errors import BusError
 from breakwater.kernel.nats.publisher import Publisher
-from breakwater.kernel.process import background
-from breakwater.kernel.process.files import write_private
+from breakwater.kernel.process import background, files
 from breakwater.kernel.process.outage import Outage
 from breakwater.kernel.process.settings import Settings
 from breakwater.local.commands.setup import prepare
@@ -177,7 +176,7 @@ class ConfigFollower:
             await asyncio.sleep(background.aligned_delay(CHECK_EVERY_S))
             await announcing.run_logged(self._announce, expected=(CliError, BusError))
             previous_stamp = stamp
-            stamp = _stamp(self._file)
+            stamp = files.stamp(self._file)
             # Reads the file only if two checks found it unchanged, because half of a file may be valid.
             if stamp is None or stamp == handled_stamp or stamp != previous_stamp:
                 continue
@@ -217,7 +216,7 @@ class ConfigFollower:
         require_usable(self._file, config, simulate=self._simulation is not None)
         await prepare(self._stack.setup, config)
         self._provision_programs(config)
-        write_private(self._copy, config.text)
+        files.write_private(self._copy, config.text)
         self._config = config
         restarted = self._signal_services(before, config)
         self._unannounced.append((before, config))
@@ -275,11 +274,3 @@ class ConfigFollower:
             else:
                 keeper.signal(signal.SIGHUP)
         return tuple(restarted)
-
-
-def _stamp(file: Path) -> tuple[int, int, int] | None:
-    try:
-        status = file.stat()
-    except OSError:
-        return None  # the file is being replaced, or is gone; the applied config stays effective
-    return status.st_mtime_ns, status.st_size, status.st_ino

@@ -55,6 +55,15 @@ def write_private(path: Path, text: str) -> None:
         file.write(text.encode())
 
 
+def stamp(path: Path) -> tuple[int, int, int] | None:
+    """Returns what differs after any change of a file: its time, size and inode. None while there is no file."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
 def raise_file_limit(wanted: int) -> None:
     """Raises this process's limit of open files and sockets, as far as the system permits."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

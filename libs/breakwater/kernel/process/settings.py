@@ -15,6 +15,9 @@ class Settings(EnvironmentSettings):
     PREFIX = "BREAKWATER_"
 
     config: Path = Field(default=Path("breakwater.yaml"), description="The config file.")
+    follow_config: bool = Field(
+        default=False, description="Reload the config file whenever it changes, as SIGHUP does."
+    )
     last_good_config: Path | None = Field(
         default=None,
         description="Copy of the last good config, used at a start with a broken config file. One per "
