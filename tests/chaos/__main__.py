@@ -11,6 +11,7 @@
     python -m tests.chaos history --seed 3 --times 10   random clients and faults for 600 s each, and a checker
     python -m tests.chaos limits --seed 3 --seconds 300 limits and keys that an API changes under load and kills
     python -m tests.chaos storm --jobs 20000 --per-s 30 caps, holds, trips and kills; its record is replayed
+    python -m tests.chaos replay --keep DIRECTORY       a record again that a storm with this option has left there
 
 A line of a table is printed for each. The exit code is 1 where anything is not as it must be: a job without a record, a
 call that no attempt stands for, a job that was called twice though its worker was well, records of spend that differ,
@@ -128,20 +129,25 @@ async def run_limits(seconds: float, first_seed: int, times: int) -> int:
     return failed
 
 
-async def run_storm(jobs: int, per_s: float, seed: int) -> int:
+async def run_storm(jobs: int, per_s: float, seed: int, keep: Path | None) -> int:
     """Prints how the record of a storm and its replay agree. Returns how many decisions differ without a cause."""
     directory, new_directory = directories()
     servers = EmbeddedServers(new_directory)
     try:
-        outcome = await storm.run_storm(directory, servers, jobs=jobs, per_s=per_s, seed=seed)
+        outcome = await storm.run_storm(directory, servers, jobs=jobs, per_s=per_s, seed=seed, keep=keep)
     finally:
         servers.stop()
         shutil.rmtree(directory, ignore_errors=True)
     ends = ", ".join(f"{reason or 'answered'} {count:,}" for reason, count in outcome.reasons.most_common())
     print(f"{outcome.jobs:,} jobs in {outcome.took_s:.0f} s, {outcome.kills} services killed: {ends}")
-    print(identity.table([outcome.replayed]))
-    sys.stderr.writelines(f"replayed otherwise: {example}\n" for example in outcome.replayed.examples)
-    return outcome.replayed.unexplained
+    return unexplained(outcome.replayed)
+
+
+def unexplained(replayed: identity.ReplayedRecord) -> int:
+    """Prints how a record and its replay agree. Returns how many decisions differ without a cause."""
+    print(identity.table([replayed]))
+    sys.stderr.writelines(f"replayed otherwise: {example}\n" for example in replayed.examples)
+    return replayed.unexplained
 
 
 def report(outcome: history.HistoryOutcome | limits.LimitsOutcome, seed: int) -> bool:
@@ -276,7 +282,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "what",
         nargs="?",
-        choices=["streams", "kills", "last-answer", "background", "history", "limits", "storm"],
+        choices=["streams", "kills", "last-answer", "background", "history", "limits", "storm", "replay"],
         help="another table than that of faults",
     )
     parser.add_argument(
@@ -286,6 +292,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--seconds", type=float, default=600.0, help="of a history, or a run of limits (default 600)")
     parser.add_argument("--logs", type=Path, help="folder to copy the services' logs of histories to")
+    parser.add_argument("--keep", type=Path, metavar="DIRECTORY", help="where the record of a storm is copied to")
     wanted = parser.parse_args(arguments)
     if wanted.what == "last-answer":
         return 1 if asyncio.run(run_last_answer(wanted.times or 50)) else 0
@@ -296,7 +303,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if wanted.what == "limits":
         return 1 if asyncio.run(run_limits(wanted.seconds, wanted.seed, wanted.times or 1)) else 0
     if wanted.what == "storm":
-        return 1 if asyncio.run(run_storm(wanted.jobs, wanted.per_s, wanted.seed)) else 0
+        return 1 if asyncio.run(run_storm(wanted.jobs, wanted.per_s, wanted.seed, wanted.keep)) else 0
+    if wanted.what == "replay":
+        return 1 if unexplained(asyncio.run(identity.replayed_again(wanted.keep))) else 0
     if wanted.what == "streams":
         return 1 if asyncio.run(run_streams()) else 0
     if wanted.what == "kills":

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import pickle
+import shutil
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 
-from nats.aio.client import Client
-
 from breakwater.config import load_config
-from breakwater.kernel.nats.lookup import Lookup
+from breakwater.kernel.nats.lookup import Lookup, StoredMessage
+from breakwater.kernel.nats.subjects import Stream
 from breakwater.replay.log import read_log
 from breakwater.replay.policy import policy_of
 from breakwater.replay.rules.engine import Replay
@@ -45,15 +47,41 @@ class ReplayedRecord:
         return [example for part in self.parts for example in part.examples]
 
 
-async def replayed_record(client: Client, config: Path) -> ReplayedRecord:
+class KeptStreams:
+    """The messages of the streams of a record, in a directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    async def keep(self, lookup: Lookup, config: Path) -> None:
+        """Copies all that a replay reads: the streams, and the config of that time."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        shutil.copy(config, self._directory / "breakwater.yaml")
+        for stream in (Stream.EVENTS, Stream.ALERTS):
+            async with aclosing(lookup.scan(stream, "bw.>", complete=True)) as stored:
+                messages = [message async for message in stored]
+            (self._directory / f"{stream}.pickle").write_bytes(pickle.dumps(messages))
+
+    async def scan(self, stream: Stream, *_: object, **__: object) -> AsyncGenerator[StoredMessage]:
+        """Yields what the stream held, as `Lookup.scan` does."""
+        for message in pickle.loads((self._directory / f"{stream}.pickle").read_bytes()):
+            yield message
+
+
+async def replayed_record(source: Lookup | KeptStreams, config: Path) -> ReplayedRecord:
     """Replays all that the streams hold."""
-    jobs, changes = await read_log(Lookup(lambda: client))
+    jobs, changes = await read_log(source)
     policy = policy_of(load_config(config))
     world = World(logged.attempt for job in jobs for logged in job.attempts)
     replay = Replay(policy, policy, changes, world)
     replay.run(jobs)
     findings = replay.finish()
     return ReplayedRecord(len(jobs), [*identity(jobs, changes, findings).values()], findings.followed)
+
+
+async def replayed_again(directory: Path) -> ReplayedRecord:
+    """Replays a record that was kept."""
+    return await replayed_record(KeptStreams(directory), directory / "breakwater.yaml")
 
 
 def table(records: Iterable[ReplayedRecord]) -> str:

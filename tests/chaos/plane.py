@@ -25,6 +25,7 @@ from nats.js.api import StreamInfo
 
 from breakwater.identity.api_keys import create_key
 from breakwater.kernel.clickhouse.client import Analytics, connect
+from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.process import background
 from breakwater.kernel.types import nano_from_usd
 from breakwater.local.ports import free_port, http_ready
@@ -379,7 +380,7 @@ class Chaos:
             reserved=record.reserved,
             stuck=record.stuck,
             recovered_s=recovered_s,
-            replayed=await replayed_record(self.plane.client, self.plane.directory / "breakwater.yaml"),
+            replayed=await replayed_record(Lookup(lambda: self.plane.client), self.plane.directory / "breakwater.yaml"),
         )
 
     async def settled_record(self, executions_on: str = "bw.executions.>", at_least: int = 0) -> Record:

@@ -15,7 +15,8 @@ from typing import Any
 from nats.aio.msg import Msg
 
 from breakwater.kernel.nats import subjects
-from tests.chaos.identity import ReplayedRecord, replayed_record
+from breakwater.kernel.nats.lookup import Lookup
+from tests.chaos.identity import KeptStreams, ReplayedRecord, replayed_record
 from tests.chaos.plane import Chaos, chaos_plane
 from tests.flow.kit import model
 from tests.server_sources import Servers
@@ -93,8 +94,10 @@ class StormOutcome:
     replayed: ReplayedRecord
 
 
-async def run_storm(directory: Path, source: Servers, *, jobs: int, per_s: float, seed: int) -> StormOutcome:
-    """Runs a storm to its end, and replays its record."""
+async def run_storm(
+    directory: Path, source: Servers, *, jobs: int, per_s: float, seed: int, keep: Path | None = None
+) -> StormOutcome:
+    """Runs a storm to its end, and replays its record, which is also copied to `keep`, unless that is None."""
     planned_s = jobs / per_s
     async with chaos_plane(
         directory,
@@ -113,7 +116,10 @@ async def run_storm(directory: Path, source: Servers, *, jobs: int, per_s: float
         results = [await chaos.plane.result(job_id, timeout_s=300) for job_id in job_ids]
         took_s = time.monotonic() - began
         await chaos.last(chaos.stuck, lambda consumers: not consumers, 120)
-        replayed = await replayed_record(chaos.plane.client, chaos.plane.directory / "breakwater.yaml")
+        lookup, config = Lookup(lambda: chaos.plane.client), chaos.plane.directory / "breakwater.yaml"
+        if keep is not None:
+            await KeptStreams(keep).keep(lookup, config)
+        replayed = await replayed_record(lookup, config)
     reasons = Counter[str | None](result["reason"] for result in results)
     return StormOutcome(jobs, took_s, int(took_s / KILL_EVERY_S), reasons, replayed)
 
