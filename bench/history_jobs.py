@@ -327,6 +327,7 @@ class Jobs:
             None if reason == "cancelled" else reason,
             *(agent.chain[0].name, None if answered_by is None else answered_by.name),
             tuple(model.name for model in agent.chain),
+            (),  # rules of its own
             *(len(course.rows), course.input_tokens, course.output_tokens, course.cached_tokens),
             course.input_tokens + course.output_tokens,
             Decimal(known).scaleb(-9) if known or not course.unknown else None,

@@ -63,6 +63,7 @@ def result_of(
         requested_model=job.chain[0],
         chosen_model=end.chosen_model,
         fallback_chain=job.chain,
+        own_rules=tuple(job.job.own_rules),
         attempts=tuple(map(without_figures, attempts)),
         attempts_count=len(attempts),
         input_tokens=sums.input_tokens,

@@ -257,6 +257,7 @@ def full_execution(execution_id: str = "e-full") -> Execution:
         reason="error",
         chosen_model="gpt-4.1-mini",
         fallback_chain=("gpt-4.1-mini", "claude"),
+        own_rules=("guard", "retry"),
         attempts=(full_attempt(execution_id),),
         attempts_count=3,
         input_tokens=2**40,

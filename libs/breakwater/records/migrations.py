@@ -127,6 +127,7 @@ def migrations(layout: Layout) -> tuple[Migration, ...]:
             "shadows of limits",
             tuple(BUDGET_EVENTS.add_column(column, layout) for column in ("shadow", "refused")),
         ),
+        Migration(32, "own rules of jobs", (EXECUTIONS.add_column("own_rules", layout),)),
     )
 
 

@@ -62,6 +62,7 @@ EXECUTIONS = Table(
         "requested_model": WORD_OR_NULL,
         "chosen_model": WORD_OR_NULL,
         "fallback_chain": "Array(String)",
+        "own_rules": "Array(String)",
         "attempts_count": "UInt32",
         "input_tokens": "UInt64",
         "output_tokens": "UInt64",

@@ -256,6 +256,7 @@ def _job(row: Sequence[Any], attempt_rows: Sequence[Sequence[Any]]) -> RecordedJ
     """Returns the job of a row and those of its attempts, without the checks that it passed when it was recorded."""
     values = {**_EXECUTION_DEFAULTS, **dict(zip(_EXECUTION_FIELDS, row, strict=False))}
     values["fallback_chain"] = tuple(values["fallback_chain"])
+    values["own_rules"] = tuple(values["own_rules"])
     values["error"] = _error(row[-6:])
     attempts = _attempts(values["fallback_chain"], attempt_rows)
     values["attempts"] = tuple([logged.attempt for logged in attempts])

@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self, get_args
 from pydantic import AliasChoices, Field, JsonValue, StringConstraints, model_validator
 
 from breakwater.jobs.contract.error_kinds import ErrorKind
-from breakwater.jobs.contract.job import CallApi
+from breakwater.jobs.contract.job import CallApi, RulesPart
 from breakwater.kernel.formats import quantity
 from breakwater.kernel.http.contract import Moment
 from breakwater.kernel.types import (
@@ -322,6 +322,9 @@ class Execution(Event):
     requested_model: ModelId | None = None
     chosen_model: ModelId | None = None
     fallback_chain: tuple[ModelId, ...] = ()
+    own_rules: tuple[RulesPart, ...] = Field(
+        default=(), description="What the job brought rules of its own for, other than its agent's."
+    )
     attempts: tuple[Attempt, ...] = ()
     attempts_count: Count = 0
     input_tokens: Count = 0

@@ -229,6 +229,7 @@ FACTS: tuple[Column[Execution], ...] = (
     Column("requested model", lambda execution: execution.requested_model, terminal=False),
     Column("model", lambda execution: execution.chosen_model),
     Column("models to try", lambda execution: " > ".join(execution.fallback_chain)),
+    Column("rules of its own", lambda execution: ", ".join(execution.own_rules)),
     Column("attempts", lambda execution: execution.attempts_count, "count", terminal=False),
     Column("input tokens", lambda execution: execution.input_tokens or None, "count"),
     Column("output tokens", lambda execution: execution.output_tokens or None, "count"),

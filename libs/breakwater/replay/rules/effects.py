@@ -170,6 +170,7 @@ class Effects:
         calls: the calls of models, recorded and under the policy.
         days: the spend of each day.
         steps: the spend and refusals of each step, by its beginning in milliseconds since the epoch.
+        own_rules: jobs that brought rules of their own.
         unpriced: calls whose cost is unknown under the policy, by model.
         sizeless: refused calls without what they would have reserved, as earlier versions recorded them.
         leaves_out_unknown: True if jobs do not count whose end history can't tell.
@@ -197,6 +198,7 @@ class Effects:
     steps: dict[int, StepFigures] = field(default_factory=dict[int, StepFigures])
     unpriced: Counter[str] = field(default_factory=Counter[str])
     sizeless: int = 0
+    own_rules: int = 0
     leaves_out_unknown: bool = False
     _durations_before: array[int] = field(default_factory=lambda: array("q"))
     _durations_after: array[int] = field(default_factory=lambda: array("q"))
@@ -228,6 +230,7 @@ class Effects:
             self.left_out += 1
             return
         self.jobs += 1
+        self.own_rules += bool(record.own_rules)
         cost = record.total_cost or 0
         wasted = record.wasted_cost or 0
         calls = sum(not logged.attempt.short_circuited for logged in run.job.attempts)

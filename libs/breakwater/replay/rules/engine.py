@@ -11,7 +11,7 @@ taken from the record, and counted.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from heapq import heappop, heappush
@@ -30,6 +30,7 @@ from breakwater.calls.rules.unanswered import why_unanswered
 from breakwater.calls.rules.waits import LEASE_MARGIN_S, POLL_S
 from breakwater.calls.settings import RetryPolicy
 from breakwater.jobs.contract.execution import REPAIRS, Attempt, ErrorInfo, Execution, FailureStatistics, Reason
+from breakwater.jobs.contract.job import RulesPart
 from breakwater.jobs.rules.record import spent_by, status_of, totals
 from breakwater.kernel.immutable import changed
 from breakwater.kernel.types import ms_from_time, time_from_ms
@@ -37,6 +38,7 @@ from breakwater.limits.contract import BudgetEvent, GuardEvent
 from breakwater.limits.rules.budget import OWN_CAP, fits
 from breakwater.limits.rules.guard import task_statistics
 from breakwater.limits.rules.refusals import budget_held, over_budget, over_own_cap, task_stopped
+from breakwater.limits.settings import GuardRules
 from breakwater.replay.rules.alerts import ReplayedAlerts, is_of_person
 from breakwater.replay.rules.breakers import JITTER, LOOK_EVERY_MS, ORDER_MS, ReplayedBreakers, Success
 from breakwater.replay.rules.counters import CountedPlace, ReplayedCounters
@@ -360,6 +362,8 @@ class Replay:
         if agent is None or before is None:
             self.findings.followed["agent of no config"] += 1
             return
+        if record.own_rules:
+            agent, before = _beside_own_rules(agent, before, record.own_rules)
         # A job that names other models than its agent does keeps them.
         chain = agent.chain if record.fallback_chain == before.chain else record.fallback_chain
         deadline_ms = ms_from_time(record.dispatched_at) + round(agent.total_timeout_s * 1000)
@@ -490,7 +494,7 @@ class Replay:
         of_guard: _Verdict | None = None
         if run.agent.guard is not None:
             judged = self._tasks.judge(task, record, run.agent.guard, run.attempts, call.reserved, now_ms)
-            if judged.trip is not None or judged.waits:
+            if judged.trip is not None or judged.waits or "guard" in record.own_rules:
                 of_guard = self._of_guard(run, task, judged, now_ms)
             if task is None and of_guard is not None:
                 return of_guard  # judged by the worker alone, which then asks nobody
@@ -510,7 +514,9 @@ class Replay:
     def _of_guard(self, run: ReplayedJob, task: TaskName | None, judged: TaskVerdict, now_ms: int) -> _Verdict | None:
         record = run.job.record
         recorded = run.next_recorded
-        if task is not None and recorded is not None:
+        if "guard" in record.own_rules:
+            judged = self._judged_by_own_guard(run, task, judged)
+        elif task is not None and recorded is not None:
             judged = self._judged_as_recorded(run, task, judged, recorded.attempt, now_ms)
         if judged.waits:
             error = ErrorInfo(
@@ -549,6 +555,15 @@ class Replay:
             return judged
         self.findings.races["guard_tripped"] += 1
         return replace(judged, trip=trip, waits=False)
+
+    def _judged_by_own_guard(self, run: ReplayedJob, task: TaskName | None, judged: TaskVerdict) -> TaskVerdict:
+        """Takes whether a job's own guard stops its task from the record, which does not have its rules."""
+        record = run.job.record
+        recorded = run.next_recorded
+        if judged.trip is not None or recorded is None or recorded.attempt.refused_reason != "guard_tripped":
+            return judged
+        name = task or TaskName(record.tenant, record.execution_id)
+        return replace(judged, trip=self._tasks.trip_by(name, record.execution_id))
 
     def _of_breaker(self, run: ReplayedJob, call: Attempt, now_ms: int) -> _Verdict | None:
         rules = run.agent.breaker
@@ -617,6 +632,9 @@ class Replay:
         """Compares the verdict on a call with its record. Returns the one that counts."""
         was = recorded.refused_reason
         replayed = None if verdict is None else verdict.refusal.reason
+        if any(_DECIDED_BY.get(reason) in run.job.record.own_rules for reason in (was, replayed) if reason is not None):
+            self.findings.followed["own rules"] += 1
+            return self._as_recorded(recorded, now_ms)
         if verdict is not None and verdict.waits and was in {None, replayed} and self._is_as_it_was(run, recorded):
             # Chance decides which of several calls that wait is admitted first, and the time of a job when it gives up.
             self.findings.races["wait for room"] += 1
@@ -808,6 +826,9 @@ class Replay:
                     words = f"again after {was.delay_s:g} s", f"again after {step.delay_s:g} s"
                     self._leave(run, "step", *words, now_ms)
             return step
+        if "retry" in run.job.record.own_rules:
+            self.findings.followed["own rules"] += 1
+            return _recorded_step(recorded, run.job.record.reason)
         if attempt.first_token_ms is not None and recorded == "end":
             self.findings.followed["answer interrupted"] += 1
             return Stop("error")
@@ -886,6 +907,8 @@ class Replay:
                 is_same = run.follows and name not in self._diverged
                 if self._tasks.end(name, ended, run.agent.guard, now_ms, as_recorded=is_same):
                     self.findings.races["guard_tripped"] += 1
+                if "guard" in record.own_rules and is_same:
+                    self._tasks.repeat_trip(name, ended, now_ms)
             self._alerts.add_end(ended, now_ms)
         self._under_way -= 1
         self._on_end(run)
@@ -948,6 +971,12 @@ class Replay:
 _ENDS, _ASKS, _LOOKS = range(3)
 """The order of what happens at one moment: attempts end, calls ask, breakers are looked at."""
 
+_DECIDED_BY: Mapping[Reason, RulesPart] = {"breaker_open": "breaker", "guard_tripped": "guard"}
+"""The rules that refuse calls, by the reason."""
+
+_COUNTS_ONLY = GuardRules.model_validate(dict.fromkeys(set(GuardRules.model_fields) - {"preset"}))
+"""A guard that stops nothing."""
+
 _ROOM = 2**32
 """The places that are left between outcomes ahead of their turn, for those that the log has before them."""
 
@@ -984,6 +1013,27 @@ def _kind_of_recorded(attempt: Attempt, following: LoggedAttempt | None) -> str:
     if following is None:
         return "end"
     return "again" if following.attempt.model == attempt.model else "next model"
+
+
+def _recorded_step(recorded: str, reason: Reason | None) -> _Step:
+    """Returns what followed an attempt by rules that the record does not have."""
+    if recorded == "again":
+        return Retry(0.0)
+    return NextModel() if recorded == "next model" else Stop(reason or "error")
+
+
+def _beside_own_rules(
+    agent: AgentPolicy, before: AgentPolicy, own_rules: Collection[RulesPart]
+) -> tuple[AgentPolicy, AgentPolicy]:
+    """Returns the settings of an agent, and those of before, for a job that brings rules of its own.
+
+    Its own retries replace those of its agent, whatever these become. Its own guard does, too, but its task is counted.
+    """
+    if "retry" in own_rules:
+        agent = replace(agent, retry=before.retry)
+    if "guard" in own_rules:
+        agent, before = replace(agent, guard=_COUNTS_ONLY), replace(before, guard=_COUNTS_ONLY)
+    return (agent, agent) if agent == before else (agent, before)
 
 
 def _words_of(statistics: FailureStatistics | None, error: ErrorInfo | None) -> str:

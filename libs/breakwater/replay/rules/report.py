@@ -257,6 +257,11 @@ def _notes(effects: Effects, findings: ReplayFindings) -> Iterator[str]:
             f"{quantity(effects.sizeless, 'refused call')} of an earlier version without what it would have reserved: "
             "whether it fits is not known, and it counts as fitting"
         )
+    if effects.own_rules:
+        yield (
+            f"{quantity(effects.own_rules, 'job')} with breaker, guard or retry rules of their own, which the record "
+            "does not have: what those decided is kept as recorded"
+        )
     if findings.followed:
         reasons = ", ".join(f"{_in_words(name)} {count:,}" for name, count in findings.followed.most_common(8))
         total = quantity(findings.followed.total(), "decision")

@@ -269,6 +269,21 @@ class ReplayedTasks:
                 return Trip(event.rule, event.reason)
         return None
 
+    def trip_by(self, name: TaskName, execution_id: str) -> Trip | None:
+        """Returns why the record says that a job stopped a task; None if it did not."""
+        return next(
+            (
+                Trip(event.rule, event.reason)
+                for event in self._trips.get(name, ())
+                if event.rule is not None and event.execution_id == execution_id
+            ),
+            None,
+        )
+
+    def repeat_trip(self, name: TaskName, record: Execution, now_ms: int) -> None:
+        """Stops the task of a concluded job whose own guard did."""
+        self.stop(name, record, TaskVerdict(self.trip_by(name, record.execution_id), self._state_of(name).task), now_ms)
+
     def end(
         self, name: TaskName, record: Execution, rules: GuardRules, now_ms: int, *, as_recorded: bool = False
     ) -> bool:

@@ -13,7 +13,7 @@ ORDER BY minute
 SELECT
     execution_id, job_id, agent, tenant, task_id, task_key, status, reason, requested_model, chosen_model, attempts_count,
     total_tokens, toInt64(total_cost * 1000000000) AS total_cost, toInt64(wasted_cost * 1000000000) AS wasted_cost, queued_at, dispatched_at, completed_at, duration_ms,
-    cache_hit, fallback_chain, finish_reason, cost_basis,
+    cache_hit, fallback_chain, own_rules, finish_reason, cost_basis,
     toInt64(requested_model_cost * 1000000000) AS requested_model_cost,
     error_kind, error_class, error_message, error_status_code, error_retryable, error_hash
 FROM executions FINAL
