@@ -2,13 +2,14 @@
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
 from breakwater.kernel.clickhouse.client import Analytics, connect
 from breakwater.kernel.clickhouse.table import Layout
 from breakwater.records import migrations, rows, schema
-from breakwater.records.migrations import MIGRATIONS, Migration, migrate, missing, retention
+from breakwater.records.migrations import MIGRATIONS, Migration, migrate, missing, retention, script
 from tests.records import samples
 from tests.server_sources import RunningServer
 
@@ -41,37 +42,93 @@ async def test_a_later_step_reaches_a_database_that_exists_and_keeps_its_rows(
     assert (await analytics.query("SELECT region, count() FROM executions GROUP BY region")).rows == (("", 2),)
 
 
-async def test_a_database_from_before_opaque_ids_becomes_like_a_new_one_and_loses_no_row(
-    analytics: Analytics, clickhouse_server: RunningServer
-) -> None:
-    """Every statement runs, though most of what they make is there; a view may need a column that was missing."""
-    before = (
-        "ALTER TABLE executions DROP INDEX by_job_id, DROP INDEX by_plan_key, DROP COLUMN job_id, DROP COLUMN task_key,"
-        " DROP COLUMN parent_job_id, DROP COLUMN plan_key,"
-        " ADD INDEX by_plan_id plan_id TYPE bloom_filter(0.01) GRANULARITY 1",
-        "ALTER TABLE attempts DROP COLUMN job_id, DROP COLUMN task_key",
-        "ALTER TABLE guard_events DROP COLUMN task_key",
-        "ALTER TABLE plan_changes DROP INDEX IF EXISTS by_plan_key, DROP COLUMN plan_key, DROP COLUMN job_id",
-        "CREATE OR REPLACE VIEW plans AS SELECT plan_id, count() AS jobs FROM executions FINAL"
-        " WHERE plan_id IS NOT NULL GROUP BY plan_id",
-        "INSERT INTO executions (execution_id, agent, plan_id, completed_at)"
-        " VALUES ('e0', 'writer', 'report-47', now())",
-        "TRUNCATE TABLE schema_migrations",
-        "INSERT INTO schema_migrations (version, name) SELECT 16, 'of an earlier version'",
-    )
-    for statement in before:
-        await analytics.execute(statement)
-    lacking = {
+ADDED = {
+    21: {
         "executions": ("job_id", "task_key", "parent_job_id", "plan_key"),
         "attempts": ("job_id", "task_key"),
         "guard_events": ("task_key",),
         "plan_changes": ("plan_key", "job_id"),
-    }
-    columns = [f"{table}.{column}" for table, names in lacking.items() for column in names]
-    assert sorted(await migrate(analytics)) == sorted(
+    },
+    22: {"executions": ("fallback_cost", "fell_back", "is_answered_by_model", "requested_model_cost")},
+    24: {"executions": ("submitted_by", "prompt_preview", "output_preview")},
+    25: {"executions": ("user", "team"), "attempts": ("user", "team")},
+    26: {"budget_events": ("name", "within")},
+    27: {"attempts": ("reserved_tokens",)},
+    28: {"attempts": ("deployment", "provider_key")},
+    29: {"attempts": ("caller",)},
+    30: {"breaker_transitions": ("shadow", "refused")},
+    31: {"budget_events": ("shadow", "refused")},
+    32: {"executions": ("own_rules",)},
+}
+"""The columns that each version added."""
+
+
+async def make_older(analytics: Analytics, version: int) -> None:
+    """Takes from a database what versions after the given one added, and gives it other views than today's."""
+    for table in schema.TABLES:
+        added = [name for newer, tables in ADDED.items() if newer > version for name in tables.get(table.name, ())]
+        drops = [f"DROP INDEX by_{name}" for name in table.indexes if name in added]
+        if drops := [*drops, *(f"DROP COLUMN {name}" for name in added)]:
+            await analytics.execute(f"ALTER TABLE {table.name} {', '.join(drops)}")
+    if version < 21:
+        index = "ADD INDEX by_plan_id plan_id TYPE bloom_filter(0.01) GRANULARITY 1"
+        await analytics.execute(f"ALTER TABLE executions {index}")
+    for name in migrations.VIEWS:
+        await analytics.execute(f"CREATE OR REPLACE VIEW {name} AS SELECT 'of version {version}' AS view")
+    await analytics.execute("DROP VIEW incidents")
+    await analytics.execute(f"ALTER TABLE schema_migrations DELETE WHERE version > {version} SETTINGS mutations_sync=1")
+
+
+async def run_script(analytics: Analytics) -> None:
+    """Runs what `breakwater setup --print-sql` prints for the database."""
+    lines = [line for line in script(analytics.database, Layout()) if not line.startswith("--")]
+    for statement in "\n".join(lines).removesuffix(";").split(";\n"):
+        if not statement.startswith("USE "):
+            await analytics.execute(statement)
+
+
+VERSIONS = [
+    # The others are like these.
+    pytest.param(migration.version, marks=[] if migration.version == 20 else pytest.mark.chaos)
+    for migration in MIGRATIONS[:-1]
+]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_the_printed_statements_bring_any_earlier_version_to_this_one_and_keep_its_rows(
+    version: int, clickhouse_server: RunningServer
+) -> None:
+    async with (
+        samples.new_database(clickhouse_server.url) as new,
+        samples.new_database(clickhouse_server.url, brand_new=True) as older,
+    ):
+        await make_older(older, version)
+        old_row = "INSERT INTO executions (execution_id, agent, plan_id, completed_at) VALUES ('e0', 'a', 'p', now())"
+        await older.execute(old_row)
+        lacking = {one.description for one in await missing(older)}
+        assert {"view incidents", "this version of view plans", "column budget_events.refused"} <= lacking
+        await run_script(older)
+        assert await samples.schema_of(older) == await samples.schema_of(new)
+        assert await migrate(older) == ()
+        stored = await older.query("SELECT execution_id, job_id, plan_key, team FROM executions")
+        assert stored.rows == (("e0", "e0", "p", None),)
+
+
+async def test_a_database_of_an_earlier_version_becomes_like_a_new_one_and_loses_no_row(
+    analytics: Analytics, clickhouse_server: RunningServer
+) -> None:
+    await make_older(analytics, 20)
+    await analytics.execute(
+        "INSERT INTO executions (execution_id, agent, plan_id, completed_at) VALUES ('e0', 'a', 'report-47', now())"
+    )
+    columns = {f"column {table}.{name}" for tables in ADDED.values() for table in tables for name in tables[table]}
+    indexes = {"index executions.by_job_id", "index executions.by_plan_key", "index plan_changes.by_plan_key"}
+    views = {"view incidents", *(f"this version of view {name}" for name in migrations.VIEWS if name != "incidents")}
+    changes = await migrate(analytics)
+    assert sorted(changes) == sorted(
         (
-            *(f"created column {column} in ClickHouse: it was missing" for column in columns),
-            *(f"applied ClickHouse migration {one.version} ({one.name})" for one in MIGRATIONS),
+            *(f"created {absent} in ClickHouse: it was missing" for absent in columns | indexes | views),
+            *(f"applied ClickHouse migration {one.version} ({one.name})" for one in MIGRATIONS[1:]),
         )
     )
     assert await migrate(analytics) == ()
@@ -83,6 +140,59 @@ async def test_a_database_from_before_opaque_ids_becomes_like_a_new_one_and_lose
 
     async with samples.new_database(clickhouse_server.url) as new:
         assert await samples.schema_of(analytics) == await samples.schema_of(new)
+
+
+class KilledError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("version", [20, pytest.param(None, marks=pytest.mark.chaos)])
+async def test_a_setup_that_was_killed_in_the_middle_is_completed_by_the_next(
+    version: int | None, clickhouse_server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a new database and of an older one, at every fifteenth statement."""
+    async with samples.new_database(clickhouse_server.url) as new:
+        whole = await samples.schema_of(new)
+    async with samples.new_database(clickhouse_server.url, brand_new=True) as analytics:
+        if version is None:
+            await analytics.execute(f"DROP DATABASE {analytics.database}")
+        else:
+            await make_older(analytics, version)
+        execute = Analytics.execute
+        left = 15
+
+        async def until_killed(self: Analytics, *arguments: Any) -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                left = 15
+                raise KilledError
+            await execute(self, *arguments)
+
+        kills = 0
+        with monkeypatch.context() as patched:
+            patched.setattr(Analytics, "execute", until_killed)
+            while True:
+                try:
+                    await migrate(analytics)
+                except KilledError:
+                    kills += 1
+                    assert kills < 15
+                else:
+                    break
+        assert kills >= 3
+        assert await samples.schema_of(analytics) == whole
+        recorded = await analytics.query("SELECT version FROM schema_migrations FINAL ORDER BY version")
+        assert [row[0] for row in recorded.rows] == [migration.version for migration in MIGRATIONS]
+        assert await migrate(analytics) == ()
+
+
+async def test_views_of_a_later_version_are_left_alone(analytics: Analytics) -> None:
+    await analytics.execute("CREATE OR REPLACE VIEW plans AS SELECT 1 AS later COMMENT 'Breakwater of a later version'")
+    assert [one.description for one in await missing(analytics)] == ["this version of view plans"]
+    await analytics.execute("INSERT INTO schema_migrations (version, name) SELECT 10000, 'later'")
+    assert await missing(analytics) == ()
+    assert await migrate(analytics) == ()
 
 
 async def test_changed_retention_is_applied_and_reported_once(analytics: Analytics) -> None:
@@ -145,6 +255,14 @@ async def test_what_somebody_took_away_is_made_again(analytics: Analytics) -> No
         {"database": analytics.database},
     )
     assert [row[0] for row in found.rows] == [*schema.EXECUTIONS.columns, *schema.EXECUTIONS.computed]
+
+
+async def test_an_index_that_somebody_dropped_is_missing_and_made_again(analytics: Analytics) -> None:
+    await analytics.execute("ALTER TABLE attempts DROP INDEX by_charged_at, DROP INDEX by_execution_id")
+    gone = ("index attempts.by_execution_id", "index attempts.by_charged_at")
+    assert tuple(one.description for one in await missing(analytics)) == gone
+    assert await migrate(analytics) == tuple(f"created {what} in ClickHouse: it was missing" for what in gone)
+    assert await missing(analytics) == ()
 
 
 async def test_the_columns_of_every_table_are_those_that_inserts_name(analytics: Analytics) -> None:

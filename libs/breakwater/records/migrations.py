@@ -12,6 +12,7 @@ known. Executions count in the minute in which they ended, without dry runs; att
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,16 +22,7 @@ from breakwater.kernel.clickhouse.client import Analytics, database_ddl, quote_n
 from breakwater.kernel.clickhouse.errors import SchemaMismatchError
 from breakwater.kernel.clickhouse.table import PLAIN, Layout
 from breakwater.records.log_comparison import LOG_COMPARISONS
-from breakwater.records.schema import (
-    ATTEMPTS,
-    BREAKER_TRANSITIONS,
-    BUDGET_EVENTS,
-    CLOSED_SPEND,
-    EXECUTIONS,
-    GUARD_EVENTS,
-    PLAN_CHANGES,
-    TABLES,
-)
+from breakwater.records.schema import CLOSED_SPEND, EXECUTIONS, PLAN_CHANGES, TABLES
 
 VIEWS = {
     file.name.removesuffix(".sql"): without_comments(file.read_text("utf-8"))
@@ -41,115 +33,65 @@ VIEWS = {
 
 def create_view(name: str, layout: Layout = PLAIN) -> str:
     """The statement that makes a view, or replaces it by this version."""
-    return f"CREATE OR REPLACE VIEW {name}{layout.on_cluster} AS\n{VIEWS[name]}"
+    return f"CREATE OR REPLACE VIEW {name}{layout.on_cluster} AS\n{VIEWS[name].strip()}\nCOMMENT '{_comment(name)}'"
+
+
+def _comment(view: str) -> str:
+    """Tells a view of this version from others: ClickHouse stores a SELECT in words of its own."""
+    return f"Breakwater {hashlib.sha256(VIEWS[view].encode()).hexdigest()[:16]}"
 
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """A migration. Its statements change nothing if they have run already, or run elsewhere at the same time."""
+    """A version of the schema, by which older programs notice a newer database.
+
+    Its statements do what is more than adding a table, a column, an index or a view, which follow from `schema`. They
+    change nothing if they have run already, or run elsewhere at the same time; on large tables, they only begin what
+    ClickHouse does in the background, part by part, and continues after a restart.
+    """
 
     version: int
     name: str
-    statements: tuple[str, ...]
+    statements: tuple[str, ...] = ()
 
 
 _INTERNAL = (LOG_COMPARISONS, CLOSED_SPEND)
 """Tables of the plane's own, which hold no messages."""
 
-_FALLBACK_VIEWS = ("executions_per_minute", "figures_per_minute")
-_DEPLOYMENT_VIEWS = ("cost_and_usage", "provider_health")
-
 
 def migrations(layout: Layout) -> tuple[Migration, ...]:
-    """All steps, in order, for a layout.
+    """All versions, in order, for a layout.
 
-    They are never changed once released. A column that is added later is in `schema`, and in a step here
-    (`ALTER TABLE … ADD COLUMN IF NOT EXISTS`) for the databases that exist. A column's type may only become wider: an
-    older service goes on storing its rows. A view is made by the last step that changes it, as it may need the columns
-    that come with that step.
+    A change of `schema` or of a view gets a new one. A column's type may only become wider: an older service goes on
+    storing its rows.
     """
-    tables = (table.ddl(layout) for table in TABLES)
-    changed_later = {"plans", "breaker_openings", *_FALLBACK_VIEWS, *_DEPLOYMENT_VIEWS}
-    views = (create_view(name, layout) for name in VIEWS if name not in changed_later)
-    # The first release's. Those of development versions have lower numbers; from 16 on they lack what `missing` finds.
+    # The first of a release. Those of development versions have lower numbers.
     return (
-        Migration(20, "tables and views", (*tables, *views)),
+        Migration(20, "tables and views"),
         Migration(21, "opaque ids, and the callers' own", tuple(_opaque_ids(layout))),
-        Migration(
-            22,
-            "shares and costs of fallbacks",
-            (
-                *(
-                    EXECUTIONS.add_column(column, layout)
-                    for column in ("requested_model_cost", "is_answered_by_model", "fell_back", "fallback_cost")
-                ),
-                *(create_view(name, layout) for name in _FALLBACK_VIEWS),
-            ),
-        ),
-        Migration(23, "states of breakers", ()),  # its view is made by 30
-        Migration(
-            24,
-            "submitters and previews of executions",
-            tuple(
-                EXECUTIONS.add_column(column, layout) for column in ("submitted_by", "prompt_preview", "output_preview")
-            ),
-        ),
-        Migration(
-            25,
-            "users and teams",
-            (*(table.add_column(column, layout) for table in (EXECUTIONS, ATTEMPTS) for column in ("user", "team")),),
-        ),
-        Migration(
-            26,
-            "scopes of budgets",
-            tuple(BUDGET_EVENTS.add_column(column, layout) for column in ("name", "within")),
-        ),
-        Migration(27, "reserved tokens of attempts", (ATTEMPTS.add_column("reserved_tokens", layout),)),
-        Migration(
-            28,
-            "deployments of models",
-            (
-                *(ATTEMPTS.add_column(column, layout) for column in ("deployment", "provider_key")),
-                *(create_view(name, layout) for name in _DEPLOYMENT_VIEWS),
-            ),
-        ),
-        Migration(29, "callers of attempts", (ATTEMPTS.add_column("caller", layout),)),
-        Migration(
-            30,
-            "shadows of breakers",
-            (
-                *(BREAKER_TRANSITIONS.add_column(column, layout) for column in ("shadow", "refused")),
-                create_view("breaker_openings", layout),
-            ),
-        ),
-        Migration(
-            31,
-            "shadows of limits",
-            tuple(BUDGET_EVENTS.add_column(column, layout) for column in ("shadow", "refused")),
-        ),
-        Migration(32, "own rules of jobs", (EXECUTIONS.add_column("own_rules", layout),)),
+        Migration(22, "shares and costs of fallbacks"),
+        Migration(23, "states of breakers"),
+        Migration(24, "submitters and previews of executions"),
+        Migration(25, "users and teams"),
+        Migration(26, "scopes of budgets"),
+        Migration(27, "reserved tokens of attempts"),
+        Migration(28, "deployments of models"),
+        Migration(29, "callers of attempts"),
+        Migration(30, "shadows of breakers"),
+        Migration(31, "shadows of limits"),
+        Migration(32, "own rules of jobs"),
     )
 
 
 def _opaque_ids(layout: Layout) -> Iterator[str]:
-    """Adds the columns of both kinds of ids and their indexes, and tells plans apart by the opaque one."""
-    added = (
-        (EXECUTIONS, ("job_id", "task_key", "parent_job_id", "plan_key")),
-        (ATTEMPTS, ("job_id", "task_key")),
-        (GUARD_EVENTS, ("task_key",)),
-        (PLAN_CHANGES, ("plan_key", "job_id")),
-    )
-    for table, columns in added:
-        yield from (table.add_column(column, layout) for column in columns)
-        for column in columns:
-            if column in table.find_by:
-                yield from table.add_index(column, layout)
+    """Builds the new ids' indexes for all rows, and drops the one that is no longer used."""
+    yield from (table.build_index(id_, layout) for table, id_ in ((EXECUTIONS, "job_id"), (EXECUTIONS, "plan_key")))
+    yield PLAN_CHANGES.build_index("plan_key", layout)
     yield f"ALTER TABLE {EXECUTIONS.name}{layout.on_cluster} DROP INDEX IF EXISTS by_plan_id"
-    yield create_view("plans", layout)
 
 
 MIGRATIONS = migrations(PLAIN)
-"""The steps on one server."""
+"""The versions on one server."""
 
 
 def _record(layout: Layout) -> str:
@@ -164,39 +106,57 @@ def _record(layout: Layout) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MissingObject:
-    """A part of the schema that a database lacks, though the migrations ran: it was dropped."""
+    """A part of the schema that a database lacks: it is of an earlier version, or the part was dropped."""
 
     description: str
     statement: str
-    """The statement that creates it again, without its rows."""
+    """The statement that creates it, without its rows."""
 
 
 async def missing(analytics: Analytics, layout: Layout = PLAIN) -> tuple[MissingObject, ...]:
-    """Returns the tables, columns and views that the database lacks. Raises as `Analytics.query` does."""
-    existing_columns = await _existing_columns(analytics)
+    """Returns the tables, columns, indexes and views that the database lacks, in the order in which to create them.
+
+    A view of a later version is not missing. Raises as `Analytics.query` does.
+    """
+    existing_columns = await _names_by_table(analytics, "columns")
+    existing_indexes = await _names_by_table(analytics, "data_skipping_indices")
     lacking: list[MissingObject] = []
     for table in (*TABLES, *_INTERNAL):
         if table.name not in existing_columns:
             lacking.append(MissingObject(f"table {table.name}", table.ddl(layout)))
             continue
         lacking += [
-            MissingObject(f"column {table.name}.{column}", table.add_column(column, layout))
+            MissingObject(f"column {table.name}.{column}", table.alter(layout, table.add_column(column)))
             for column in (*table.columns, *table.computed)
             if column not in existing_columns[table.name]
         ]
+        lacking += [
+            MissingObject(f"index {table.name}.by_{name}", table.alter(layout, table.add_index(name)))
+            for name in table.indexes
+            if f"by_{name}" not in existing_indexes.get(table.name, ())
+        ]
+    comments = "SELECT name, comment FROM system.tables WHERE database = {database:String} AND engine = 'View'"
+    views = dict((await analytics.query(comments, {"database": analytics.database})).rows)
+    newest = (await analytics.query("SELECT max(version) FROM schema_migrations")).rows[0][0]
+    if newest > MIGRATIONS[-1].version:
+        views = {name: _comment(name) for name in views if name in VIEWS}
     lacking += [
-        MissingObject(f"view {name}", create_view(name, layout)) for name in VIEWS if name not in existing_columns
+        MissingObject(
+            f"view {name}" if name not in views else f"this version of view {name}", create_view(name, layout)
+        )
+        for name in VIEWS
+        if views.get(name) != _comment(name)
     ]
     return tuple(lacking)
 
 
-async def _existing_columns(analytics: Analytics) -> dict[str, set[str]]:
-    """Returns the columns of every table and view in the database."""
-    columns: dict[str, set[str]] = {}
-    sql = "SELECT table, name FROM system.columns WHERE database = {database:String}"
-    for table, column in (await analytics.query(sql, {"database": analytics.database})).rows:
-        columns.setdefault(table, set()).add(column)
-    return columns
+async def _names_by_table(analytics: Analytics, kind: str) -> dict[str, set[str]]:
+    """Returns the names of all columns or indexes of every table in the database."""
+    names: dict[str, set[str]] = {}
+    sql = f"SELECT table, name FROM system.{kind} WHERE database = {{database:String}}"  # noqa: S608  of constants
+    for table, name in (await analytics.query(sql, {"database": analytics.database})).rows:
+        names.setdefault(table, set()).add(name)
+    return names
 
 
 _KEPT = re.compile(r"\bTTL .*?\btoIntervalDay\((\d+)\)")
@@ -235,15 +195,16 @@ async def migrate(analytics: Analytics, layout: Layout = PLAIN) -> tuple[str, ..
     for table in _INTERNAL:
         await analytics.execute(table.ddl(layout))
     applied = {row[0] for row in (await analytics.query("SELECT DISTINCT version FROM schema_migrations")).rows}
-    is_empty = not applied and await _is_empty(analytics, layout)
-    if applied:
-        # Before the steps: a view of theirs may need a column that the table of an earlier version lacks.
-        changes += await _create_missing(analytics, layout, "column ")
-    elif is_empty:
-        for statement in _current_schema(layout):
-            await analytics.execute(statement)
     unapplied = tuple(step for step in migrations(layout) if step.version not in applied)
-    if is_empty:
+    is_new = not applied and await _is_empty(analytics)
+    if not is_new:
+        changes += await _create_missing(analytics, layout)
+    # Of a cluster only the server that answers was asked; others may have the tables of an earlier version.
+    is_cluster = layout.cluster is not None
+    if unapplied and (is_new or is_cluster):
+        for statement in _schema(layout, is_new=not is_cluster):
+            await analytics.execute(statement)
+    if is_new and not is_cluster:
         await analytics.execute(_mark_applied(*unapplied))
     else:
         for step in unapplied:
@@ -251,7 +212,6 @@ async def migrate(analytics: Analytics, layout: Layout = PLAIN) -> tuple[str, ..
                 await analytics.execute(statement)
             await analytics.execute(_mark_applied(step))
     changes += [f"applied ClickHouse migration {step.version} ({step.name})" for step in unapplied]
-    changes += await _create_missing(analytics, layout)
     days_kept = await retention(analytics)
     for table in TABLES:
         before = days_kept[table.name]
@@ -263,29 +223,27 @@ async def migrate(analytics: Analytics, layout: Layout = PLAIN) -> tuple[str, ..
     return tuple(changes)
 
 
-async def _is_empty(analytics: Analytics, layout: Layout) -> bool:
-    """Returns True if the database has no table of ours, so that `_current_schema` is all that it needs.
-
-    Of a cluster only the server that answers could be asked, and others may have the tables of an earlier version.
-    """
-    if layout.cluster is not None:
-        return False
-    existing_columns = await _existing_columns(analytics)
-    return not any(table.name in existing_columns for table in TABLES)
+async def _is_empty(analytics: Analytics) -> bool:
+    """Returns True if the database has no table of ours but the internal ones."""
+    existing = await _names_by_table(analytics, "columns")
+    return not any(table.name in existing for table in TABLES)
 
 
-def _current_schema(layout: Layout) -> Iterator[str]:
-    """The statements that create tables and views as all migrations leave them, for a quarter of their CPU."""
-    yield from (table.ddl(layout) for table in TABLES)
+def _schema(layout: Layout, *, is_new: bool) -> Iterator[str]:
+    """The statements that create every table, column, index and view, if the database is not new only what it lacks."""
+    yield from (table.ddl(layout) for table in (*TABLES, *_INTERNAL))
+    if not is_new:
+        # In the order of the columns, whatever version added them: each is placed after the one before it.
+        for table in (*TABLES, *_INTERNAL):
+            columns = (table.add_column(column) for column in (*table.columns, *table.computed))
+            yield table.alter(layout, *columns, *map(table.add_index, table.indexes))
     yield from (create_view(name, layout) for name in VIEWS)
 
 
-async def _create_missing(analytics: Analytics, layout: Layout, kind: str = "") -> list[str]:
-    """Creates the objects that the database lacks, all or those of one kind. Returns the changes."""
+async def _create_missing(analytics: Analytics, layout: Layout) -> list[str]:
+    """Creates the objects that the database lacks. Returns the changes."""
     changes: list[str] = []
     for absent in await missing(analytics, layout):
-        if not absent.description.startswith(kind):
-            continue
         if absent.description.startswith("table "):
             # The rows that EVENTS still has are then stored again.
             await analytics.execute(f"TRUNCATE TABLE {LOG_COMPARISONS.name}{layout.on_cluster}")
@@ -323,10 +281,10 @@ def script(database: str, layout: Layout) -> Iterator[str]:
     yield f"{database_ddl(database, layout.on_cluster)};"
     yield f"USE {quote_name(database)};"
     yield f"{_record(layout)};"
-    yield from (f"{table.ddl(layout)};" for table in _INTERNAL)
+    yield from (f"{statement};" for statement in _schema(layout, is_new=False))
     for migration in migrations(layout):
         yield f"-- {migration.version}: {migration.name}"
-        yield from (f"{statement.strip()};" for statement in migration.statements)
+        yield from (f"{statement};" for statement in migration.statements)
         yield f"{_mark_applied(migration)};"
     yield "-- Only after clickhouse.retention_days was changed:"
     yield from (f"-- {table.modify_ttl(layout)};" for table in TABLES)

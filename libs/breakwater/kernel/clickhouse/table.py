@@ -81,8 +81,7 @@ class Table:
     def ddl(self, layout: Layout = PLAIN) -> str:
         """The statement that creates the table where it is missing."""
         lines = [*map(self._column, (*self.columns, *self.computed))]
-        lines += [f"INDEX {self._index(name)}" for name in self.find_by]
-        lines += [f"INDEX by_{name} {sql} TYPE minmax GRANULARITY 1" for name, sql in self.ranges.items()]
+        lines += [f"INDEX {self._index(name)}" for name in self.indexes]
         partition = f"PARTITION BY toYYYYMM({self.time}) " if self.monthly else ""
         settings = f" SETTINGS {_MONTHLY}" if self.monthly else ""
         return (
@@ -92,22 +91,34 @@ class Table:
             + f"TTL {self._ttl(layout)}{settings}"
         )
 
-    def add_column(self, name: str, layout: Layout = PLAIN) -> str:
-        """The statement that adds a column where it is missing, at its place."""
-        added = f"ALTER TABLE {self.name}{layout.on_cluster} ADD COLUMN IF NOT EXISTS {self._column(name)}"
+    def alter(self, layout: Layout, *changes: str) -> str:
+        """The statement that makes changes of the table."""
+        return f"ALTER TABLE {self.name}{layout.on_cluster} {', '.join(changes)}"
+
+    def add_column(self, name: str) -> str:
+        """The change that adds a column where it is missing, at its place."""
+        added = f"ADD COLUMN IF NOT EXISTS {self._column(name)}"
         if name in self.computed:
             return added
         before = list(self.columns)[: list(self.columns).index(name)]
         return f"{added} {f'AFTER {before[-1]}' if before else 'FIRST'}"
 
-    def add_index(self, name: str, layout: Layout = PLAIN) -> tuple[str, str]:
-        """Returns the statements that add the index of a column where it is missing, and build it for all rows."""
-        table = f"ALTER TABLE {self.name}{layout.on_cluster}"
-        return f"{table} ADD INDEX IF NOT EXISTS {self._index(name)}", f"{table} MATERIALIZE INDEX by_{name}"
+    @property
+    def indexes(self) -> tuple[str, ...]:
+        """The names of the indexes, without their prefix `by_`."""
+        return (*self.find_by, *self.ranges)
+
+    def add_index(self, name: str) -> str:
+        """The change that adds an index where it is missing, for rows that are stored from then on."""
+        return f"ADD INDEX IF NOT EXISTS {self._index(name)}"
+
+    def build_index(self, name: str, layout: Layout) -> str:
+        """The statement that builds an index for the rows that are stored already, in the background."""
+        return self.alter(layout, f"MATERIALIZE INDEX by_{name}")
 
     def modify_ttl(self, layout: Layout) -> str:
         """The statement that makes the table keep its rows for as long as the layout says."""
-        return f"ALTER TABLE {self.name}{layout.on_cluster} MODIFY TTL {self._ttl(layout)}"
+        return self.alter(layout, f"MODIFY TTL {self._ttl(layout)}")
 
     def days(self, layout: Layout) -> int:
         """The days that rows are kept."""
@@ -117,6 +128,8 @@ class Table:
         return f"toDateTime({self.time}) + INTERVAL {self.days(layout)} DAY"
 
     def _index(self, name: str) -> str:
+        if name in self.ranges:
+            return f"by_{name} {self.ranges[name]} TYPE minmax GRANULARITY 1"
         return f"by_{name} {name} TYPE bloom_filter(0.01) GRANULARITY 1"
 
     def _column(self, name: str) -> str:
