@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import ValidationError
 
@@ -24,6 +24,7 @@ from breakwater.identity.rules.callers import (
     ENTROPY_BYTES,
     ApiKey,
     Caller,
+    StoredApiKey,
     digest_of,
     holder_of_key,
     mint,
@@ -49,7 +50,8 @@ class ApiKeysError(BreakwaterError):
 
 
 class _Document(Message):
-    keys: tuple[ApiKey, ...] = ()
+    version: Literal[1] = 1  # not written: files without one are of the first version
+    keys: tuple[StoredApiKey, ...] = ()
 
 
 def create_key(
@@ -127,7 +129,10 @@ def list_keys(path: Path) -> tuple[ApiKey, ...]:
     except OSError as error:
         raise ApiKeysError(f"{path}: can't be read: {error.strerror}") from error
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
+        problems = error.errors(include_url=False, include_input=False)
+        if any(problem["loc"] == ("version",) for problem in problems):
+            raise ApiKeysError(f"{path}: was written by a later version of Breakwater") from None
+        first = problems[0]
         where = ".".join(str(part) for part in first["loc"])
         raise ApiKeysError(
             f"{path}: is not a valid file of API keys: {where}{(': ' if where else '')}{first['msg']}"
@@ -319,7 +324,7 @@ def _in_words(keys: Iterable[ApiKey]) -> str:
 
 def _save(path: Path, keys: tuple[ApiKey, ...]) -> None:
     try:
-        write_private(path, _Document(keys=keys).model_dump_json(indent=2) + "\n")
+        write_private(path, _Document(keys=keys).model_dump_json(indent=2, exclude={"version"}) + "\n")
     except OSError as error:
         raise ApiKeysError(f"{path}: can't be written: {error.strerror}") from error
 

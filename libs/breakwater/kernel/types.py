@@ -207,6 +207,25 @@ class Message(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
+def of_any_version(model: type[Message], *, binding: bool) -> BeforeValidator:
+    """Lets what another message stores of a caller's settings have fields of a later version.
+
+    Args:
+        model: the settings, which the caller may write without unknown fields only.
+        binding: an unknown field stays an error unless it is empty: whoever ignores a restriction permits what it
+            forbids. Otherwise unknown fields are ignored.
+    """
+    fields = set(model.model_fields)
+
+    def without_unknown(values: object) -> object:
+        if not isinstance(values, dict):
+            return values
+        items = cast(dict[str, object], values).items()
+        return {name: value for name, value in items if name in fields or (binding and value not in (None, [], {}))}
+
+    return BeforeValidator(without_unknown)
+
+
 @cache
 def _fields_of(model: type[BaseModel]) -> set[str]:
     return set(model.model_fields)

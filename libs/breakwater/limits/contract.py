@@ -18,6 +18,7 @@ from breakwater.kernel.types import (
     Money,
     Timestamp,
     UsdAmount,
+    of_any_version,
 )
 
 LimitUnit = Literal["usd", "tokens", "requests", "concurrent"]
@@ -260,13 +261,17 @@ class LimitList(Event):
 LimitChange = Literal["created", "changed", "deleted", "raised", "raise_ended"]
 
 
+_StoredLimit = Annotated[LimitSettings, of_any_version(LimitSettings, binding=True)]
+_PastLimit = Annotated[LimitSettings, of_any_version(LimitSettings, binding=False)]
+
+
 class LimitRecord(StateRecord):
     """The state of a limit since its last change, as LIMITS has it, with who made the change and why."""
 
     id: str
     change_id: str = Field(description="Unique for the change.")
-    limit: LimitSettings | None = Field(description="Null: it was deleted, or it is in the config.")
-    before: LimitSettings | None = Field(default=None, description="The limit before the change.")
+    limit: _StoredLimit | None = Field(description="Null: it was deleted, or it is in the config.")
+    before: _PastLimit | None = Field(default=None, description="The limit before the change.")
     raises: tuple[LimitRaise, ...] = ()
     raised: LimitRaise | None = Field(default=None, description="The raise that the change made or ended.")
     raised_from: LimitAmount | None = Field(default=None, description="The amount in effect before that.")
@@ -293,8 +298,8 @@ class LimitEvent(Event):
     kind: LimitChange
     limit_id: str
     scope: str = Field(description="Of the limit; of a raise, whose.")
-    before: LimitSettings | None = Field(default=None, description="The limit before; null if there was none.")
-    after: LimitSettings | None = Field(default=None, description="The limit since; null if it was deleted.")
+    before: _PastLimit | None = Field(default=None, description="The limit before; null if there was none.")
+    after: _PastLimit | None = Field(default=None, description="The limit since; null if it was deleted.")
     raised: LimitRaise | None = Field(default=None, description="The raise that was made or ended.")
     by: str
     reason: str | None

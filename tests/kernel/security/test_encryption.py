@@ -108,7 +108,7 @@ def test_what_was_changed_is_not_read() -> None:
     changed = token[:-10] + ("A" if token[-10] != "A" else "B") + token[-9:]
     with pytest.raises(DecryptionError, match="it was changed"):
         CIPHER.decrypt_document(json.dumps({"encrypted": changed}).encode())
-    with pytest.raises(DecryptionError, match="is not in Breakwater"):
+    with pytest.raises(DecryptionError, match="not in a format that this version knows"):
         CIPHER.decrypt_document(b'{"encrypted": "bwe1.what"}')
 
 

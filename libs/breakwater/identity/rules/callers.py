@@ -22,7 +22,16 @@ from breakwater.identity.contract import KEY_SCOPES, CallerKind, KeyScope, KeyTa
 from breakwater.identity.settings import TokenSettings
 from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.immutable import immutable
-from breakwater.kernel.types import Identifier, Message, ModelId, Region, Timestamp, is_identifier, is_region
+from breakwater.kernel.types import (
+    Identifier,
+    Message,
+    ModelId,
+    Region,
+    Timestamp,
+    is_identifier,
+    is_region,
+    of_any_version,
+)
 
 PREFIX = "bw"
 SESSION_PREFIX = "bws"
@@ -82,6 +91,10 @@ class ApiKey(Message):
         if (self.tenants or self.agents or self.models) and self.scopes != ("submit",):
             raise ValueError("a key that is bound to tenants, agents or models has the scope submit alone")
         return self
+
+
+StoredApiKey = Annotated[ApiKey, of_any_version(ApiKey, binding=True)]
+"""A key in the file or the stream of keys."""
 
 
 def mint(

@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import Field
 
 from breakwater.identity.contract import PRIORITIES, ApiKeyState, KeyChange, Priority
-from breakwater.identity.rules.callers import PREFIX, ApiKey, Caller, digest_of, secret_of
+from breakwater.identity.rules.callers import PREFIX, ApiKey, Caller, StoredApiKey, digest_of, secret_of
 from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.nats.contract import StateRecord, kept_s
 from breakwater.kernel.nats.subjects import PROGRAM
@@ -39,7 +39,7 @@ class OldSecret(Event):
 class KeyRecord(StateRecord):
     """The state of a key since its last change, as KEYS has it, with who made the change and why."""
 
-    key: ApiKey
+    key: StoredApiKey
     expires_at: Timestamp | None = Field(default=None, description="Null: it does not expire.")
     revoked_at: Timestamp | None = None
     old_secret: OldSecret | None = None

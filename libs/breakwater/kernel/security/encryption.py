@@ -38,7 +38,7 @@ TEXTS = (
 _BOUND_TO = "execution_id"
 """The field that a token is bound to: decryption fails next to another id."""
 
-may_be_encrypted = re.compile(rb'"encrypted"\s*:\s*"bwe1\.').search
+may_be_encrypted = re.compile(rb'"encrypted"\s*:\s*"bwe\d+\.').search
 """Matches a document that may contain a token; in others there is nothing to decrypt."""
 
 _TOKEN = re.compile(r"bwe1\.(?P<key>[0-9a-f]{8})\.(?P<token>[A-Za-z0-9_-]+={0,2})")
@@ -111,7 +111,7 @@ class Cipher:
         """Decrypts a token. Raises DecryptionError."""
         match = _TOKEN.fullmatch(token)
         if match is None:
-            raise DecryptionError("the text is marked as encrypted, but is not in Breakwater's format")
+            raise DecryptionError("the text is marked as encrypted, but not in a format that this version knows")
         if match["key"] not in self._keys:
             key_ids = [key for key in self._keys if self.on or key != self.own_id]
             available = f"encryption.keys has {', '.join(key_ids) or 'none'}"
