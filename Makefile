@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install
 COMPILE := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-index-url --annotation-style line
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo up test chaos sdks bench-peers lint format types contract site dist lock audit env clean
+.PHONY: help install demo up test chaos sdks bench-peers lint format types contract site dist release lock audit env clean
 
 help: ## This list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | awk -F '\t' '{ printf "  make %-11s %s\n", $$1, $$2 }'
@@ -65,6 +65,9 @@ site: .venv/dev.stamp ## Build the documentation as a site into site/, with a re
 dist: .venv/run.stamp ## Build the sdist and the wheel into dist/
 	@rm -rf dist
 	@$(BIN)/python -m hatchling build
+
+release: .venv/dev.stamp ## Build what is committed twice, compare, and write it with its checksums into dist/release
+	@$(BIN)/python -m deploy.release
 
 lock: .venv/dev.stamp ## Renew the pins in requirements/ from the ranges in pyproject.toml
 	@$(COMPILE) --upgrade --extra embedded --extra dev --output-file requirements/dev.txt pyproject.toml

@@ -88,7 +88,20 @@ def test_every_dependency_of_the_project_is_pinned() -> None:
 
 def test_bare_make_says_what_there_is_to_do() -> None:
     shown = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for target in ("install", "demo", "up", "test", "sdks", "lint", "types", "contract", "dist", "lock", "clean"):
+    for target in (
+        "install",
+        "demo",
+        "up",
+        "test",
+        "sdks",
+        "lint",
+        "types",
+        "contract",
+        "dist",
+        "release",
+        "lock",
+        "clean",
+    ):
         assert re.search(rf"^  make {target} +\S", shown, re.MULTILINE), target
 
 

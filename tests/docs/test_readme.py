@@ -22,6 +22,7 @@ pytestmark = pytest.mark.long(about_s=25, together=True)
 TUTORIAL = ROOT / "docs" / "tutorial.md"
 NOT_RUN_HERE = (
     "make ",
+    "uvx ",
     "docker ",
     "cp examples/breakwater.yaml tutorial.yaml\nmake ",
     "+import os\n from anthropic ",
