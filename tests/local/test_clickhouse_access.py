@@ -33,7 +33,7 @@ from breakwater.local.clickhouse.access import (
 from breakwater.local.clickhouse.statements import ClickHouseError
 from breakwater.local.ports import free_port, http_ready
 from breakwater.records.anomalies import baselines, latest_minutes
-from breakwater.records.migrations import migrate
+from breakwater.records.migrations import migrate, missing
 from breakwater.records.rows import execution_row
 from breakwater.records.schema import ATTEMPTS, EXECUTIONS
 from tests import servers
@@ -441,6 +441,23 @@ async def test_a_reader_lifts_no_limit(target: Target, name: str) -> None:
     assert (await target.ask(READER, "SELECT 1", profile="default"))[0] >= 400
     assert (await target.ask(PLANE, "SELECT 1", **{name: "0"})) == (200, "1\n")
     assert (await target.ask(READER, "SELECT 1", max_execution_time="0.5")) == (200, "1\n")
+
+
+async def test_a_reader_sees_what_the_schema_lacks(target: Target) -> None:
+    """As `breakwater doctor` does, which connects as one."""
+    reader = connect(f"http://{READER}:{PASSWORD}@{target.url.partition('://')[2]}/breakwater")
+    plane = connect(f"http://{PLANE}:{PASSWORD}@{target.url.partition('://')[2]}/breakwater")
+    try:
+        await migrate(plane)
+        assert await missing(reader) == ()
+        await plane.execute("ALTER TABLE attempts DROP INDEX by_charged_at")
+        assert [one.description for one in await missing(reader)] == ["index attempts.by_charged_at"]
+        tables = "SELECT name FROM system.tables WHERE database = 'breakwater' AND name NOT IN ('t', 'busy')"
+        for (name,) in (await plane.query(tables)).rows:
+            await plane.execute(f"DROP TABLE {name}")
+    finally:
+        await reader.close()
+        await plane.close()
 
 
 async def test_a_session_keeps_nothing_for_another_user(target: Target) -> None:
