@@ -184,18 +184,22 @@ def own_fork_server() -> Generator[None]:
 ServiceProcess = subprocess.Popen[bytes] | Popen
 
 
-def start_service(name: str, environment: Mapping[str, str], log_file: Path) -> ServiceProcess:
+def start_service(
+    name: str, environment: Mapping[str, str], log_file: Path, python: Path | None = None
+) -> ServiceProcess:
     """Starts a service as a process with a pid of its own, which takes signals as any; ready in a fraction of a second.
 
     Args:
         name: of the service.
         environment: beside this process' own.
         log_file: gets what it logs, after what stands there.
+        python: of another version of Breakwater; None for this one.
     """
     everything = {**os.environ, **environment}
     with log_file.open("ab") as log:
-        if not fork_server.SUPPORTED or "LD_PRELOAD" in environment:  # a fork is loaded already
-            argv = (sys.executable, "-m", "breakwater.services", name)
+        # A fork is loaded already.
+        if not fork_server.SUPPORTED or "LD_PRELOAD" in environment or python is not None:
+            argv = (str(python or sys.executable), "-m", "breakwater.services", name)
             return subprocess.Popen(argv, env=everything, stdout=log, stderr=log, start_new_session=True)
         fork_server.start()
         return fork_server.fork(name, log.fileno(), everything)

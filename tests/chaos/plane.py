@@ -7,6 +7,7 @@ import os
 import resource
 import shutil
 import signal
+import subprocess
 import time
 import uuid
 from collections import Counter
@@ -47,6 +48,19 @@ TIMEOUT_S = 10.0
 SETTLED_S = TIMEOUT_S + 180.0
 """What a lost worker has reserved is given back two minutes after its call's timeout."""
 STORED_S = 60.0
+
+MIGRATE = """
+import asyncio, sys
+from breakwater.kernel.clickhouse.client import connect
+from breakwater.records.migrations import migrate
+
+async def main():
+    analytics = connect(sys.argv[1])
+    await migrate(analytics)
+    await analytics.close()
+
+asyncio.run(main())
+"""
 
 MODELS = {"sim/m": model(latency_ms=CALL_S * 1000)}
 AGENTS = {
@@ -178,6 +192,8 @@ class Chaos:
         """That a client of it sends."""
         self.accepted: dict[str, float] = {}
         """When, by the job's id."""
+        self.enough = asyncio.Event()
+        """Set to submit no more jobs."""
         self._starved: dict[str, int] = {}
         """The pids of the services that had too little memory, by name."""
 
@@ -335,6 +351,8 @@ class Chaos:
     async def _submit(self, jobs: int, per_s: float) -> None:
         async with asyncio.TaskGroup() as group:
             for number in range(jobs):
+                if self.enough.is_set():
+                    break
                 group.create_task(self._submit_one(f"j{number}", over_http=number % 4 == 0))
                 await asyncio.sleep(1 / per_s)
 
@@ -456,6 +474,7 @@ async def chaos_plane(
     nodes: int,
     disks: Mapping[str, Path],
     clocks: Mapping[str, JumpingClock],
+    python: Path | None = None,
     models: Mapping[str, Any] = MODELS,
     agents: Mapping[str, Any] = AGENTS,
     **config: Any,
@@ -468,6 +487,7 @@ async def chaos_plane(
         nodes: of NATS; connections to several are direct.
         disks: the small ones that the servers have their data on; empty if they have none.
         clocks: that are to jump, by part; a server's has to be known to its source.
+        python: of another version of Breakwater, which runs the services and makes the tables; None for this one.
         models: of the simulated provider.
         agents: of the config.
         config: further sections of the config.
@@ -480,7 +500,10 @@ async def chaos_plane(
     urls.setdefault("nats", next(iter(urls.values())))
     urls["clickhouse"] += f"/{database}"
     analytics = connect(urls["clickhouse"])
-    await migrate(analytics)
+    if python is None:
+        await migrate(analytics)
+    else:
+        await asyncio.to_thread(subprocess.run, [python, "-c", MIGRATE, urls["clickhouse"]], check=True)
     keys, port = directory / "keys.json", free_port()
     api_url = f"http://127.0.0.1:{port}"
     headers = {"Authorization": f"Bearer {create_key(keys, 'chaos')}"}
@@ -527,6 +550,7 @@ async def chaos_plane(
             )
         )
         plane.own_environments = environments
+        plane.python = python
         for name in SERVICES:
             plane.start(name.partition("-")[0], name)
         for name in SERVICES:

@@ -70,12 +70,14 @@ class Plane:
         self.processes: dict[str, ServiceProcess] = {}
         self.own_environments: Mapping[str, Mapping[str, str]] = {}
         """Of single services, by their names, beside what all have."""
+        self.python: Path | None = None
+        """Of another version of Breakwater, whose services are started; None for this one."""
 
     def start(self, service: str, name: str | None = None) -> None:
         """Starts a service as a process of its own."""
         name = name or service
         environment = {**self.environment, **self.own_environments.get(name, {})}
-        self.processes[name] = start_service(service, environment, self.directory / f"{name}.log")
+        self.processes[name] = start_service(service, environment, self.directory / f"{name}.log", self.python)
 
     def kill(self, name: str) -> None:
         """SIGKILL."""
