@@ -12,7 +12,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapp
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from itertools import zip_longest
+from functools import lru_cache
+from itertools import pairwise
 from typing import Any, TypeVar, cast
 
 from breakwater.breakers.contract import BreakerTransition
@@ -216,8 +217,9 @@ _REFUSED_REASONS: Mapping[str, Reason] = {
 """The reasons of refusals, by the kinds of their errors; all others are `error`."""
 
 
-def _error(cells: Sequence[Any]) -> ErrorInfo | None:
-    """Returns the error of the cells for it; None if there is none."""
+@lru_cache(maxsize=4096)
+def _error(*cells: Any) -> ErrorInfo | None:
+    """Returns the error of the cells for it; None if there is none. Many calls fail with the same one."""
     if cells[0] is None:
         return None
     return _message(ErrorInfo, {**_ERROR_DEFAULTS, **dict(zip(_ERROR_FIELDS, cells, strict=True))})
@@ -231,8 +233,9 @@ def _log_entry(row: Sequence[Any], following: Sequence[Any] | None) -> LoggedAtt
         following: the row of the job's next attempt, which says whether the model was tried again; None without one.
     """
     sequence, at_ms, asked_ms = row[-3:]
-    values = {**_ATTEMPT_DEFAULTS, **dict(zip(_ATTEMPT_FIELDS, row, strict=False))}
-    error = values["error"] = _error(row[-9:-3])
+    values = _ATTEMPT_DEFAULTS.copy()
+    values.update(zip(_ATTEMPT_FIELDS, row, strict=False))
+    error = values["error"] = None if row[_ERROR_KIND] is None else _error(*row[_ERROR_KIND:-3])
     if error is not None and values["short_circuited"]:
         values["refused_reason"] = _REFUSED_REASONS.get(error.kind, "error")
     elif error is not None and following is not None:
@@ -243,7 +246,7 @@ def _log_entry(row: Sequence[Any], following: Sequence[Any] | None) -> LoggedAtt
 
 def _attempts(chain: Sequence[str], rows: Sequence[Sequence[Any]]) -> tuple[LoggedAttempt, ...]:
     """Returns a job's attempts, and says of a refusal whether it ended the chain, which the table does not."""
-    attempts = [_log_entry(row, following) for row, following in zip_longest(rows, rows[1:])]
+    attempts = [_log_entry(row, following) for row, following in pairwise((*rows, None)) if row is not None]
     last = attempts[-1] if attempts else None
     if last is not None and last.attempt.short_circuited:
         is_at_last = bool(chain) and chain[-1] == last.attempt.model
@@ -254,10 +257,11 @@ def _attempts(chain: Sequence[str], rows: Sequence[Sequence[Any]]) -> tuple[Logg
 
 def _job(row: Sequence[Any], attempt_rows: Sequence[Sequence[Any]]) -> RecordedJob:
     """Returns the job of a row and those of its attempts, without the checks that it passed when it was recorded."""
-    values = {**_EXECUTION_DEFAULTS, **dict(zip(_EXECUTION_FIELDS, row, strict=False))}
+    values = _EXECUTION_DEFAULTS.copy()
+    values.update(zip(_EXECUTION_FIELDS, row, strict=False))
     values["fallback_chain"] = tuple(values["fallback_chain"])
     values["own_rules"] = tuple(values["own_rules"])
-    values["error"] = _error(row[-6:])
+    values["error"] = _error(*row[-6:])
     attempts = _attempts(values["fallback_chain"], attempt_rows)
     values["attempts"] = tuple([logged.attempt for logged in attempts])
     return RecordedJob(_message(Execution, values), attempts)
@@ -295,5 +299,6 @@ _ATTEMPT_DEFAULTS = _defaults(Attempt)
 _ATTEMPT_FIELDS = _fields(SQL["attempts"])
 _EXECUTION_DEFAULTS = _defaults(Execution)
 _EXECUTION_FIELDS = _fields(SQL["executions"])
+_ERROR_KIND = len(_ATTEMPT_FIELDS)
 _EXECUTION_ID, _MODEL, _CAUSE = map(_ATTEMPT_FIELDS.index, ("execution_id", "model", "cause"))
 """The places of columns in a row of attempts."""

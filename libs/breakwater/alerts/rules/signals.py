@@ -135,6 +135,7 @@ def ends_several(signal: Signal) -> TypeGuard[Resolved]:
 
 
 @lru_cache(maxsize=4096)  # each job asks for those of its deployments
+@lru_cache(maxsize=4096)
 def key_of(event: AlertEvent, *names: str | None) -> str:
     """Returns the key of an incident, of which at most one is open. A missing name becomes an empty token."""
     return "/".join([event, *("" if name is None else encode_token(name) for name in names)])
@@ -342,6 +343,8 @@ def of_quotas(
     signals: dict[str, Signal] = {}
     for attempt in execution.attempts:
         error = attempt.error
+        if attempt.outcome != "success" and (error is None or error.kind != "quota"):
+            continue
         account = attempt.provider if attempt.provider_key is None else f"{attempt.provider}#{attempt.provider_key}"
         key = key_of("quota_exhausted", account)
         if error is not None and error.kind == "quota":
@@ -406,7 +409,7 @@ def of_execution(execution: Execution, costly: int | None, long_ms: int | None) 
     signals: list[Firing] = []
     error = execution.error
     spent = error is not None and error.kind == "quota"
-    news = error is not None and error.class_ in {*NEVER_FITS, HELD}
+    news = error is not None and (error.class_ in NEVER_FITS or error.class_ == HELD)
     if execution.status == "dead_lettered" and not spent and (news or execution.reason not in _ALERTED_BY_OTHERS):
         signals.append(_failure_of(execution))
     if costly is not None and (execution.total_cost or 0) > costly:

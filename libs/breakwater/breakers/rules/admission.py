@@ -5,16 +5,14 @@ Workers ask the script, which decides and takes the probe in one step. This is f
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from breakwater.breakers.rules.breaker import Breaker
-from breakwater.kernel.immutable import changed
+from breakwater.kernel.immutable import changed, immutable
 
 PROBE_WAIT_S = 2.0
 """The longest wait for the end of another call's probe. Longer waits would delay the agent's other jobs."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable()
 class BreakerAnswer:
     """The answer of a breaker to a call.
 

@@ -18,12 +18,13 @@ also count separately: they open the breaker for that caller alone, and calls of
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
+from typing import NamedTuple
 
 from breakwater.breakers.contract import BreakerRule, BreakerScope, BreakerState, CountedUnit
 from breakwater.breakers.settings import MAX_KEPT, BreakerRules
@@ -35,8 +36,7 @@ ALL = "*"
 """The agent in the name of a breaker that all agents share."""
 
 
-@dataclass(frozen=True, slots=True)
-class BreakerKey:
+class BreakerKey(NamedTuple):
     """The key of a breaker.
 
     Attributes:
@@ -350,13 +350,14 @@ def _after_giving_up(
 
 def concerns_caller(breaker: Breaker, caller: str) -> bool:
     """Returns False if a breaker refuses only another caller, so that this one may call; else True."""
-    return not caller or set(breaker.alone.split()) <= set(caller.split())
+    return not caller or not breaker.alone or set(breaker.alone.split()) <= set(caller.split())
 
 
 def _counts_from(breaker: Breaker, caller: str) -> int:
     """Returns the first version of the breaker whose admissions count for a caller."""
-    is_its_own = bool(breaker.closed_for) and set(breaker.closed_for.split()) <= set(caller.split())
-    return max(breaker.counts_from, breaker.closed_version) if is_its_own else breaker.counts_from
+    if not breaker.closed_for or not set(breaker.closed_for.split()) <= set(caller.split()):
+        return breaker.counts_from
+    return max(breaker.counts_from, breaker.closed_version)
 
 
 def is_open_for_one(breaker: Breaker) -> bool:
@@ -495,6 +496,8 @@ def _close_for_one(breaker: Breaker, observation: Observation, reason: str, now_
 def _open_if_due(
     breaker: Breaker, observation: Observation, rules: BreakerRules, now_ms: int, jitter: float
 ) -> tuple[Breaker, BreakerChange | None]:
+    if len(breaker.failures) < _fewest_failures(rules):
+        return breaker, None
     # The kinds of names of which several have called within the window: `k`, keys or programs; `t`, tenants.
     since = now_ms - _window_ms(rules)
     kinds = [name[0] for name, at_ms in breaker.callers if at_ms > since]
@@ -510,7 +513,7 @@ def _open_if_due(
             (_in_common(fired_rule[2], observation), fired_rule)
             for name in observation.caller.split()
             if name[0] in several and name != _NO_TENANT
-            if (fired_rule := _rule_for_one(_of_caller(breaker, name), observation, rules, now_ms)) is not None
+            if (fired_rule := _rule_for_one(breaker, name, observation, rules, now_ms)) is not None
         ]
         alone, fired = max(fired_for_caller, key=lambda match: len(match[0]), default=(alone, None))
     elif fired is not None and several:
@@ -537,23 +540,30 @@ def _open_if_due(
     return opened, _change(breaker, opened, rule, reason, rules, now_ms, error_hash=repeated)
 
 
-def _of_caller(breaker: Breaker, name: str) -> Breaker:
-    """Returns the part of a breaker's state that concerns the calls of one key or one tenant."""
-    return changed(
-        breaker,
-        failures=tuple(failure for failure in breaker.failures if name in failure.caller),
-        slices=tuple(counted_slice for counted_slice in breaker.slices if name in counted_slice.caller),
-        last_success=dict(breaker.successes).get(name, 0),
-    )
+def _fewest_failures(rules: BreakerRules) -> int:
+    """Returns the number of failures below which no rule fires."""
+    if rules.failure_rate is not None:
+        return 1
+    thresholds = rules.consecutive_failures, rules.same_error, rules.errors
+    return min([threshold for threshold in thresholds if threshold is not None], default=1)
 
 
 def _rule_for_one(
-    caller_breaker: Breaker, observation: Observation, rules: BreakerRules, now_ms: int
+    breaker: Breaker, name: str, observation: Observation, rules: BreakerRules, now_ms: int
 ) -> tuple[BreakerRule, str, Sequence[CountedFailure]] | None:
-    """Returns the rule that fires for one key or one tenant. Several tenants of a key count as several callers."""
-    names = {name for failure in caller_breaker.failures for name in failure.caller.split()}
+    """Returns the rule that the calls of one key or tenant fire. Several tenants of a key count as several callers."""
+    failures = tuple([failure for failure in breaker.failures if name in failure.caller])
+    if len(failures) < _fewest_failures(rules):
+        return None
+    of_caller = changed(
+        breaker,
+        failures=failures,
+        slices=tuple([counted_slice for counted_slice in breaker.slices if name in counted_slice.caller]),
+        last_success=dict(breaker.successes).get(name, 0),
+    )
+    names = {name for caller in {failure.caller for failure in failures} for name in caller.split()}
     several = [kind for kind, number in Counter(name[0] for name in names).items() if number > 1]
-    return _rule_that_fires(caller_breaker, observation.error, several, rules, now_ms)
+    return _rule_that_fires(of_caller, observation.error, several, rules, now_ms)
 
 
 def _in_common(failures: Sequence[CountedFailure], observation: Observation) -> list[str]:
@@ -581,9 +591,11 @@ def _with_success(breaker: Breaker, observation: Observation) -> tuple[tuple[str
     failed = {name for caller in {failure.caller for failure in breaker.failures} for name in caller.split()}
     latest = dict(breaker.successes)
     for name in observation.caller.split():
+        if name not in failed:
+            continue
         if any(name in failure.caller for failure in breaker.failures if failure.sequence < observation.sequence):
             latest[name] = max(latest.get(name, 0), observation.sequence)
-    return tuple(sorted((name, sequence) for name, sequence in latest.items() if name in failed))
+    return tuple(sorted([(name, sequence) for name, sequence in latest.items() if name in failed]))
 
 
 def _rule_that_fires(
@@ -618,12 +630,19 @@ def _with_caller(callers: tuple[tuple[str, int], ...], observation: Observation)
     """Returns the latest callers with those of one more call. Two of each kind suffice to prove that several call."""
     latest = dict(callers)
     names = observation.caller.split()
+    at_ms = observation.at_ms
     for name in names:
-        latest[name] = max(observation.at_ms, latest.get(name, 0))
+        latest[name] = max(at_ms, latest.get(name, 0))
     if len(latest) == len(names):
         return tuple(latest.items())  # nobody else has called
-    newest = sorted(latest.items(), key=lambda entry: (entry[0][0], -entry[1], entry[0]))
-    return tuple(entry for place, entry in enumerate(newest) if place < 2 or newest[place - 2][0][0] != entry[0][0])
+    newest = sorted([(name[0], -called_ms, name) for name, called_ms in latest.items()])
+    return tuple(
+        [
+            (name, -before_ms)
+            for place, (kind, before_ms, name) in enumerate(newest)
+            if place < 2 or newest[place - 2][0] != kind
+        ]
+    )
 
 
 def _name_of_kind(caller: str, kind: str) -> str:
@@ -813,12 +832,13 @@ def _failures_to_keep(
         ),
         len(failures),
     )
-    own_runs = [
-        failure
-        for failure in failures[:first]
-        if failure.at_ms > now_ms - OWN_RUN_MS
-        if any(failure.sequence > successes.get(name, 0) for name in failure.caller.split())
-    ]
+    earlier = [failure for failure in failures[:first] if failure.at_ms > now_ms - OWN_RUN_MS]
+    # A caller without a success since a failure is in a run of its own: by its key, or by its tenant.
+    run_since = {
+        caller: min([successes.get(name, 0) for name in caller.split()], default=math.inf)
+        for caller in {failure.caller for failure in earlier}
+    }
+    own_runs = [failure for failure in earlier if failure.sequence > run_since[failure.caller]]
     needed = (*own_runs[-MAX_OWN_RUN:], *failures[first:])
     if len(needed) <= MAX_KEPT:
         return needed

@@ -18,6 +18,7 @@ from breakwater.dialects.rules.provider_words import known_or_hash, known_place
 from breakwater.jobs.contract.error_kinds import ErrorKind
 from breakwater.jobs.contract.execution import Attempt, ErrorInfo
 from breakwater.kernel.formats import words
+from breakwater.kernel.immutable import immutable
 
 MAX_LENGTH = 500
 """The most characters of a normal form."""
@@ -485,7 +486,7 @@ class NotSent:
 CallFailure = HttpFailure | TransportFailure | BrokenAnswer | EmptyAnswer | ProgramFailure | NotSent
 
 
-@dataclass(frozen=True, slots=True)
+@immutable()
 class Classification:
     """The meaning of a failure for the job and for the breaker."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import get_args
 
@@ -12,6 +11,7 @@ from breakwater.calls.rules.holds import MAX_HELD_S, after_hold_s, waits_for_hol
 from breakwater.calls.settings import BY_NATURE, PAYMENT_REQUIRED, RECOVERED_FROM, RetryableKind, RetryPolicy
 from breakwater.jobs.contract.error_kinds import ErrorKind
 from breakwater.jobs.contract.execution import Attempt, Cause, ErrorInfo, Reason
+from breakwater.kernel.immutable import immutable
 
 _RECOVERIES: frozenset[Cause] = frozenset(
     {"credential_refresh", "orphan_recovery", "output_limit", "parameter", "provider_state"}
@@ -47,19 +47,19 @@ def backoff_s(policy: RetryPolicy, retry: int, jitter: float) -> float:
     return delay + jitter * policy.base_s / 2
 
 
-@dataclass(frozen=True, slots=True)
+@immutable()
 class Retry:
     """The decision to try the same model again after `delay_s` seconds."""
 
     delay_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@immutable()
 class Redeploy:
     """The decision to call another deployment of the model, without a wait."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable()
 class NextModel:
     """The decision to call the next model of the chain, without a wait.
 
@@ -70,7 +70,7 @@ class NextModel:
     exhausted: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@immutable()
 class Stop:
     """The decision to end the job, as nothing is left to try.
 

@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeVar, get_args
 from zoneinfo import ZoneInfo
 
 from breakwater.kernel.formats import hint
+from breakwater.kernel.immutable import immutable
 from breakwater.kernel.types import ms_from_time, time_from_ms
 from breakwater.limits.contract import (
     BudgetEvent,
@@ -703,7 +704,7 @@ def fits(amount: int, *, limit: int | None, spent: int) -> bool:
     return limit is None or spent + amount <= limit
 
 
-@dataclass(frozen=True, slots=True)
+@immutable()
 class OverBudget:
     """A refused reservation.
 

@@ -9,7 +9,7 @@ it is only for operators, never for the model or the end user.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypedDict
 
@@ -18,6 +18,7 @@ from pydantic import JsonValue
 from breakwater.breakers.rules.failure_statistics import without_threshold
 from breakwater.jobs.contract.execution import FailureStatistics
 from breakwater.kernel.formats import beyond, money, moneys, quantity
+from breakwater.kernel.immutable import immutable
 from breakwater.kernel.json_values import NoJsonError, find_json
 from breakwater.limits.contract import GuardRule
 from breakwater.limits.rules.budget import fits
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from breakwater.jobs.contract.execution import Execution, Reason
 
 
-@dataclass(frozen=True, slots=True)
+@immutable()
 class Trip:
     """A rule that stops a task, and the reason with figures: `3 consecutive failures (threshold: 3)`."""
 
@@ -47,7 +48,7 @@ class TaskCounts(TypedDict):
     unique_errors: int
 
 
-@dataclass(frozen=True, slots=True)
+@immutable()
 class Task:
     """The counts of a task.
 
@@ -82,7 +83,7 @@ class Task:
         }
 
 
-@dataclass(frozen=True, slots=True)
+@immutable()
 class JobOutcome:
     """The usage and the end of a concluded job, over all its attempts.
 

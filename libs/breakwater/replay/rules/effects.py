@@ -15,8 +15,9 @@ from breakwater.alerts.contract import Alert
 from breakwater.breakers.contract import BreakerTransition
 from breakwater.jobs.contract.execution import Attempt, Reason
 from breakwater.jobs.rules.record import totals
-from breakwater.kernel.types import ms_from_time
+from breakwater.kernel.types import ms_from_time, time_from_ms
 from breakwater.limits.contract import BudgetEvent, GuardEvent
+from breakwater.limits.rules.budget import period
 from breakwater.replay.rules.alerts import is_replayed
 from breakwater.replay.rules.engine import ReplayedJob, ReplayFindings
 from breakwater.replay.rules.history import Changes
@@ -200,6 +201,9 @@ class Effects:
     sizeless: int = 0
     own_rules: int = 0
     leaves_out_unknown: bool = False
+    _latest_day: range = range(0)
+    """The day of the latest job, in milliseconds since the epoch."""
+    _latest_spend: DaySpend = field(default_factory=lambda: DaySpend())
     _durations_before: array[int] = field(default_factory=lambda: array("q"))
     _durations_after: array[int] = field(default_factory=lambda: array("q"))
     _most_changed: list[ChangedJob] = field(default_factory=list[ChangedJob])
@@ -221,9 +225,11 @@ class Effects:
     def add(self, run: ReplayedJob) -> None:
         """Counts a job that has ended."""
         record = run.job.record
-        self._recorded_calls.update(
-            logged.attempt.model for logged in run.job.attempts if not logged.attempt.short_circuited
-        )
+        calls = 0
+        for logged in run.job.attempts:
+            if not logged.attempt.short_circuited:
+                calls += 1
+                self._recorded_calls[logged.attempt.model] += 1
         if self.agent not in (None, record.agent):
             return
         if run.unknown and self.leaves_out_unknown:
@@ -233,14 +239,14 @@ class Effects:
         self.own_rules += bool(record.own_rules)
         cost = record.total_cost or 0
         wasted = record.wasted_cost or 0
-        calls = sum(not logged.attempt.short_circuited for logged in run.job.attempts)
-        day = self._day_of(run)
+        begun_ms = ms_from_time(record.dispatched_at)
+        day = self._day_of(begun_ms)
         day.before += cost
         day.wasted_before += wasted
         self.calls[0] += calls
         self.refused_jobs[0] += record.reason in REFUSALS
         self._durations_before.append(record.duration_ms)
-        step = self._step_of(run)
+        step = self._step_of(begun_ms)
         step.before += cost
         step.refused_before += record.reason in REFUSALS
         step.refused_after += run.reason in REFUSALS and not run.unknown
@@ -322,15 +328,14 @@ class Effects:
         if run.reason == "breaker_open":
             self._refused_at_once[run.job.record.agent, attempts[-1].model, run.version] += 1
 
-    def _day_of(self, run: ReplayedJob) -> DaySpend:
-        name = f"{run.job.record.dispatched_at.astimezone(self.zone):%Y-%m-%d}"
-        day = self.days.get(name)
-        if day is None:
-            day = self.days[name] = DaySpend()
-        return day
+    def _day_of(self, begun_ms: int) -> DaySpend:
+        if begun_ms not in self._latest_day:
+            of_day = period("daily", time_from_ms(begun_ms), self.zone)
+            self._latest_day = range(of_day.start_ms, of_day.end_ms)
+            self._latest_spend = self.days.setdefault(of_day.name, DaySpend())
+        return self._latest_spend
 
-    def _step_of(self, run: ReplayedJob) -> StepFigures:
-        begun_ms = ms_from_time(run.job.record.dispatched_at)
+    def _step_of(self, begun_ms: int) -> StepFigures:
         start_ms = begun_ms - begun_ms % self.step_ms
         step = self.steps.get(start_ms)
         if step is None:

@@ -32,7 +32,7 @@ from breakwater.calls.settings import RetryPolicy
 from breakwater.jobs.contract.execution import REPAIRS, Attempt, ErrorInfo, Execution, FailureStatistics, Reason
 from breakwater.jobs.contract.job import RulesPart
 from breakwater.jobs.rules.record import spent_by, status_of, totals
-from breakwater.kernel.immutable import changed
+from breakwater.kernel.immutable import changed, immutable
 from breakwater.kernel.types import ms_from_time, time_from_ms
 from breakwater.limits.contract import BudgetEvent, GuardEvent
 from breakwater.limits.rules.budget import OWN_CAP, fits
@@ -61,7 +61,7 @@ _REPLAYED: frozenset[Reason] = frozenset({"breaker_open", "budget_exceeded", "gu
 """The reasons of refusals that the replay decides itself."""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable()
 class ReplayedRefusal:
     """The reason why a call is not made.
 
@@ -123,6 +123,7 @@ class ReplayedJob:
         before: those that it ran under.
         chain: the models that it tries, in order.
         deadline_ms: the end of its time, in milliseconds since the epoch.
+        task: its task; None if it is one of its own.
         index: the place in the chain of the model that it tries.
         attempts: its attempts so far.
         follows: True while the rules have decided as the record says.
@@ -139,6 +140,7 @@ class ReplayedJob:
     before: AgentPolicy
     chain: tuple[str, ...]
     deadline_ms: int
+    task: TaskName | None = None
     index: int = 0
     attempts: list[Attempt] = field(default_factory=list[Attempt])
     follows: bool = True
@@ -208,7 +210,7 @@ class ReplayFindings:
     ends: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@immutable()
 class _Verdict:
     """The verdict of the gates on a call that is not admitted: it is refused, or waits."""
 
@@ -367,7 +369,8 @@ class Replay:
         # A job that names other models than its agent does keeps them.
         chain = agent.chain if record.fallback_chain == before.chain else record.fallback_chain
         deadline_ms = ms_from_time(record.dispatched_at) + round(agent.total_timeout_s * 1000)
-        run = ReplayedJob(job, agent, before, chain or record.fallback_chain, deadline_ms)
+        task = None if record.task_key is None else TaskName(record.tenant, record.task_key)
+        run = ReplayedJob(job, agent, before, chain or record.fallback_chain, deadline_ms, task)
         if record.agent not in self._policy.agents:
             run.follows = False
             run.unknown = True
@@ -388,11 +391,10 @@ class Replay:
 
     def _enter_task(self, run: ReplayedJob, waiting: Attempt, now_ms: int) -> None:
         """Counts a job as an iteration of its task while it waits for room, as the gate of tasks does."""
-        record = run.job.record
-        if run.agent.guard is not None and record.task_key is not None:
-            task = TaskName(record.tenant, record.task_key)
-            self._tasks.judge(task, record, run.agent.guard, (), waiting.reserved, now_ms)
-            self._tasks.give_back(task, record.execution_id, ())
+        if run.agent.guard is not None and run.task is not None:
+            record = run.job.record
+            self._tasks.judge(run.task, record, run.agent.guard, (), waiting.reserved, now_ms)
+            self._tasks.give_back(run.task, record.execution_id, ())
 
     def _ask(self, run: ReplayedJob, now_ms: int) -> None:
         recorded = run.next_recorded
@@ -490,7 +492,7 @@ class Replay:
     def _admit(self, run: ReplayedJob, call: Attempt, now_ms: int) -> _Verdict | None:
         """Asks all gates for the admission of a call, in the order in which their refusals take precedence."""
         record = run.job.record
-        task = None if record.task_key is None else TaskName(record.tenant, record.task_key)
+        task = run.task
         of_guard: _Verdict | None = None
         if run.agent.guard is not None:
             judged = self._tasks.judge(task, record, run.agent.guard, run.attempts, call.reserved, now_ms)
@@ -619,12 +621,10 @@ class Replay:
 
     def _release(self, run: ReplayedJob, call: Attempt) -> None:
         """Gives back what the gates have granted to a call that is not made."""
-        record = run.job.record
         if (key := self._key_of(run, call)) is not None:
             self._breakers.give_back(key, call.attempt_id)
         self._counters.release(call.attempt_id)
-        if record.task_key is not None:
-            self._tasks.give_back(TaskName(record.tenant, record.task_key), record.execution_id, run.attempts)
+        self._tasks.give_back(run.task, run.job.record.execution_id, run.attempts)
 
     def _beside_record(
         self, run: ReplayedJob, recorded: Attempt, verdict: _Verdict | None, now_ms: int
@@ -690,9 +690,8 @@ class Replay:
             return False
         if reason == "budget_exceeded":
             return self._counters.changes_near(recorded, now_ms, RACE_MS)
-        task_key = run.job.record.task_key
-        if reason == "guard_tripped" and task_key is not None:
-            return self._tasks.changes_near(TaskName(run.job.record.tenant, task_key), now_ms, RACE_MS)
+        if reason == "guard_tripped" and run.task is not None:
+            return self._tasks.changes_near(run.task, now_ms, RACE_MS)
         key = self._key_of(run, recorded)
         return reason == "breaker_open" and key is not None and self._breakers.changes_near(key, now_ms, RACE_MS)
 
@@ -701,18 +700,18 @@ class Replay:
 
         Otherwise the record can't tell which of two events was first here.
         """
-        record = run.job.record
-        places: set[BreakerKey | TaskName | None] = {self._key_of(run, call)}
-        if record.task_key is not None:
-            places.add(TaskName(record.tenant, record.task_key))
-        is_same = run.agent is run.before and not self._prices.has(call) and places.isdisjoint(self._diverged)
-        return is_same and self._counters.is_as_it_was(call)
+        return (
+            run.agent is run.before
+            and run.task not in self._diverged
+            and self._key_of(run, call) not in self._diverged
+            and not self._prices.has(call)
+            and self._counters.is_as_it_was(call)
+        )
 
     def _diverge(self, run: ReplayedJob, calls: Iterable[Attempt]) -> None:
         """Notes that calls are made, or are not, otherwise than in the record."""
-        record = run.job.record
-        if record.task_key is not None:
-            self._diverged.add(TaskName(record.tenant, record.task_key))
+        if run.task is not None:
+            self._diverged.add(run.task)
         for call in calls:
             if (key := self._key_of(run, call)) is not None:
                 self._diverged.add(key)
@@ -759,7 +758,7 @@ class Replay:
     def _end(self, run: ReplayedJob, attempt: Attempt, now_ms: int) -> None:
         run.attempts.append(attempt)
         step = self._step(run, attempt, now_ms)
-        tries_again = step == "repair" or isinstance(step, Retry)
+        tries_again = isinstance(step, (Retry, str))
         if attempt.tried_again != tries_again and not attempt.short_circuited:
             attempt = attempt.model_copy(update={"tried_again": tries_again})
         if attempt.outcome == "success":
@@ -862,7 +861,7 @@ class Replay:
         match step:
             case None | Stop():
                 record = run.job.record
-                if record.task_key is not None and run.follows and len(run.attempts) == len(run.job.attempts):
+                if run.task is not None and run.follows and len(run.attempts) == len(run.job.attempts):
                     # A busy worker ends a job a while after its last call, and its task counts it then.
                     completed_ms = ms_from_time(record.completed_at)
                     self._at(max(now_ms, completed_ms), _ENDS, self._conclude, run, step, sequence=_AFTER_ALL)
@@ -902,13 +901,12 @@ class Replay:
             self._leave(run, "end", "more attempts", run.reason or "answered", now_ms)
         if not run.unknown:
             ended = self._record_of(run)
-            if run.agent.guard is not None and record.task_key is not None:
-                name = TaskName(record.tenant, record.task_key)
-                is_same = run.follows and name not in self._diverged
-                if self._tasks.end(name, ended, run.agent.guard, now_ms, as_recorded=is_same):
+            if run.agent.guard is not None and run.task is not None:
+                is_same = run.follows and run.task not in self._diverged
+                if self._tasks.end(run.task, ended, run.agent.guard, now_ms, as_recorded=is_same):
                     self.findings.races["guard_tripped"] += 1
                 if "guard" in record.own_rules and is_same:
-                    self._tasks.repeat_trip(name, ended, now_ms)
+                    self._tasks.repeat_trip(run.task, ended, now_ms)
             self._alerts.add_end(ended, now_ms)
         self._under_way -= 1
         self._on_end(run)

@@ -15,6 +15,7 @@ from breakwater.breakers.rules.breaker import BreakerKey
 from breakwater.breakers.settings import BreakerRules
 from breakwater.calls.settings import RetryPolicy
 from breakwater.jobs.contract.execution import Attempt, Execution
+from breakwater.kernel.immutable import computed_once, immutable
 from breakwater.kernel.types import ms_from_time
 from breakwater.limits.contract import BudgetEvent, GuardEvent, LimitEvent
 from breakwater.limits.rules.budget import LimitTable
@@ -46,14 +47,14 @@ class LoggedAttempt(NamedTuple):
         return cls(sequence, ms_from_time(stored_at), ms_from_time(asked_at), attempt)
 
 
-@dataclass(frozen=True, slots=True)
+@immutable(slots=False)
 class RecordedJob:
     """A job that has ended: its record, and its attempts in order."""
 
     record: Execution
     attempts: tuple[LoggedAttempt, ...]
 
-    @property
+    @computed_once
     def begins_ms(self) -> int:
         """The time at which it first asks for a call, in milliseconds since the epoch; without any, of its start.
 

@@ -22,7 +22,7 @@ EventT = TypeVar("EventT", BreakerTransition, BudgetEvent, GuardEvent, Alert)
 
 def policy_with(renames: Renames, policy: Policy) -> Policy:
     """Returns the policy that jobs ran under, with the new names of agents."""
-    breakers = {replace(key, agent=renames.get(key.agent, key.agent)): rules for key, rules in policy.breakers.items()}
+    breakers = {key._replace(agent=renames.get(key.agent, key.agent)): rules for key, rules in policy.breakers.items()}
     agents = {renames.get(name, name): agent for name, agent in policy.agents.items()}
     return replace(policy, agents=agents, breakers=breakers, limits=_limits_with(renames, policy.limits))
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from breakwater.jobs.contract.execution import Attempt, Execution
 from breakwater.jobs.rules.record import spent_by, tokens_of
+from breakwater.kernel.immutable import immutable
 from breakwater.kernel.types import ms_from_time, time_from_ms
 from breakwater.limits.contract import GuardEvent
 from breakwater.limits.rules.guard import (
@@ -31,8 +33,7 @@ KEEP_MS = 7 * 24 * 3_600_000
 """The time after which a task is forgotten that has no call."""
 
 
-@dataclass(frozen=True, slots=True)
-class TaskName:
+class TaskName(NamedTuple):
     """The identity of a task. Tenants do not share tasks."""
 
     tenant: str | None
@@ -154,7 +155,7 @@ class TaskState:
         self.warned = False
 
 
-@dataclass(frozen=True, slots=True)
+@immutable()
 class TaskVerdict:
     """The verdict of a guard on a call.
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable
-from datetime import timedelta
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
 from hashlib import blake2b
-from itertools import chain
 from operator import itemgetter
 
 from breakwater.jobs.contract.execution import Attempt, ErrorInfo
@@ -26,6 +25,11 @@ TIMED_OUT = ErrorInfo(
     kind="timeout", class_="TimeoutError", message="no answer within the agent's time limit", retryable=True
 )
 
+_Call = tuple[datetime, str, Attempt]
+"""A call after its beginning and its id, by which calls are in order."""
+
+_PLACE = itemgetter(0, 1)
+
 
 class World:
     """The recorded calls of all models, by model and time: those of the two latest stretches of time."""
@@ -33,9 +37,10 @@ class World:
     def __init__(self, attempts: Iterable[Attempt] = (), *, within_ms: int = WITHIN_MS) -> None:
         """Takes recorded attempts, as `add`, and the most time between a call and those that it is drawn from."""
         self._within_ms = within_ms
-        self._stretches: list[list[Attempt]] = []
-        self._times: dict[str, list[int]] = {}
-        self._calls: dict[str, list[Attempt]] = {}
+        self._stretches: list[Mapping[str, list[_Call]]] = []
+        """The calls of each model, of the two latest stretches; not in order before the model is drawn from."""
+        self._ordered: dict[str, tuple[list[int], list[Attempt]]] = {}
+        """The times and calls of the models that were drawn from, in order."""
         self.add(attempts)
 
     def add(self, attempts: Iterable[Attempt]) -> None:
@@ -43,15 +48,26 @@ class World:
 
         Refusals, lost calls and cancelled ones say nothing of a model.
         """
-        calls = [attempt for attempt in attempts if attempt.outcome in {"success", "error"}]
-        self._stretches = [*self._stretches[-1:], [call for call in calls if not call.short_circuited]]
-        by_model: dict[str, list[tuple[int, str, Attempt]]] = defaultdict(list)
-        for attempt in chain(*self._stretches):
-            by_model[attempt.model].append((ms_from_time(attempt.started_at), attempt.attempt_id, attempt))
-        for of_model in by_model.values():
-            of_model.sort(key=itemgetter(0, 1))
-        self._times = {model: [at_ms for at_ms, _, _ in of_model] for model, of_model in by_model.items()}
-        self._calls = {model: [attempt for _, _, attempt in of_model] for model, of_model in by_model.items()}
+        by_model: dict[str, list[_Call]] = defaultdict(list)
+        for attempt in attempts:
+            if attempt.outcome in {"success", "error"} and not attempt.short_circuited:
+                by_model[attempt.model].append((attempt.started_at, attempt.attempt_id, attempt))
+        self._stretches = [*self._stretches[-1:], by_model]
+        self._ordered.clear()
+
+    def _of_model(self, model: str) -> tuple[list[int], list[Attempt]]:
+        """Returns the calls of a model in order, and their times, in milliseconds since the epoch."""
+        ordered = self._ordered.get(model)
+        if ordered is None:
+            of_model: list[_Call] = []
+            for calls in self._stretches:
+                if model in calls:
+                    calls[model].sort(key=_PLACE)  # once for both stretches that it is needed in
+                    of_model += calls[model]
+            of_model.sort(key=_PLACE)
+            times = [ms_from_time(started_at) for started_at, _, _ in of_model]
+            ordered = self._ordered[model] = times, [attempt for _, _, attempt in of_model]
+        return ordered
 
     def draw(self, model: str, agent: str, at_ms: int, seed: str) -> Attempt | None:
         """Returns the call whose outcome a call of a model takes; None if the record has none near it.
@@ -64,7 +80,7 @@ class World:
             at_ms: the time of the call, in milliseconds since the epoch.
             seed: what the draw depends on: the same text draws the same call.
         """
-        times = self._times.get(model)
+        times, all_calls = self._of_model(model)
         if not times:
             return None
         place = bisect_left(times, at_ms)
@@ -75,7 +91,7 @@ class World:
             last -= 1
         if first == last:
             return None
-        nearest = self._calls[model][first:last]
+        nearest = all_calls[first:last]
         of_agent = [call for call in nearest if call.agent == agent]
         calls = of_agent if len(of_agent) >= LEAST_OWN else nearest
         digest = blake2b(seed.encode(), digest_size=8).digest()
