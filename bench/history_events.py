@@ -52,7 +52,7 @@ class Events:
         self._incidents: dict[str, Alert] = {}
         self._stopped: set[str] = set()
         self._spent: dict[tuple[str, str], int] = defaultdict(int)
-        self._caps = {agent.name: cap for agent in AGENTS if (cap := _cap(agent, executions_a_day)) is not None}
+        self._caps = {agent.name: cap for agent in AGENTS if (cap := daily_cap(agent, executions_a_day)) is not None}
         self._rows: dict[str, list[StoredRow]] = defaultdict(list)
         self._actions = count(1)
         self._jobs = count(1)
@@ -297,7 +297,7 @@ class Events:
         self._rows[table.name].append(row)
 
 
-def _cap(agent: Agent, executions_a_day: float) -> int | None:
+def daily_cap(agent: Agent, executions_a_day: float) -> int | None:
     """A budget for a day, about as large as what an agent spends in one."""
     first = agent.chain[0]
     if agent.daily_cap is None or first.input_nano is None or first.output_nano is None:

@@ -22,6 +22,7 @@ from pathlib import Path
 import yaml
 
 from bench.history import History, load
+from bench.history_events import daily_cap
 from bench.history_fleet import AGENTS, MODELS, PROVIDERS
 from breakwater.config import Config, parse_config
 from breakwater.kernel.clickhouse.client import connect
@@ -34,18 +35,22 @@ MOST_S = 120.0
 MOST_MB = 600.0
 
 
-def config_of_history() -> Config:
-    """The config that the made-up history is of, as far as it has one."""
-    agents = {
+def config_of_history(executions: int) -> Config:
+    """The config that a made-up history is of, as far as it has one: its budgets are about what is spent in a day."""
+    agents: dict[str, dict[str, object]] = {
         agent.name: {
             "provider": agent.chain[0].provider,
             "model": agent.chain[0].name,
             "fallback_models": [model.name for model in agent.chain[1:]],
             "retry": {"max_attempts": agent.max_attempts},
-            "budget": {"daily_usd": 5, "enforcement": "hard" if agent.hard else "soft"},
         }
         for agent in AGENTS
     }
+    for agent in AGENTS:
+        cap = daily_cap(agent, executions / DAYS)
+        if cap is not None:
+            enforcement = "hard" if agent.hard else "soft"
+            agents[agent.name]["budget"] = {"daily_usd": cap / 1e9, "enforcement": enforcement}
     models = {
         model.name: {
             "provider": model.provider,
@@ -62,7 +67,6 @@ def config_of_history() -> Config:
 
 async def replay(url: str) -> int:
     """Replays all jobs of a database. Returns how many there were."""
-    policy = policy_of(config_of_history())
     until = datetime.now(UTC) + timedelta(minutes=1)
     analytics = connect(url)
     jobs = 0
@@ -72,6 +76,8 @@ async def replay(url: str) -> int:
         jobs += 1
 
     try:
+        executions = (await analytics.query("SELECT count() FROM executions")).rows[0][0]
+        policy = policy_of(config_of_history(executions))
         await replay_records(analytics, policy, policy, until - timedelta(days=DAYS + 1), until, on_end=ended)
     finally:
         await analytics.close()

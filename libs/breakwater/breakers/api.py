@@ -441,7 +441,8 @@ async def healths_on(config: Config, healths: Healths, loaded: Mapping[BreakerKe
     }
     for name in config.agents:
         for unit, place in units_of(config, name).items():
-            if (key := breaker_of(config, name, place)) in users:
+            key = breaker_of(config, name, place)
+            if key is not None and key in users:
                 users[key].add((name, unit))
     names = sorted({name for its_users in users.values() for name, _ in its_users})
     calls = dict(zip(names, await healths.of(names), strict=True))

@@ -269,7 +269,7 @@ def _job(row: Sequence[Any], attempt_rows: Sequence[Sequence[Any]]) -> RecordedJ
 
 def _message(model: type[EventT], values: dict[str, Any]) -> EventT:
     """Makes a message of valid values for exactly its fields; unlike `of_valid`, it does not note which were set."""
-    message = model.__new__(model)
+    message = object.__new__(model)
     object.__setattr__(message, "__dict__", values)
     object.__setattr__(message, "__pydantic_fields_set__", _NONE_SET)
     object.__setattr__(message, "__pydantic_extra__", None)

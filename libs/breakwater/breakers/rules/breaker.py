@@ -75,6 +75,7 @@ def rules_of_unconfigured(key: BreakerKey) -> BreakerRules:
     return BreakerRules(scope="provider" if key.model.endswith(f"/{ALL}") else "model")
 
 
+@lru_cache(maxsize=4096)
 def short_hash(text: str) -> str:
     """Hashes a job or a caller to 8 hex digits, which distinguish it in a breaker and reveal nothing."""
     return blake2b(text.encode(), digest_size=4).hexdigest()
