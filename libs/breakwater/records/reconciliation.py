@@ -70,6 +70,8 @@ class StoredSpend:
 
         `alone`: counters that were filled from this log were filled from nothing else.
         """
+        if self.log.deleted:
+            return False  # calls that were erased are in ClickHouse alone
         if self.log.first <= 1:
             return alone or ms_from_time(self.log.created) <= period.start_ms
         return self.begins_at is not None and ms_from_time(self.begins_at) <= period.start_ms
@@ -132,7 +134,7 @@ class RecordedSpend:
             figures = await spend(self._analytics, periods, log_created=log.created, upto=upto, dimensions=dimensions)
             events = await budget_notes(self._analytics, periods)
         except (AnalyticsUnavailableError, QueryError):
-            if log.first > 1 or lost_log:
+            if log.first > 1 or log.deleted or lost_log:
                 raise
             return StoredSpend(log, begins_at, acknowledged[1], 0, {}, ())
         return StoredSpend(log, begins_at, acknowledged[1], upto, figures, events)

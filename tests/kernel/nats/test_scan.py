@@ -14,8 +14,9 @@ import pytest_asyncio
 from nats.aio.client import Client
 
 from breakwater.kernel.nats import lookup as lookup_module
+from breakwater.kernel.nats.deletion import delete_messages
 from breakwater.kernel.nats.errors import BusUnavailableError
-from breakwater.kernel.nats.lookup import BATCH_MESSAGES, Lookup, StoredMessage
+from breakwater.kernel.nats.lookup import BATCH_MESSAGES, Lookup, StoredMessage, everything_in
 from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.nats.topology import Plan
@@ -252,3 +253,21 @@ async def test_the_state_of_a_stream_is_as_the_client_reads_it_and_a_missing_str
     await client.jetstream().delete_stream(Stream.EVENTS)
     with pytest.raises(BusUnavailableError, match="no server holds the stream EVENTS"):
         await Lookup(lambda: client).facts(Stream.EVENTS)
+
+
+async def test_a_whole_scan_up_to_a_message_that_was_deleted_ends_before_it(client: Client) -> None:
+    await store(client, interleaved(6, 2))
+
+    async def whole(up_to: int) -> list[int]:
+        scan = Lookup(lambda: client).scan(Stream.EVENTS, FILTER, up_to=up_to, complete=True)
+        return [message.sequence async for message in scan]
+
+    [*earlier, last] = [message.sequence for message in await read(client)]
+    assert await whole(last) == [*earlier, last]
+    assert await delete_messages(lambda: client, Stream.EVENTS, [last, last]) == 1
+    assert await whole(last) == earlier, "it was the last of all"
+    everything = Lookup(lambda: client).scan(Stream.EVENTS, everything_in(Stream.EVENTS), complete=True)
+    assert [message.sequence async for message in everything][-1] == last - 1
+    await store(client, [("bw.breakers.a.m", b"other")])
+    assert await whole(last) == earlier, "others follow"
+    assert (await Lookup(lambda: client).facts(Stream.EVENTS)).deleted == 1

@@ -99,6 +99,8 @@ class Facts:
     bytes: int
     max_bytes: int
     """-1 for no limit."""
+    deleted: int = 0
+    """The number of messages between the first and the last that were deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +205,9 @@ class Lookup:
         state = info["state"]
         limit = info["config"].get("max_bytes") or -1
         identity = format(created.timestamp(), ".6f")
-        return Facts(identity, created, state["first_seq"], state["last_seq"], state["bytes"], limit)
+        deleted = state.get("num_deleted", 0)
+        ends = (state["first_seq"], state["last_seq"])
+        return Facts(identity, created, *ends, state["bytes"], limit, deleted)
 
     async def require_current_replicas(self, stream: Stream) -> None:
         """Raises BusUnavailableError if the stream's leader knows of a replica that lags, or can't be reached."""
@@ -284,7 +288,18 @@ class Lookup:
                     last = message.sequence
                     if covers(subject_filter, message.subject):
                         yield message
-        _check_end(stream, last, up_to)
+        if last < up_to and (to_match or not await self._ends_before(stream, last, up_to)):
+            _check_end(stream, last, up_to)
+
+    async def _ends_before(self, stream: Stream, last: int, up_to: int) -> bool:
+        """Returns True if the messages between two sequences, the second one included, were deleted."""
+        end = await self._end(stream, everything_in(stream), complete=True)
+        if end is None or end[0] <= last:
+            return True
+        # A replica that has a later message has all before it.
+        async with aclosing(self._walk(stream, {"seq": last + 1, "next_by_subj": ">"}, batch=1)) as stored:
+            following = await anext(stored, None)
+        return following is not None and following.sequence > up_to
 
     async def first_since(self, stream: Stream, since: datetime) -> StoredMessage | None:
         """The first message that was stored at a time (with its zone) or later. Raises as `scan` does."""
@@ -419,6 +434,14 @@ class Lookup:
     @property
     def _jetstream(self) -> JetStreamContext:
         return self.connection().jetstream(timeout=LOOKUP_TIMEOUT_S)
+
+
+def everything_in(stream: Stream) -> str:
+    """The filter of all messages of a stream.
+
+    Not `>`, of which the server looks only at the last sequence: if that message was deleted, it has none.
+    """
+    return {Stream.BODIES: "$O.>", Stream.ADVISORIES: "$JS.>"}.get(stream, "bw.>")
 
 
 def _backlog(info: ConsumerInfo) -> Backlog:
