@@ -200,7 +200,7 @@ class Jobs:
     ) -> None:
         at = time_from_ms(course.at_ms)
         tokens_and_cost = (*(None,) * 9, "unknown", None, None, None)
-        tail = (True, refused_by, False, None, cause, backoff, 0, (), at, self.next_sequence())
+        tail = (True, refused_by, False, None, cause, backoff, 0, (), at, None, self.next_sequence())
         number = len(course.rows) + 1
         course.rows.append(
             (
@@ -271,7 +271,8 @@ class Jobs:
                 "success" if failure is None else "worker_lost" if kind == "worker_lost" else "error",
                 *error,
                 *(False, None, kind in _AGAIN, number, cause, backoff),
-                *(2 if cause in ("context_trim", "orphan_recovery") else 0, (), completed, self.next_sequence()),
+                *(2 if cause in ("context_trim", "orphan_recovery") else 0, (), completed, None),
+                self.next_sequence(),
             )
         )
         if course.first_call is None:
@@ -352,7 +353,7 @@ class Jobs:
                 job.team,
                 preview(prompt),
                 preview(output and output.strip('"')),
-                None,
+                *(None, None),
                 self.next_sequence(),
             ),
         )

@@ -225,8 +225,9 @@ class EndedSessions(Event):
     ended: int = Field(ge=0, description="Number of sessions that ended.")
 
 
-ActorKind = Literal["key", "person", "token", "link"]
-"""An actor: the sender of a request, or the holder of a signed link in an alert."""
+ActorKind = Literal["key", "person", "token", "link", "command"]
+"""An actor: the sender of a request, the holder of a signed link in an alert, or the user of the machine on which a
+command was run."""
 
 
 AuditOutcome = Literal["begun", "done", "refused", "failed"]

@@ -80,6 +80,7 @@ def migrations(layout: Layout) -> tuple[Migration, ...]:
         Migration(30, "shadows of breakers"),
         Migration(31, "shadows of limits"),
         Migration(32, "own rules of jobs"),
+        Migration(33, "erasure"),
     )
 
 

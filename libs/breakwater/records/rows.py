@@ -77,6 +77,7 @@ def execution_row(record: Execution, sequence: int) -> StoredRow:
         prompt_preview=preview(prompt_in({"messages": record.messages, "input": record.input})),  # pyright: ignore[reportArgumentType]  # JSON
         output_preview=preview(record.output),
         run_id=record.run_id or run_id(record.tenant, record.task_key or record.execution_id),
+        erased_at=None,
         **_error(record.error),
     )
 
@@ -86,7 +87,7 @@ def attempt_row(attempt: Attempt, sequence: int, stored_at: datetime) -> StoredR
 
     Raises as `execution_row` does.
     """
-    return _row(ATTEMPTS, attempt, sequence, stored_at=_time(stored_at), **_error(attempt.error))
+    return _row(ATTEMPTS, attempt, sequence, stored_at=_time(stored_at), erased_at=None, **_error(attempt.error))
 
 
 def transition_row(transition: BreakerTransition, sequence: int) -> StoredRow:

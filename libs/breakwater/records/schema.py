@@ -13,6 +13,8 @@ part overlaps with every other. Tables from before keep their order, and are rig
 
 `event_sequence`, the message's place in its stream, is the version: of two rows with one key the later message stays.
 It begins again at 1 when the stream is recreated; `stored_at`, by the NATS server's clock, says which one it is of.
+
+`erased_at` is when `breakwater erase` took the texts and the names out of a row. EVENTS does not have it any more.
 """
 
 from __future__ import annotations
@@ -99,6 +101,7 @@ EXECUTIONS = Table(
         "prompt_preview": TEXT_OR_NULL,
         "output_preview": TEXT_OR_NULL,
         "encrypted": TEXT_OR_NULL,
+        "erased_at": TIME_OR_NULL,
         "event_sequence": "UInt64",
     },
     # As `jobs.rules.runs` has it, without sessions and traces, which were not recorded.
@@ -179,6 +182,7 @@ ATTEMPTS = Table(
         "dropped_messages": "UInt32",
         "dropped_params": "Array(String)",
         "stored_at": TIME,
+        "erased_at": TIME_OR_NULL,
         "event_sequence": "UInt64",
     },
     defaults={"job_id": "execution_id", "task_key": "task_id"},

@@ -182,6 +182,17 @@ _EVENTS_END = f"$JS.API.STREAM.MSG.GET.{Stream.EVENTS}"
 _RESPONSES_END = f"$JS.API.STREAM.MSG.GET.{Stream.RESPONSES}"
 """The same of a stored answer's chunks."""
 
+ERASABLE = (
+    Stream.PARKED,
+    Stream.EVENTS,
+    Stream.ALERTS,
+    Stream.RESULTS,
+    Stream.RESPONSES,
+    Stream.DLQ,
+    Stream.BODIES,
+)
+"""The streams with texts of users, apart from JOBS, which has none of jobs that have ended."""
+
 _LIMITS = (*_facts(Stream.LIMITS), *reads(Stream.LIMITS), f"$JS.API.STREAM.MSG.GET.{Stream.LIMITS}")
 """Limits that are set by the API, with the last change as the leader knows it."""
 
@@ -345,7 +356,7 @@ GRANTS = (
     ),
     Grant(
         "setup",
-        # It neither deletes nor purges, but it can empty a stream: NATS does not look into an update, whose limits
+        # It neither deletes nor purges streams, but it can empty them: NATS does not look into an update, whose limits
         # (`max_msgs: 1`) remove messages, and JOBS is updated for each new agent. So no program or service has it.
         publish=(
             _INFO,
@@ -355,6 +366,10 @@ GRANTS = (
             *reads(*(stream for stream in Stream if stream is not Stream.KEYS)),
             "bw.jobs.*",
             *_below("alerts"),
+            # `breakwater erase`: the last message of each stream, as the leader knows it, and single ones to delete.
+            *(f"$JS.API.STREAM.MSG.GET.{stream}" for stream in Stream if stream is not Stream.KEYS),
+            *(f"$JS.API.STREAM.MSG.DELETE.{stream}" for stream in ERASABLE),
+            *_below("audit"),
             HEALTH,
         ),
     ),

@@ -25,7 +25,8 @@ FROM attempts FINAL
 WHERE NOT short_circuited
     AND started_at >= {earliest:DateTime64(3, 'UTC')} AND started_at < {latest:DateTime64(3, 'UTC')}
     AND charged_at >= {start:DateTime64(3, 'UTC')} AND charged_at < {end:DateTime64(3, 'UTC')}
-    AND (stored_at < {log_created:DateTime64(3, 'UTC')} OR event_sequence <= {upto:UInt64})
+    -- What was erased is in no log any more.
+    AND (stored_at < {log_created:DateTime64(3, 'UTC')} OR event_sequence <= {upto:UInt64} OR erased_at IS NOT NULL)
 GROUP BY ALL
 
 -- name: closed_spend

@@ -1,0 +1,1 @@
+"""Erasing what the plane stores of a person or of a tenant."""

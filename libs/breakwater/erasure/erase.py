@@ -1,0 +1,167 @@
+"""An erasure: takes the texts and the names of a data subject out of all stores.
+
+Killed at any moment, it is completed by running it again: ClickHouse's executions come last, and by them all else is
+found. Nothing is erased while one of the jobs has not ended: it would write its texts again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from pydantic import JsonValue
+
+from breakwater.erasure.contract import ErasureReport
+from breakwater.erasure.messages import ErasableMessages, NotHandledError, SubjectMessages
+from breakwater.erasure.rules import DataSubject
+from breakwater.erasure.store import SubjectKeys
+from breakwater.erasure.tables import ErasableRows, SubjectRows
+from breakwater.identity.audit import Actor, AuditLog
+from breakwater.kernel.clickhouse.client import Analytics
+from breakwater.kernel.clickhouse.table import PLAIN, Layout
+from breakwater.kernel.errors import BreakwaterError
+from breakwater.kernel.nats.lookup import ClientGetter
+from breakwater.kernel.redis.connection import Redis
+
+WAIT_S = 90.0
+"""The longest wait for services to handle what is to be deleted, and for claims, which outlast their jobs by 60 s."""
+QUEUES_WAIT_S = 10.0
+"""The longest wait for empty queues."""
+POLL_S = 0.5
+
+ACTION = "erase"
+
+
+class UnfinishedJobsError(BreakwaterError):
+    """Some of the jobs have not ended."""
+
+    command_code = "unfinished_jobs"
+
+
+@dataclass(slots=True)
+class ErasableData:
+    """The messages, rows and keys of a data subject."""
+
+    messages: ErasableMessages
+    rows: ErasableRows
+    answers: list[str] = field(default_factory=list[str])
+    notices: list[str] = field(default_factory=list[str])
+    counters: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+
+    @property
+    def stores(self) -> dict[str, int]:
+        """The numbers of messages, rows and keys, without zeros."""
+        counts = {
+            **{stream.value: len(sequences) for stream, sequences in sorted(self.messages.sequences.items())},
+            **self.rows.rows,
+            "cached answers": len(self.answers),
+            "notices": len(self.notices),
+            "counters": len(self.counters),
+        }
+        return {store: count for store, count in counts.items() if count}
+
+
+class Eraser:
+    """Erases what is stored of a data subject, up to a moment."""
+
+    def __init__(
+        self,
+        connection: ClientGetter,
+        redis: Redis,
+        analytics: Analytics,
+        audit: AuditLog,
+        subject: DataSubject,
+        now: datetime,
+        *,
+        layout: Layout = PLAIN,
+        wait_s: float = WAIT_S,
+        queues_wait_s: float = QUEUES_WAIT_S,
+    ) -> None:
+        self.subject = subject
+        self.messages = SubjectMessages(connection, subject, now)
+        self.keys = SubjectKeys(redis, subject)
+        self.rows = SubjectRows(analytics, subject, now, layout)
+        self._audit = audit
+        self._now = now
+        self._wait_s = wait_s
+        self._queues_wait_s = queues_wait_s
+
+    async def find(self) -> ErasableData:
+        """Finds everything.
+
+        Raises BusUnavailableError, StateUnavailableError, AnalyticsUnavailableError, QueryError.
+        """
+        rows = await self.rows.find()
+        messages = await self.messages.find(rows.ids, rows.job_ids)
+        await self.rows.find_alerts(rows, messages.names)
+        answers = await self.keys.answers(messages.ids)
+        notices = await self.keys.dry_runs(messages.ids)
+        return ErasableData(messages, rows, answers, notices, await self.keys.counters())
+
+    def report(self, data: ErasableData, *, dry_run: bool, remaining: tuple[str, ...] = ()) -> ErasureReport:
+        """Returns the report of an erasure."""
+        return ErasureReport(
+            digest=self.subject.digest,
+            dry_run=dry_run,
+            at=self._now,
+            jobs=len(data.messages.ids),
+            unfinished=len(data.messages.unfinished),
+            stores=data.stores,
+            remaining=remaining,
+        )
+
+    async def erase(self, data: ErasableData, actor: Actor, step: Callable[[str], None]) -> ErasureReport:
+        """Erases what was found.
+
+        Args:
+            data: what `find` has returned a moment ago.
+            actor: the person, for the audit log.
+            step: is called with what begins.
+
+        Raises:
+            UnfinishedJobsError: nothing was erased.
+            NotHandledError: a service is behind, and nothing was erased.
+            BusError: the audit log is full, and nothing was erased.
+            BusUnavailableError, StateUnavailableError, AnalyticsUnavailableError, QueryError: repeat it.
+        """
+        if unfinished := len(data.messages.unfinished):
+            raise UnfinishedJobsError(f"{unfinished} of the jobs have not ended: cancel them, or wait")
+        counts: dict[str, JsonValue] = {**data.stores}
+        details: dict[str, JsonValue] = {
+            "subject": self.subject.digest,
+            "jobs": len(data.messages.ids),
+            "stores": counts,
+        }
+        async with self._audit.action(ACTION, actor, details, None):
+            step("waiting until the services have handled everything")
+            await self.messages.wait_until_handled(data.messages, self._wait_s)
+            await self._wait_for_claims(data)
+            step("deleting messages")
+            await self.messages.delete(data.messages)
+            step("deleting keys of Redis")
+            await self.keys.delete([*data.answers, *data.notices], data.counters)
+            unwritten = await self.keys.rewrite_files(self._wait_s)
+            step("changing rows of ClickHouse")
+            await self.rows.erase(data.rows, self._now)
+            step("waiting for empty queues")
+            waiting = await self.messages.waiting(self._queues_wait_s)
+        remaining = [
+            f"{stream}: its file keeps bytes of ended jobs until it has no job for a moment, or 8 MB of later ones"
+            for stream in waiting
+        ]
+        remaining += [] if unwritten is None else [unwritten]
+        remaining.append(
+            f"ClickHouse: replaced files are removed from disk by {self._now + timedelta(minutes=10):%H:%M} UTC"
+        )
+        return self.report(data, dry_run=False, remaining=tuple(remaining))
+
+    async def _wait_for_claims(self, data: ErasableData) -> None:
+        """Waits until no worker can still write for an ended job."""
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + self._wait_s
+        while claimed := await self.keys.claimed(data.messages.ids):
+            if loop.time() >= ends:
+                raise NotHandledError(f"{claimed} of the jobs are still claimed by workers")
+            await asyncio.sleep(POLL_S)

@@ -1,0 +1,147 @@
+"""The data of a person or of a tenant: which documents are theirs, and which texts to search for. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from base64 import b64encode
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from pydantic import ValidationError
+
+from breakwater.identity.rules.callers import Attribution
+from breakwater.jobs.contract.job import Job
+from breakwater.jobs.rules.attribution import attribution_of
+
+_WORD = re.compile(r"[^\s\"'`,;()\[\]{}]+")
+_UNESCAPED = re.compile(r"[^\x00-\x1f\x7f\"\\]+")
+"""Text that every JSON writer leaves as it is, apart from letters beyond ASCII."""
+
+SHORTEST_TEXT = 16
+"""Letters of the shortest text that is searched for: a shorter one is in too many other texts."""
+LONGEST_TEXT = 48
+"""Letters that are searched for. Stored texts may be cut, or continue in another message."""
+SHORTEST_NAME = 4
+
+
+@dataclass(frozen=True, slots=True)
+class DataSubject:
+    """A user, a tenant, or a user of a tenant, whose data are to be erased."""
+
+    user: str | None = None
+    tenant: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.user and not self.tenant:
+            raise ValueError("a user or a tenant is needed")
+
+    @property
+    def digest(self) -> str:
+        """The digest by which the audit log knows them: who knows the names can compute it, and no one else."""
+        return hashlib.sha256(f"user={self.user or ''}\ntenant={self.tenant or ''}".encode()).hexdigest()
+
+    def has(self, document: Mapping[str, Any]) -> bool:
+        """Returns True if an attempt or a record is theirs."""
+        return all(
+            wanted is None or document.get(field) == wanted
+            for field, wanted in (("user", self.user), ("tenant", self.tenant))
+        )
+
+    def has_job(self, document: object, user_in_headers: str | None) -> bool:
+        """Returns True if a job's message is theirs, even an invalid one.
+
+        Args:
+            document: its body as JSON; anything else for one that can't be read.
+            user_in_headers: the user that `request` has resolved.
+        """
+        fields = _mapping(document)
+        users = {user_in_headers} if user_in_headers else _own_users(fields)
+        return (self.user is None or self.user in users) and (
+            self.tenant is None or fields.get("tenant") == self.tenant
+        )
+
+    def is_in_scope(self, scope: str) -> bool:
+        """Returns True if the scope of a limit names the user: `user:anna`, `agent:writer;user:anna`."""
+        return self.user is not None and re.search(_scope_pattern(self.user), scope) is not None
+
+
+def _scope_pattern(user: str) -> str:
+    return rf"(?<![\w-])user:{re.escape(user)}(?![\w.@+-])"
+
+
+def _own_users(fields: Mapping[str, Any]) -> set[str]:
+    """The users that a job names itself."""
+    try:
+        user = attribution_of(Job.model_validate(fields), Attribution(None, None)).user
+    except ValidationError:
+        pass
+    else:
+        return {user} if user else set()
+    # Of an invalid or encrypted job, each of its places is believed: too much is erased rather than too little.
+    request = _mapping(_mapping(fields.get("api_request")).get("body"))
+    places = (
+        *(_mapping(fields.get(part)).get("user") for part in ("metadata", "params")),
+        *(_mapping(part).get("safety_identifier") for part in (fields.get("params"), request)),
+        request.get("user"),
+        _mapping(request.get("metadata")).get("user_id"),
+    )
+    return {place for place in places if isinstance(place, str)}
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return cast(Mapping[str, Any], value) if isinstance(value, Mapping) else {}
+
+
+def strings(value: object) -> Iterator[str]:
+    """Yields all strings of a JSON document, without the names of its fields."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for part in cast(Mapping[str, object], value).values():
+            yield from strings(part)
+    elif isinstance(value, list | tuple):
+        for part in cast(list[object], value):
+            yield from strings(part)
+
+
+def mentions(document: object, ids: Collection[str], subject: DataSubject) -> bool:
+    """Returns True if an alert names one of their jobs, or the user."""
+    return any(
+        text in ids
+        or text == subject.user
+        or subject.is_in_scope(text)
+        or any(word.rstrip(".:") in ids for word in _WORD.findall(text))
+        for text in strings(document)
+    )
+
+
+def texts_of(*documents: object) -> set[str]:
+    """The texts of a job to search for: of each string the first part that is long enough, without system prompts."""
+    chosen: set[str] = set()
+    for document in documents:
+        for text in strings(_without_system_prompts(document)):
+            parts = (part[:LONGEST_TEXT].strip() for part in _UNESCAPED.findall(text))
+            chosen.update(part for part in parts if len(part) >= SHORTEST_TEXT)
+    return chosen
+
+
+def _without_system_prompts(document: object) -> object:
+    if not isinstance(document, list):
+        return document
+    messages = cast(list[object], document)
+    return [message for message in messages if _mapping(message).get("role") not in ("system", "developer")]
+
+
+def stored_forms(text: str) -> tuple[bytes, ...]:
+    """The bytes in which a text may be stored: as it is, in JSON that escapes, and in base64 at each of its places."""
+    plain = text.encode()
+    escaped = json.dumps(text)[1:-1].encode()
+    encoded: list[bytes] = []
+    for shift in range(3):
+        shifted = b64encode(b"\0" * shift + plain)
+        # Without the letters that depend on what stands around it.
+        encoded.append(shifted[(0, 2, 3)[shift] : len(shifted) // 4 * 4 - 4])
+    return tuple(dict.fromkeys((plain, escaped, *encoded)))

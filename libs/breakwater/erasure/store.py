@@ -1,0 +1,139 @@
+"""The keys of a data subject in Redis: cached answers, dry runs, and counters of limits on the user."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import orjson
+from redis.exceptions import ResponseError
+
+from breakwater.erasure.rules import DataSubject
+from breakwater.kernel.redis.connection import Redis
+
+PART = 500
+_CACHE = "bw:cache:*"
+_LIMITS = "bw:limits:*"
+POLL_S = 0.25
+_THRESHOLD = re.compile(r"@\d+@\d+$")
+"""The end of the field of a threshold that was announced: its limit and its percentage, after the scope."""
+
+
+class SubjectKeys:
+    """Finds and deletes it. All methods raise StateUnavailableError, and may be repeated."""
+
+    def __init__(self, redis: Redis, subject: DataSubject) -> None:
+        self._redis = redis
+        self._client: Any = redis.client
+        self._subject = subject
+
+    async def claimed(self, ids: Collection[str]) -> int:
+        """The number of executions that a worker holds, or has just ended."""
+        total = 0
+        for part in _parts(sorted(ids)):
+            async with self._client.pipeline(transaction=False) as pipe:
+                for execution_id in part:
+                    pipe.exists(f"bw:execution:{execution_id}")
+                total += sum(await pipe.execute())
+        return total
+
+    async def answers(self, ids: Collection[str]) -> list[str]:
+        """The keys of cached answers of their executions, and of encrypted ones, which name no execution."""
+        keys: list[str] = []
+        async for part in self._scan(_CACHE):
+            values: list[str | None] = await self._client.mget(part)
+            keys += [key for key, value in zip(part, values, strict=True) if _is_own(value, ids)]
+        return keys
+
+    async def dry_runs(self, ids: Collection[str]) -> list[str]:
+        """The keys of the answers to their dry runs, and of notices for their jobs."""
+        keys: list[str] = []
+        for part in _parts(sorted(ids)):
+            names = [f"bw:{kind}:{execution_id}" for execution_id in part for kind in ("dry-run", "cancel")]
+            async with self._client.pipeline(transaction=False) as pipe:
+                for name in names:
+                    pipe.exists(name)
+                keys += [name for name, exists in zip(names, await pipe.execute(), strict=True) if exists]
+        return keys
+
+    async def counters(self) -> list[tuple[str, str]]:
+        """The fields of counters that name the user, with their keys. Reserved amounts stay until they are zero."""
+        fields: list[tuple[str, str]] = []
+        async for part in self._scan(_LIMITS):
+            for key in part:
+                if await self._client.type(key) != "hash":
+                    continue
+                pairs = cast(AsyncIterator[tuple[str, str]], self._client.hscan_iter(key, count=1_000))
+                async for name, value in pairs:
+                    is_reserved = name.startswith("reserved") and value != "0"
+                    if not is_reserved and self._subject.is_in_scope(_THRESHOLD.sub("", name)):
+                        fields.append((key, name))
+        return fields
+
+    async def delete(self, keys: Sequence[str], fields: Sequence[tuple[str, str]]) -> None:
+        """Deletes keys, and fields of hashes."""
+        for part in _parts(keys):
+            await self._client.unlink(*part)
+        for part in _parts(fields):
+            async with self._client.pipeline(transaction=False) as pipe:
+                for key, name in part:
+                    pipe.hdel(key, name)
+                await pipe.execute()
+
+    async def rewrite_files(self, wait_s: float) -> str | None:
+        """Has Redis write its files anew, without what was deleted. Returns why it did not; None if it did."""
+        try:
+            settings = await self._client.config_get("appendonly", "save")
+        except ResponseError as error:
+            return f"Redis' files: its user may not ask for its settings ({error})"
+        try:
+            if settings.get("appendonly") == "yes":
+                await self._client.bgrewriteaof()
+            if settings.get("save"):
+                await self._client.bgsave()
+        except ResponseError as error:
+            if "in progress" not in str(error):
+                return f"Redis' files: {error}"
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + wait_s
+        while True:
+            state = await self._client.info("persistence")
+            flags = ("aof_rewrite_in_progress", "aof_rewrite_scheduled", "rdb_bgsave_in_progress")
+            if not any(state.get(flag) for flag in flags):
+                return None
+            if loop.time() >= ends:
+                return "Redis' files: it is still writing them"
+            await asyncio.sleep(POLL_S)
+
+    async def folder(self) -> Path | None:
+        """The folder of Redis' files, if its user may ask for it; it need not be on this machine."""
+        try:
+            return Path((await self._client.config_get("dir"))["dir"])
+        except (ResponseError, KeyError):
+            return None
+
+    async def _scan(self, pattern: str) -> AsyncIterator[list[str]]:
+        part: list[str] = []
+        async for key in cast(AsyncIterator[str], self._client.scan_iter(match=pattern, count=1_000)):
+            part.append(key)
+            if len(part) >= PART:
+                yield part
+                part = []
+        if part:
+            yield part
+
+
+def _is_own(value: str | None, ids: Collection[str]) -> bool:
+    if value is None:
+        return False
+    try:
+        return orjson.loads(value)["execution_id"] in ids
+    except (ValueError, KeyError, TypeError):
+        return True  # encrypted
+
+
+def _parts(items: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    return (items[start : start + PART] for start in range(0, len(items), PART))

@@ -1,0 +1,193 @@
+"""The rows of a data subject in ClickHouse. Money, tokens, times and counts stay; texts and names go.
+
+The statements contain neither the user's name nor the tenant's, as ClickHouse keeps the text of mutations: they compare
+hashes, whose key is drawn for each erasure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from secrets import randbits
+from typing import Any
+
+import orjson
+
+from breakwater.erasure.rules import DataSubject, mentions
+from breakwater.kernel.clickhouse.client import Analytics
+from breakwater.kernel.clickhouse.table import PLAIN, Layout
+from breakwater.kernel.types import format_time
+from breakwater.records.schema import ALERTS, ATTEMPTS, BUDGET_EVENTS, CLOSED_SPEND, EXECUTIONS
+
+ERASED = "erased"
+"""Stands in place of texts that may not be missing."""
+
+_ERROR = {
+    "error_message": f"if(error_message IS NULL, NULL, '{ERASED}')",
+    "error_user_message": "NULL",
+}
+
+_EXECUTION_CHANGES = {
+    **dict.fromkeys(("output", "messages", "input", "params", "prompt_preview", "output_preview"), "NULL"),
+    **dict.fromkeys(("encrypted", "user"), "NULL"),
+    **_ERROR,
+    "metadata": "'{}'",
+    # The ids that callers choose may name a person. Those of the plane are hashes of them, where the caller has a key.
+    "job_id": "execution_id",
+    "task_id": "task_key",
+    "parent_job_id": "parent_execution_id",
+    "plan_id": "plan_key",
+    "run_id": "concat(ifNull(concat(tenant, '/'), ''), ifNull(task_key, execution_id))",
+}
+
+_ATTEMPT_CHANGES = {
+    **_ERROR,
+    "user": "NULL",
+    "job_id": "execution_id",
+    "task_id": "task_key",
+}
+
+_ALERT_CHANGES = {
+    **dict.fromkeys(("title", "text"), f"'{ERASED}'"),
+    "key": f"concat(splitByChar('/', key)[1], '/{ERASED}')",
+    "payload": "'{}'",
+    "reason": "NULL",
+}
+
+_SETTINGS = "SETTINGS mutations_sync = 2"
+"""A statement returns when all replicas have done it."""
+
+AT_ONCE = 2_000
+
+
+@dataclass(slots=True)
+class ErasableRows:
+    """The rows of a data subject."""
+
+    ids: set[str] = field(default_factory=set[str])
+    job_ids: set[str] = field(default_factory=set[str])
+    rows: dict[str, int] = field(default_factory=dict[str, int])
+    """By table."""
+    alert_ids: list[str] = field(default_factory=list[str])
+
+
+class SubjectRows:
+    """Finds and erases rows. All methods raise AnalyticsUnavailableError, QueryError."""
+
+    def __init__(self, analytics: Analytics, subject: DataSubject, until: datetime, layout: Layout = PLAIN) -> None:
+        """Takes the time after which jobs that end are left as they are."""
+        self._analytics = analytics
+        self._subject = subject
+        self._until = f"toDateTime64('{format_time(until)[:-1].replace('T', ' ')}', 3, 'UTC')"
+        self._layout = layout
+        self._key = f"toUInt64({randbits(63)}), toUInt64({randbits(63)})"
+        self._hashes: dict[str, str] = {}
+
+    async def find(self) -> ErasableRows:
+        """Returns the rows that are to be erased, without alerts, which need the ids of all jobs."""
+        for name in (self._subject.user, self._subject.tenant):
+            if name is not None:
+                sql = f"SELECT hex(sipHash128Keyed(({self._key}), {{name:String}}))"
+                self._hashes[name] = str((await self._analytics.query(sql, {"name": name})).rows[0][0])
+        erasable = ErasableRows()
+        sql = f"SELECT execution_id, job_id FROM executions FINAL WHERE {self._is_own(EXECUTIONS.time)}"  # noqa: S608
+        for execution_id, job_id in (await self._analytics.query(sql)).rows:
+            erasable.ids.add(execution_id)
+            erasable.job_ids.add(job_id)
+        erasable.rows["executions"] = len(erasable.ids)
+        for table, condition in self._conditions():
+            if table != "executions":
+                sql = f"SELECT count() FROM {table} WHERE {condition}"  # noqa: S608  of constants and hashes
+                erasable.rows[table] = int((await self._analytics.query(sql)).rows[0][0])
+        return erasable
+
+    async def find_alerts(self, erasable: ErasableRows, names: Collection[str]) -> None:
+        """Adds the alerts that name the user, or one of the jobs."""
+        sql = "SELECT alert_id, key, title, text, payload, reason FROM alerts FINAL WHERE text != {erased:String}"
+        for alert_id, key, title, text, payload, reason in (await self._analytics.query(sql, {"erased": ERASED})).rows:
+            if mentions([key, title, text, orjson.loads(payload), reason], names, self._subject):
+                erasable.alert_ids.append(alert_id)
+        erasable.rows["alerts"] = len(erasable.alert_ids)
+
+    async def erase(self, erasable: ErasableRows, at: datetime) -> None:
+        """Erases the rows. The executions come last: as long as they name the user, the erasure can be repeated."""
+        erased_at = {"erased_at": f"toDateTime64('{format_time(at)[:-1].replace('T', ' ')}', 3, 'UTC')"}
+        changes: Mapping[str, Mapping[str, str]] = {
+            "attempts": {**_ATTEMPT_CHANGES, **erased_at},
+            "closed_spend": {"user": "NULL"},
+            "executions": {**_EXECUTION_CHANGES, **erased_at},
+        }
+        for start in range(0, len(erasable.alert_ids), AT_ONCE):
+            ids = ", ".join(_quoted(alert_id) for alert_id in erasable.alert_ids[start : start + AT_ONCE])
+            await self._update(ALERTS.name, _ALERT_CHANGES, f"alert_id IN ({ids})")
+        for table, condition in self._conditions():
+            if not erasable.rows.get(table):
+                continue
+            if table == "budget_events":
+                await self._analytics.execute(f"{self._alter(table)} DELETE WHERE {condition} {_SETTINGS}")
+            else:
+                await self._update(table, changes[table], condition)
+
+    async def texts(self, ids: Sequence[str], limit: int) -> dict[str, list[str]]:
+        """The stored texts of the newest executions, as JSON or as they are, by execution."""
+        sql = (
+            "SELECT execution_id, [ifNull(messages, ''), ifNull(input, ''), ifNull(output, '')], encrypted "
+            "FROM executions FINAL WHERE execution_id IN ({ids:Array(String)}) "
+            "ORDER BY completed_at DESC LIMIT {limit:UInt32}"
+        )
+        rows = (await self._analytics.query(sql, {"ids": list(ids), "limit": limit})).rows
+        return {row[0]: [*row[1], *([row[2]] if row[2] else [])] for row in rows}
+
+    async def used_by_others(self, text: str) -> bool:
+        """Returns True if jobs of others have a text, too, so that it says nothing of this data subject."""
+        sql = (
+            "SELECT count() FROM executions WHERE NOT ("  # noqa: S608  of constants and hashes
+            f"{self._is_own(EXECUTIONS.time)}) AND (position(ifNull(messages, ''), {{text:String}}) > 0"
+            " OR position(ifNull(input, ''), {text:String}) > 0 OR position(ifNull(output, ''), {text:String}) > 0)"
+        )
+        return bool((await self._analytics.query(sql, {"text": text})).rows[0][0])
+
+    def _conditions(self) -> Iterator[tuple[str, str]]:
+        """The rows of each table, in the order in which they are erased."""
+        yield ATTEMPTS.name, self._is_own("completed_at")
+        if self._subject.user is not None and self._subject.tenant is None:
+            yield BUDGET_EVENTS.name, f"scope = 'user' AND {self._equals('name', self._subject.user)}"
+        yield CLOSED_SPEND.name, f"user IS NOT NULL AND {self._is_own()}"
+        yield EXECUTIONS.name, self._is_own(EXECUTIONS.time)
+
+    def _is_own(self, time: str | None = None) -> str:
+        conditions = [
+            self._equals(column, name)
+            for column, name in (("user", self._subject.user), ("tenant", self._subject.tenant))
+            if name is not None
+        ]
+        if self._subject.user is None and time is not None:
+            conditions.append("erased_at IS NULL")  # the tenant's name stays
+        if time is not None:
+            conditions.append(f"{time} <= {self._until}")
+        return " AND ".join(conditions)
+
+    def _equals(self, column: str, name: str) -> str:
+        hashed = f"hex(sipHash128Keyed(({self._key}), ifNull(toString({column}), '')))"
+        return f"{hashed} = '{self._hashes[name]}'"
+
+    def _alter(self, table: str) -> str:
+        return f"ALTER TABLE {table}{self._layout.on_cluster}"
+
+    async def _update(self, table: str, changes: Mapping[str, str], condition: str) -> None:
+        assignments = ", ".join(f"{column} = {value}" for column, value in changes.items())
+        await self._analytics.execute(f"{self._alter(table)} UPDATE {assignments} WHERE {condition} {_SETTINGS}")
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def json_or_text(stored: str) -> Any:
+    """A stored text as JSON, if it is."""
+    try:
+        return orjson.loads(stored)
+    except ValueError:
+        return stored

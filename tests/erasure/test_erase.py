@@ -1,0 +1,274 @@
+"""An erasure on servers that have the data of two users, and no services."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64encode
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+import pytest_asyncio
+from nats.aio.client import Client
+
+from breakwater.alerts.contract import Alert
+from breakwater.erasure.erase import Eraser, UnfinishedJobsError
+from breakwater.erasure.messages import READERS, NotHandledError
+from breakwater.erasure.rules import DataSubject
+from breakwater.erasure.search import Samples, StoreSearch, samples_of
+from breakwater.identity.audit import Actor, AuditLog
+from breakwater.jobs.contract.execution import Attempt, Execution
+from breakwater.kernel.clickhouse.client import Analytics
+from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.bodies import BodyReference, BodyWriter
+from breakwater.kernel.nats.contract import DeadLetter
+from breakwater.kernel.nats.lookup import Lookup, everything_in
+from breakwater.kernel.nats.provision import provision
+from breakwater.kernel.nats.publisher import Publisher
+from breakwater.kernel.nats.subjects import Stream
+from breakwater.kernel.nats.topology import Plan
+from breakwater.kernel.redis.connection import Redis
+from breakwater.limits.rules.budget import TOTAL
+from breakwater.records.rows import alert_row, attempt_row, execution_row
+from breakwater.records.schema import ALERTS, ATTEMPTS, EXECUTIONS
+from breakwater.records.spend import spend
+from breakwater.redaction.rules.redact import Redactor
+from breakwater.redaction.settings import RedactionRules
+from tests.records import samples
+from tests.records.samples import new_database
+from tests.servers import RunningServer
+
+USERS = ("anna.kovacs", "ben.okafor")
+OPERATOR = Actor("root", "command")
+NOW = datetime.now(UTC).replace(microsecond=0)
+
+
+def text(user: str, kind: str) -> str:
+    return f"Codeword {user[::-1]} in the {kind} of a job"
+
+
+@dataclass
+class Stores:
+    """The three servers."""
+
+    client: Client
+    redis: Redis
+    analytics: Analytics
+    folder: Path
+
+    @property
+    def publisher(self) -> Publisher:
+        return Publisher(lambda: self.client, "test")
+
+    def eraser(self, subject: DataSubject, **more: Any) -> Eraser:
+        audit = AuditLog(self.publisher, Redactor.compile(RedactionRules()))
+        waits = {"wait_s": 1.0, "queues_wait_s": 0.0, **more}
+        at = datetime.now(UTC) + timedelta(seconds=1)
+        return Eraser(lambda: self.client, self.redis, self.analytics, audit, subject, at, **waits)
+
+    async def publish(self, subject: str, data: bytes, **headers: str) -> int:
+        return (await self.client.jetstream().publish(subject, data, headers=headers or None)).seq
+
+    async def messages(self, stream: Stream, subject_filter: str = "bw.>") -> list[bytes]:
+        async with aclosing(Lookup(lambda: self.client).scan(stream, subject_filter)) as stored:
+            return [message.data async for message in stored]
+
+
+@pytest_asyncio.fixture
+async def stores(
+    own_nats_server: RunningServer, redis: Redis, clickhouse_server: RunningServer, tmp_path: Path
+) -> AsyncGenerator[Stores]:
+    await provision(own_nats_server.url, Plan(agents={"good": 1}))
+    client = await nats.connect(own_nats_server.url)
+    for stream, durables in READERS.items():
+        for durable in durables:
+            await client.jetstream().delete_consumer(stream.value, durable)
+    async with new_database(clickhouse_server.url) as analytics:
+        yield Stores(client, redis, analytics, tmp_path)
+    await client.close()
+
+
+async def fill(stores: Stores, user: str) -> None:
+    """Stores two jobs of a user wherever jobs are stored: one that succeeded, one that is a dead letter."""
+    for number, status in enumerate(("succeeded", "dead_lettered")):
+        execution_id = f"x-{USERS.index(user)}{number}"
+        attempt = samples.attempt(execution_id, user=user, job_id=f"order-{user}", completed_at=NOW, started_at=NOW)
+        record = samples.execution(
+            execution_id,
+            user=user,
+            job_id=f"order-{user}",
+            status=status,
+            messages=[{"role": "user", "content": text(user, "prompt")}],
+            output=text(user, "answer"),
+            metadata={"user": user, "note": text(user, "metadata")},
+            completed_at=NOW,
+        )
+        await store_record(stores, attempt, record)
+        await stores.publish(subjects.result(execution_id), json.dumps({"output": text(user, "answer")}).encode())
+        await stores.publish(subjects.kept_request(execution_id), json.dumps({"body": text(user, "request")}).encode())
+        await stores.publish(subjects.kept_chunks(execution_id), json.dumps({"chunks": [text(user, "chunk")]}).encode())
+        answer = {"execution_id": execution_id, "output": text(user, "answer"), "completed_at": "2026-11-30T00:00:00Z"}
+        await stores.redis.client.set(f"bw:cache:{execution_id}", json.dumps(answer))
+    job = json.dumps({"agent": "good", "prompt": text(user, "job"), "metadata": {"user": user}}).encode()
+    reference = BodyReference.of(job, encrypted=False, job_bytes=len(job))
+    await BodyWriter(stores.publisher).put(reference, job, "good", execution_id)
+    dead_letter = DeadLetter(
+        reason="error",
+        agent="good",
+        error="refused",
+        stream="JOBS",
+        subject="bw.jobs.good",
+        sequence=1,
+        payload_base64=b64encode(job).decode(),
+        execution_id=f"unrecorded-{USERS.index(user)}",
+        at=NOW,
+    )
+    await stores.publish(subjects.dead_letter("error", "good"), dead_letter.json_bytes())
+    await stores.publish(subjects.parked("good", execution_id), job)
+    alert = Alert.model_validate(
+        {
+            **samples_of_alert(),
+            "alert_id": f"a-{USERS.index(user)}",
+            "title": f"Job {execution_id} was dead-lettered",
+            "payload": {"execution_id": execution_id},
+        }
+    )
+    sequence = await stores.publish(subjects.alert("job_dead_lettered"), alert.json_bytes())
+    await stores.analytics.insert(ALERTS, [alert_row(alert, sequence)])
+    await stores.redis.client.hset("bw:limits:monthly:2026-11", f"spent:user:{user}", "7")  # pyright: ignore
+
+
+async def store_record(stores: Stores, attempt: Attempt, record: Execution) -> None:
+    attempt_subject = subjects.attempt("good", record.execution_id, 1)
+    sequence = await stores.publish(attempt_subject, attempt.json_bytes())
+    await stores.analytics.insert(ATTEMPTS, [attempt_row(attempt, sequence, NOW)])
+    sequence = await stores.publish(subjects.execution("good", record.execution_id), record.json_bytes())
+    await stores.analytics.insert(EXECUTIONS, [execution_row(record, sequence)])
+
+
+def samples_of_alert() -> dict[str, Any]:
+    fields = ("incident_id", "key", "title", "text", "source_id")
+    return {
+        **dict.fromkeys(fields, "made up"),
+        "key": "job_dead_lettered/good",
+        "change": "opened",
+        "status": "firing",
+        "event": "job_dead_lettered",
+        "severity": "warning",
+        "count": 1,
+        "version": 1,
+        **dict.fromkeys(("opened_at", "last_at", "at"), NOW),
+    }
+
+
+async def contents(stores: Stores) -> bytes:
+    """All that can be read of the three servers, but for the streams of keys."""
+    parts = [data for stream in Stream for data in await stores.messages(stream, everything_in(stream))]
+    parts += [
+        str((await stores.analytics.query(f"SELECT * FROM {table.name} FINAL")).rows).encode()
+        for table in (ATTEMPTS, EXECUTIONS, ALERTS)
+    ]
+    async for key in stores.redis.client.scan_iter():
+        kind = await stores.redis.client.type(key)
+        value: Any = stores.redis.client.get(key) if kind == "string" else stores.redis.client.hgetall(key)
+        parts.append(f"{key} {await value}".encode())
+    return b"\n".join(parts)
+
+
+@pytest.mark.long(about_s=4)
+async def test_one_user_is_erased_and_the_other_stays_even_if_it_is_broken_off_between_any_two_steps(
+    stores: Stores,
+) -> None:
+    for user in reversed(USERS):  # so that all streams end with what is erased
+        await fill(stores, user)
+    anna, ben = USERS
+    subject = DataSubject(anna)
+    every_log = NOW - timedelta(days=1)
+    before = await spend(stores.analytics, [TOTAL], log_created=every_log, upto=1_000)
+    eraser = stores.eraser(subject)
+    counted = (await eraser.find()).stores
+    everything = {**dict.fromkeys(("EVENTS", "RESPONSES"), 4), "RESULTS": 2, "DLQ": 1, "ALERTS": 1, "PARKED": 1}
+    tables = {"attempts": 2, "executions": 2, "alerts": 1, "cached answers": 2, "counters": 1}
+    assert counted == {**everything, "OBJ_bodies": 2, **tables}
+
+    class BrokenOffError(Exception):
+        pass
+
+    steps: list[str] = []
+    await eraser.erase(await stores.eraser(DataSubject("nobody")).find(), OPERATOR, steps.append)
+    for last_step in steps[1:]:
+
+        def break_off(step: str, last_step: str = last_step) -> None:
+            if step == last_step:
+                raise BrokenOffError
+
+        eraser = stores.eraser(subject)
+        with pytest.raises(BrokenOffError):
+            await eraser.erase(await eraser.find(), OPERATOR, break_off)
+    eraser = stores.eraser(subject)
+    await eraser.erase(await eraser.find(), OPERATOR, steps.append)
+    assert (await stores.eraser(subject).find()).stores == {}
+
+    search = StoreSearch(lambda: stores.client, stores.redis, stores.analytics, {})
+    searched = (await search.run(Samples([text(anna, "answer")], 1, anna))).searched
+    assert {"EVENTS": 4, "RESULTS": 2, "DLQ": 1, "OBJ_bodies": 2, "executions": 4}.items() <= searched.items()
+    rest = (await contents(stores)).decode()
+    assert anna[::-1] not in rest
+    assert anna not in rest
+    for kind in ("prompt", "answer", "request", "chunk", "metadata", "job"):
+        assert text(ben, kind) in rest or b64encode(text(ben, kind).encode()).decode()[4:-8] in rest, kind
+    erased = await stores.analytics.query(
+        "SELECT job_id, user, output, messages, metadata, status, total_cost > 0 FROM executions FINAL"
+        " WHERE erased_at IS NOT NULL ORDER BY execution_id"
+    )
+    assert [row[:5] for row in erased.rows] == [(f"x-0{number}", None, None, None, "{}") for number in range(2)]
+    assert [row[5] for row in erased.rows] == ["succeeded", "dead_lettered"]
+    # What EVENTS has no longer counts whatever part of the log is read from ClickHouse.
+    assert await spend(stores.analytics, [TOTAL], log_created=every_log, upto=1_000) == before
+    assert (await Lookup(lambda: stores.client).facts(Stream.EVENTS)).deleted == 4
+    actions = [json.loads(data) for data in await stores.messages(Stream.AUDIT)]
+    assert {action["action"] for action in actions} == {"erase"}
+    assert actions[-1]["outcome"] == "done"
+    assert actions[-1]["details"]["subject"] == subject.digest
+
+
+async def test_a_search_finds_what_was_not_erased_and_looks_at_every_store(stores: Stores) -> None:
+    for user in USERS:
+        await fill(stores, user)
+    eraser = stores.eraser(DataSubject(USERS[0]))
+    found = await eraser.find()
+    wanted = await samples_of(eraser.rows, found.rows.ids, eraser.subject)
+    assert {text(USERS[0], kind)[:48] for kind in ("prompt", "answer")} == set(wanted.texts)
+    (stores.folder / "block").write_bytes(b"\0" * 9 + text(USERS[0], "answer").encode())
+    search = StoreSearch(lambda: stores.client, stores.redis, stores.analytics, {"NATS": stores.folder})
+    traces = (await search.run(wanted)).traces
+    assert {trace.store for trace in traces if trace.kind == "text"} == {
+        *("EVENTS", "RESULTS", "Redis", "executions", "files of NATS")
+    }
+    assert {"attempts", "executions", "EVENTS", "Redis"} <= {trace.store for trace in traces if trace.kind == "name"}
+
+
+async def test_nothing_is_erased_while_a_job_has_not_ended_or_a_service_is_behind(stores: Stores) -> None:
+    await fill(stores, USERS[0])
+    subject = DataSubject(USERS[0])
+    job = {"agent": "good", "prompt": text(USERS[0], "queued"), "metadata": {"user": USERS[0]}}
+    sequence = await stores.publish("bw.jobs.good", json.dumps(job).encode())
+    before = await contents(stores)
+    eraser = stores.eraser(subject)
+    with pytest.raises(UnfinishedJobsError, match="1 of the jobs"):
+        await eraser.erase(await eraser.find(), OPERATOR, str)
+    await stores.client.jetstream().delete_msg("JOBS", sequence)
+    await stores.redis.client.set("bw:execution:x-00", "claimed")
+    eraser = stores.eraser(subject, wait_s=0.1)
+    with pytest.raises(NotHandledError, match="1 of the jobs are still claimed"):
+        await eraser.erase(await eraser.find(), OPERATOR, str)
+    await stores.client.jetstream().pull_subscribe("bw.attempts.>", "budget", stream="EVENTS")
+    with pytest.raises(NotHandledError, match="the consumer budget"):
+        await eraser.erase(await eraser.find(), OPERATOR, str)
+    assert text(USERS[0], "prompt").encode() in await contents(stores)
+    assert before.count(USERS[0].encode()) <= (await contents(stores)).count(USERS[0].encode()) + 1
