@@ -366,7 +366,7 @@ def properties(schema: dict[str, Any], place: str = "") -> Iterator[tuple[str, d
     for name, found in schema["properties"].items():
         resolved = found
         if "$ref" in found:
-            resolved = {**SCHEMA["$defs"][found["$ref"].rpartition("/")[2]], **found}
+            resolved = {**SCHEMA["definitions"][found["$ref"].rpartition("/")[2]], **found}
         yield f"{place}{name}", resolved
         if "properties" in resolved:
             yield from properties(resolved, f"{place}{name}.")
@@ -435,7 +435,7 @@ def test_a_wrong_value_is_refused_by_its_name(subtests: pytest.Subtests) -> None
 def any_value(schema: dict[str, Any]) -> st.SearchStrategy[Any]:
     """Values that a schema allows, of the parts of JSON Schema that this one uses."""
     if "$ref" in schema:
-        schema = SCHEMA["$defs"][schema["$ref"].rpartition("/")[2]]
+        schema = SCHEMA["definitions"][schema["$ref"].rpartition("/")[2]]
     if "enum" in schema:
         return st.sampled_from(schema["enum"])
     kind = schema["type"]

@@ -38,10 +38,15 @@ helm.sh/hook-weight: {{ . | quote }}
 {{- printf "%s://%s:$(%s)@%s" $parts._0 .user .variable $parts._1 -}}
 {{- end -}}
 
-{{/* The port of a URL: of (dict "url" … "ports" {scheme: port}). */}}
-{{- define "breakwater.port" -}}
-{{- $parts := splitn "://" 2 .url -}}
-{{- regexFind ":[0-9]+" (regexReplaceAll "/.*" $parts._1 "") | trimPrefix ":" | default (toString (get .ports $parts._0)) -}}
+{{/* The ports of a URL, as JSON. */}}
+{{- define "breakwater.ports" -}}
+{{- $parts := splitn "://" 2 . -}}
+{{- $default := get (dict "nats" 4222 "tls" 4222 "redis" 6379 "rediss" 6379 "http" 8123 "https" 8443) $parts._0 -}}
+{{- $ports := list -}}
+{{- range splitList "," (regexReplaceAll "/.*" $parts._1 "") -}}
+{{- $ports = append $ports (regexFind ":[0-9]+$" . | trimPrefix ":" | default (toString $default) | int) -}}
+{{- end -}}
+{{- $ports | uniq | toJson -}}
 {{- end -}}
 
 {{- define "breakwater.password" -}}
