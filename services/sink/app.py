@@ -36,6 +36,7 @@ from breakwater.records.channels import (
 from breakwater.records.metrics import SinkMetrics
 from breakwater.services.sink.closing import SpendCloser
 from breakwater.services.sink.comparison import LogComparer
+from breakwater.services.sink.expiry import TextExpiry
 from breakwater.services.sink.handlers import Sink
 
 BATCH_SIZE = 2000
@@ -73,6 +74,7 @@ def build(settings: Settings, config: Config) -> ServiceApp:
     app.on_shutdown(sink.stop)
     app.run_alongside(comparer.run)
     app.run_alongside(SpendCloser(analytics, Lookup(connection), config.budgets.zone, now).run)
+    app.run_alongside(TextExpiry(analytics, lambda: applied.clickhouse, now).run)
     app.run_alongside(StorageWatch("clickhouse", lambda: sink.clickhouse_outage, open_incidents, now).run)
     app.before_reading(comparer.begin)
 

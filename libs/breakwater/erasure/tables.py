@@ -19,20 +19,11 @@ from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.clickhouse.table import PLAIN, Layout
 from breakwater.kernel.types import format_time
 from breakwater.records.schema import ALERTS, ATTEMPTS, BUDGET_EVENTS, CLOSED_SPEND, EXECUTIONS
-
-ERASED = "erased"
-"""Stands in place of texts that may not be missing."""
-
-_ERROR = {
-    "error_message": f"if(error_message IS NULL, NULL, '{ERASED}')",
-    "error_user_message": "NULL",
-}
+from breakwater.records.texts import ERASED, ERRORS, TEXTS
 
 _EXECUTION_CHANGES = {
-    **dict.fromkeys(("output", "messages", "input", "params", "prompt_preview", "output_preview"), "NULL"),
-    **dict.fromkeys(("encrypted", "user"), "NULL"),
-    **_ERROR,
-    "metadata": "'{}'",
+    **TEXTS,
+    "user": "NULL",
     # The ids that callers choose may name a person. Those of the plane are hashes of them, where the caller has a key.
     "job_id": "execution_id",
     "task_id": "task_key",
@@ -42,7 +33,7 @@ _EXECUTION_CHANGES = {
 }
 
 _ATTEMPT_CHANGES = {
-    **_ERROR,
+    **ERRORS,
     "user": "NULL",
     "job_id": "execution_id",
     "task_id": "task_key",

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from breakwater.kernel.types import Message
+from breakwater.kernel.types import Identifier, Message
 
 MIN_DAYS_FOR_BUDGETS = 100
 """The days of attempts that budgets need. Lost counters are rebuilt from ClickHouse, for this quarter and for the
@@ -44,11 +44,26 @@ class RetentionDays(Message):
     audit: Days = 400
 
 
+class TextDays(Message):
+    """Number of days for which executions keep their prompts, answers, metadata and error messages.
+
+    Of the numbers that apply to a job, the lowest counts. Rows stay, with times, tokens and costs.
+    """
+
+    all: Days | None = Field(default=None, description="For all jobs; by default as long as their rows.")
+    agents: dict[Identifier, Days] = Field(default_factory=dict, description="By agent.")
+    tenants: dict[Identifier, Days] = Field(default_factory=dict, description="By tenant.")
+
+
 class ClickHouse(Message):
     """The ClickHouse database. `breakwater setup` applies these settings."""
 
     retention_days: RetentionDays = Field(
         default=RetentionDays(), description="Number of days that each table keeps its rows."
+    )
+    text_days: TextDays = Field(
+        default=TextDays(),
+        description="Number of days for which the texts of jobs are kept, if not as long as their rows.",
     )
     cluster: str | None = Field(
         default=None,

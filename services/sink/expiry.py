@@ -1,0 +1,43 @@
+"""Empties old texts in ClickHouse, by agent and tenant, before the rows expire."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+
+import structlog
+
+from breakwater.kernel.clickhouse.client import Analytics
+from breakwater.kernel.clickhouse.errors import AnalyticsUnavailableError, QueryError
+from breakwater.kernel.clickhouse.table import Layout
+from breakwater.kernel.process import background
+from breakwater.kernel.process.outage import Outage
+from breakwater.records.settings import ClickHouse
+from breakwater.records.texts import expire_texts
+
+EVERY_S = 3_600.0
+
+
+@dataclass(frozen=True, slots=True)
+class TextExpiry:
+    """Empties what is too old. Any number of sinks may do it."""
+
+    analytics: Analytics
+    settings: Callable[[], ClickHouse]
+    now: Callable[[], datetime]
+
+    async def run(self) -> None:
+        """Empties texts every hour, until cancelled."""
+        outage = Outage("emptying old texts")
+        while True:
+            await outage.run_logged(self.expire, expected=(AnalyticsUnavailableError, QueryError))
+            await asyncio.sleep(background.aligned_delay(EVERY_S))
+
+    async def expire(self) -> None:
+        """Empties texts once. Raises AnalyticsUnavailableError, QueryError: repeat it."""
+        settings = self.settings()
+        layout = Layout(settings.cluster)
+        if count := await expire_texts(self.analytics, settings.text_days, self.now(), layout):
+            structlog.get_logger().info("texts_expired", executions=count)
