@@ -1,7 +1,7 @@
 """What the doctor finds of a consumer whose messages nothing can take."""
 
-from breakwater.cli.doctor_nats import held_finding
-from breakwater.kernel.nats.provision import ConsumerStatus
+from breakwater.cli.doctor_nats import copy_findings, held_finding
+from breakwater.kernel.nats.provision import ConsumerStatus, StreamStatus
 from tests.tables import each_row
 
 
@@ -26,3 +26,19 @@ def test_an_agent_whose_slots_are_all_held_by_jobs_that_were_delivered_before_is
             finding.text == "worker-writer: all 2 slots of agent 'writer' are held by jobs that were delivered before"
         )
         assert "`job_handling_failed`" in finding.remedy
+
+
+@each_row(
+    ("copies", "late", "servers", "said"),
+    [
+        (1, (), 1, []),
+        (1, (), 3, [("warn", "JOBS have one copy on a cluster of 3 servers")]),
+        (3, (), 3, [("ok", "each stream has 3 copies, and all of them agree")]),
+        (3, ("nats-2",), 3, [("warn", "copies of JOBS are behind or away on nats-2")]),
+    ],
+)
+def test_streams_that_the_loss_of_a_server_would_stop_are_named(
+    copies: int, late: tuple[str, ...], servers: int, said: list[tuple[str, str]]
+) -> None:
+    stream = StreamStatus("JOBS", "right", copies=copies, late_copies=late)
+    assert [(finding.verdict, finding.text) for finding in copy_findings([stream], servers=servers)] == said

@@ -4,6 +4,7 @@ import asyncio
 import pickle
 import subprocess
 import sys
+from urllib.parse import urlsplit
 
 import pytest
 from aiohttp import web
@@ -14,6 +15,8 @@ from breakwater.kernel.clickhouse.errors import AnalyticsUnavailableError, Query
 from breakwater.local.ports import free_port
 from breakwater.records import schema
 from breakwater.records.migrations import migrate
+from tests.chaos.faults import Kind
+from tests.chaos.network import Link
 from tests.records import samples
 from tests.server_sources import PASSWORD, RunningServer
 from tests.tables import each_row
@@ -119,6 +122,27 @@ async def test_one_client_works_on_after_the_server_was_killed(
     assert found.rows == (("after",), ("before",))
 
 
+@pytest.mark.parametrize("kind", ["reset", "silent"])
+async def test_rows_that_one_server_does_not_take_go_to_the_next(
+    analytics: Analytics, clickhouse_server: RunningServer, kind: Kind
+) -> None:
+    """Both addresses lead to one server, as to the replicas of a cluster, which have the same rows."""
+    direct = urlsplit(clickhouse_server.url)
+    link = Link(direct.hostname or "", direct.port or 0)
+    addresses = f"127.0.0.1:{await link.listen()},{direct.hostname}:{direct.port}"
+    user = direct.netloc.rpartition("@")[0]
+    several = connect(f"http://{user}@{addresses}/{analytics.database}", answer_timeout_s=0.5)
+    try:
+        await several.insert(schema.ATTEMPTS, [samples.attempt_row(samples.attempt("before"), 1)])
+        link.become(kind)
+        await several.insert(schema.ATTEMPTS, [samples.attempt_row(samples.attempt("during"), 2)])
+        found = await several.query("SELECT execution_id FROM attempts FINAL ORDER BY execution_id")
+        assert found.rows == (("before",), ("during",))
+    finally:
+        await several.close()
+        await link.close()
+
+
 async def test_a_wrong_statement_is_reported_with_its_code_and_without_the_grammar(analytics: Analytics) -> None:
     with pytest.raises(QueryError) as refusal:
         await analytics.query("SELEC 1")
@@ -155,7 +179,14 @@ async def test_an_insert_of_no_rows_asks_nobody() -> None:
 
 @each_row(
     "url",
-    ["clickhouse://u:sesame@host/db", "http://", "http://u:sesame@host:port/db", "http://u:sesame@host/db?x=1", ""],
+    [
+        "clickhouse://u:sesame@host/db",
+        "http://",
+        "http://u:sesame@host:port/db",
+        "http://u:sesame@host/db?x=1",
+        "http://u:sesame@a,/db",
+        "",
+    ],
 )
 def test_a_wrong_url_is_refused_without_repeating_it(url: str) -> None:
     with pytest.raises(ValueError, match="must look like") as refusal:

@@ -101,7 +101,7 @@ async def _topology(client: Client, config: Config) -> Findings:
         # A service has no reader for a moment between two requests.
         await asyncio.sleep(READER_RETRY_S)
         surveyed = await survey(client, plan, replicas=replicas)
-    for finding in _differences(surveyed):
+    for finding in (*_differences(surveyed), *copy_findings(surveyed.streams, servers=_servers(client))):
         yield finding
     visible = [consumer for consumer in surveyed.consumers if consumer.waiting is not None]
     services = [consumer for consumer in visible if not consumer.name.startswith(CHANNEL_PREFIX)]
@@ -138,6 +138,30 @@ def _differences(surveyed: Survey) -> list[Finding]:
     if all(entry.verdict == "right" for entry in streams_and_consumers):
         count = f"{len(surveyed.streams)} streams and {len(surveyed.consumers)} consumers are"
         findings.append(Finding("nats", "ok", f"{count} as the config requires"))
+    return findings
+
+
+def _servers(client: Client) -> int:
+    """The servers of the cluster that a client has heard of."""
+    return len({*client.servers, *client.discovered_servers})
+
+
+def copy_findings(streams: Sequence[StreamStatus], *, servers: int) -> list[Finding]:
+    """Makes findings for streams without enough copies to survive the loss of a server, on a cluster of several."""
+    findings: list[Finding] = []
+    if late := {stream.name: stream.late_copies for stream in streams if stream.late_copies}:
+        nodes = sorted({node for nodes in late.values() for node in nodes})
+        text = f"copies of {', '.join(late)} are behind or away on {', '.join(nodes)}"
+        remedy = "Another loss may stop these streams. See the log of that server; `nats server report jetstream`."
+        findings.append(Finding("nats", "warn", text, remedy))
+    single = [stream.name for stream in streams if stream.verdict in {"right", "differs"} and stream.copies == 1]
+    if single and servers > 1:
+        text = f"{', '.join(single)} have one copy on a cluster of {servers} servers"
+        remedy = "With BREAKWATER_NATS_REPLICAS=3, run `breakwater setup`: else the loss of a server loses jobs."
+        findings.append(Finding("nats", "warn", text, remedy))
+    elif servers > 1 and not late:
+        copies = min((stream.copies for stream in streams), default=0)
+        findings.append(Finding("nats", "ok", f"each stream has {copies} copies, and all of them agree"))
     return findings
 
 

@@ -6,8 +6,8 @@ import asyncio
 import logging
 import re
 import struct
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from decimal import Decimal
@@ -31,6 +31,7 @@ from breakwater.kernel.clickhouse.table import Table
 from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.process import background
 from breakwater.kernel.security.tls import tls_settings
+from breakwater.kernel.server_urls import server_urls
 from breakwater.kernel.types import format_time
 
 T = TypeVar("T")
@@ -191,13 +192,17 @@ class Driver(AsyncClient):
 
 
 class Analytics:
-    """One ClickHouse database. Connects when first used, and stays usable while the server comes and goes."""
+    """One ClickHouse database. Connects when first used, and stays usable while its servers come and go."""
 
-    def __init__(self, address: Mapping[str, Any], database: str, answer_timeout_s: float) -> None:
+    def __init__(self, addresses: Sequence[Mapping[str, Any]], database: str, answer_timeout_s: float) -> None:
+        """Takes the addresses of servers that have the same tables: one is used until it does not answer."""
         self.database = database
-        self._address = address
+        self._addresses = addresses
+        self._number = 0
+        """Of the address that is in use."""
         self._answer_timeout_s = answer_timeout_s
-        self._connecting: asyncio.Task[AsyncClient] | None = None
+        self._connecting: dict[int, asyncio.Task[AsyncClient]] = {}
+        """The drivers by the numbers of their addresses."""
         self._replicated: dict[str, bool] = {}
 
     async def insert(self, table: Table, rows: Sequence[Sequence[object]]) -> None:
@@ -215,8 +220,9 @@ class Analytics:
             return
         body = insert_body(table, rows)
         try:
-            async with self._connected() as client:
-                await client.raw_insert(insert_block=body, compression="lz4", settings=_INSERT_SETTINGS)
+            await self._ask(
+                lambda client: client.raw_insert(insert_block=body, compression="lz4", settings=_INSERT_SETTINGS)
+            )
         except QueryError as error:
             if error.code in _ABOUT_THE_ROWS:
                 raise RowsRejectedError(f"{table.name}: {error.message}") from error
@@ -233,9 +239,9 @@ class Analytics:
             QueryError: ClickHouse refuses it.
             AnalyticsUnavailableError: no answer.
         """
-        async with self._connected() as client:
-            result = await client.query(sql, parameters=_bind_times(parameters), settings=_READ_SETTINGS)
-            return ResultSet(tuple(result.column_names), tuple(tuple(row) for row in result.result_rows))
+        bound = _bind_times(parameters)
+        result = await self._ask(lambda client: client.query(sql, parameters=bound, settings=_READ_SETTINGS))
+        return ResultSet(tuple(result.column_names), tuple(tuple(row) for row in result.result_rows))
 
     async def read(
         self, kind: Callable[..., T], sql: str, parameters: Mapping[str, object] | None = None
@@ -356,31 +362,49 @@ class Analytics:
 
     async def close(self) -> None:
         """Ends the connections. Used again, it connects again."""
-        connecting = self._connecting
-        self._connecting = None
-        if connecting is not None:
-            await background.stop(connecting)
-            if not _has_failed(connecting):
-                await connecting.result().close()
+        connecting = tuple(self._connecting.values())
+        self._connecting.clear()
+        for task in connecting:
+            await background.stop(task)
+            if not _has_failed(task):
+                await task.result().close()
+
+    async def _ask(self, ask: Callable[[AsyncClient], Awaitable[T]]) -> T:
+        """Asks the server in use, and where it does not answer, the others. Raises as `query` does.
+
+        What is asked may be done by several servers.
+        """
+        for _ in self._addresses[1:]:
+            with suppress(AnalyticsUnavailableError):
+                async with self._connected() as client:
+                    return await ask(client)
+        async with self._connected() as client:
+            return await ask(client)
 
     @asynccontextmanager
     async def _connected(self) -> AsyncGenerator[AsyncClient]:
-        """The driver, connected, with its errors as ours."""
-        # One attempt for all who wait: a server that hangs would else be waited for by one after the other.
-        if self._connecting is None or (self._connecting.done() and _has_failed(self._connecting)):
-            self._connecting = asyncio.create_task(self._connect())
-            # Retrieved even where no caller waits any more: asyncio would log an exception that was never retrieved.
-            self._connecting.add_done_callback(_has_failed)
-        client = await asyncio.shield(self._connecting)
-        with _translated_errors():
-            yield client
+        """The driver, connected, with its errors as ours. If its server does not answer, the next one is used."""
+        number = self._number
+        try:
+            # One attempt for all who wait: a server that hangs would else be waited for by one after the other.
+            if number not in self._connecting or _has_failed(self._connecting[number]):
+                self._connecting[number] = asyncio.create_task(self._connect(self._addresses[number]))
+                # Retrieved even where no caller waits any more: asyncio would log an exception never retrieved.
+                self._connecting[number].add_done_callback(_has_failed)
+            client = await asyncio.shield(self._connecting[number])
+            with _translated_errors():
+                yield client
+        except AnalyticsUnavailableError:
+            if self._number == number:
+                self._number = (number + 1) % len(self._addresses)
+            raise
 
-    async def _connect(self) -> AsyncClient:
+    async def _connect(self, address: Mapping[str, Any]) -> AsyncClient:
         # Whatever the driver logs it also raises, and an outage would be logged once for every try.
         logging.getLogger("clickhouse_connect").setLevel(logging.CRITICAL)
         with _translated_errors():
             client = Driver(
-                **self._address,
+                **address,
                 compress="lz4",
                 connect_timeout=CONNECT_TIMEOUT_S,
                 send_receive_timeout=self._answer_timeout_s,
@@ -403,7 +427,7 @@ def connect(url: SecretStr | str, *, answer_timeout_s: float = ANSWER_TIMEOUT_S)
     """The database of a URL: `http://user:password@host:8123/database`; `https` for TLS. Connects to nothing yet.
 
     Args:
-        url: as above.
+        url: as above; `host:8123,host:8123` names several servers of a replicated cluster.
         answer_timeout_s: longest silence of a statement.
 
     Raises:
@@ -411,16 +435,15 @@ def connect(url: SecretStr | str, *, answer_timeout_s: float = ANSWER_TIMEOUT_S)
     """
     text = url.get_secret_value() if isinstance(url, SecretStr) else url
     try:
-        parts = urlsplit(text)
-        port = parts.port
+        servers = [urlsplit(server) for server in server_urls(text)]
+        ports = [server.port for server in servers]
     except ValueError:
         raise _not_an_address() from None
+    parts = servers[0]
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
         raise _not_an_address()
     address: dict[str, Any] = {
         "interface": parts.scheme,
-        "host": parts.hostname,
-        "port": port or (8443 if parts.scheme == "https" else 8123),
         "username": unquote(parts.username or "default"),
         "password": unquote(parts.password or ""),
     }
@@ -433,7 +456,12 @@ def connect(url: SecretStr | str, *, answer_timeout_s: float = ANSWER_TIMEOUT_S)
             # A certificate proves that we may connect; who we are, user and password say.
             "tls_mode": "strict",
         }
-    return Analytics(address, unquote(parts.path.strip("/")) or DEFAULT_DATABASE, answer_timeout_s)
+    default_port = 8443 if parts.scheme == "https" else 8123
+    addresses = [
+        {**address, "host": server.hostname, "port": port or default_port}
+        for server, port in zip(servers, ports, strict=True)
+    ]
+    return Analytics(addresses, unquote(parts.path.strip("/")) or DEFAULT_DATABASE, answer_timeout_s)
 
 
 def database_ddl(database: str, on_cluster: str = "") -> str:
@@ -515,7 +543,7 @@ def _plain(value: Any) -> Any:
 
 
 def _has_failed(connecting: asyncio.Task[AsyncClient]) -> bool:
-    return connecting.cancelled() or connecting.exception() is not None
+    return connecting.done() and (connecting.cancelled() or connecting.exception() is not None)
 
 
 @contextmanager

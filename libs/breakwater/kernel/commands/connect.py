@@ -11,6 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 from breakwater.kernel.commands import interrupts, output
 from breakwater.kernel.commands.errors import CliError, ExitCode, unreachable
+from breakwater.kernel.server_urls import server_urls
 
 if TYPE_CHECKING:
     from nats.aio.client import Client
@@ -80,7 +81,7 @@ async def bus(
     """Connects to NATS.
 
     Args:
-        url: URL with user and password.
+        url: URL with user and password; of one server, or several.
         reconnects: True to restore a lost connection as soon as the server is back.
         on_error: receives errors that no call raises: denied permissions, dropped messages.
         on_connection: receives False when the connection is lost, and True when it is restored.
@@ -114,8 +115,12 @@ async def bus(
 
     user = unquote(urlsplit(url).username or "")
     try:
+        servers = server_urls(url)
+    except ValueError as error:
+        raise CliError("nats_url", f"the NATS URL is invalid: {error}", exit_code=ExitCode.USAGE) from None
+    try:
         client = await nats.connect(
-            url,
+            servers,
             name="breakwater-cli",
             inbox_prefix=inbox_prefix(user if user.startswith(PROGRAM) or user in USERS else "client"),
             allow_reconnect=False,

@@ -23,6 +23,7 @@ from faststream.exceptions import IncorrectState
 from faststream.nats import NatsBroker, NatsMessage, NatsSecurity
 from faststream.specification import AsyncAPI
 
+from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.nats.channel import Channel
 from breakwater.kernel.nats.core import ROUND_TRIP_S, give_up, has_dead_task, round_trip, tls_options
 from breakwater.kernel.nats.lookup import ClientGetter
@@ -34,6 +35,7 @@ from breakwater.kernel.nats.subscriber import Batches, Declaration, Each, PullSu
 from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage
 from breakwater.kernel.security.encryption import OFF, Cipher
+from breakwater.kernel.server_urls import server_urls
 from breakwater.kernel.telemetry.metrics import GaugeCollector
 
 MAX_PENDING_BYTES = 16 * 1024 * 1024
@@ -47,9 +49,9 @@ Hook = Callable[[], Awaitable[Any]]
 class Broker(NatsBroker):
     """The broker of one service."""
 
-    def __init__(self, url: str, service: str, **options: Any) -> None:
+    def __init__(self, urls: Sequence[str], service: str, **options: Any) -> None:
         """Takes FastStream's options."""
-        super().__init__(url, **options)
+        super().__init__(urls, **options)
         self.service = service
         self.published: list[Channel] = []
         """The channels of the service's own messages."""
@@ -131,8 +133,12 @@ def make_broker(url: str, service: str, *, graceful_timeout_s: float = 10.0) -> 
     """Makes a broker that never gives up on its server, and logs an outage once.
 
     Raises:
-        ConfigError: a file of `BREAKWATER_TLS_*` can't be used.
+        ConfigError: the URL, or a file of `BREAKWATER_TLS_*`, can't be used.
     """
+    try:
+        servers = server_urls(url)
+    except ValueError as error:
+        raise ConfigError(f"BREAKWATER_NATS_URL: {error}") from None
     tls = tls_options(url)
     outage = Outage("nats")
     logged: set[str] = set()
@@ -160,7 +166,7 @@ def make_broker(url: str, service: str, *, graceful_timeout_s: float = 10.0) -> 
             os._exit(os.EX_SOFTWARE)
 
     broker = Broker(
-        url,
+        servers,
         service,
         specification_url="nats://127.0.0.1:4222",
         description="NATS with JetStream; `.breakwater/endpoints.json` has the address and the password.",

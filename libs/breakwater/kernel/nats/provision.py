@@ -27,6 +27,7 @@ from breakwater.kernel.nats.lookup import ClientGetter
 from breakwater.kernel.nats.permissions import inbox_prefix
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.nats.topology import Plan
+from breakwater.kernel.server_urls import server_urls
 
 ANSWER_S = 10.0
 """Timeout of one request. A cluster that has just started, or has lost its leader, leaves some requests unanswered."""
@@ -60,7 +61,7 @@ async def provision(url: str, plan: Plan, *, replicas: int = 1, answer_s: float 
     while any of its jobs wait there or in PARKED: they would be stranded. Nothing that holds messages is removed.
 
     Args:
-        url: of the server, with the user that may do this.
+        url: of the servers, with the user that may do this.
         plan: the topology's.
         replicas: of each stream.
         answer_s: timeout of a request, which is made up to four times in all.
@@ -73,7 +74,7 @@ async def provision(url: str, plan: Plan, *, replicas: int = 1, answer_s: float 
         BusError: the server refuses or does not answer; the text says which.
     """
     client = await nats.connect(
-        url,
+        server_urls(url),
         name="breakwater-setup",
         inbox_prefix=inbox_prefix("setup"),
         allow_reconnect=False,
@@ -298,6 +299,9 @@ class StreamStatus:
     bytes: int = 0
     max_bytes: int | None = None
     """None for a stream without a limit."""
+    copies: int = 1
+    late_copies: tuple[str, ...] = ()
+    """The servers whose copy is behind, or that are away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,6 +356,7 @@ async def _stream(jetstream: JetStreamContext, wanted: StreamConfig, replicas: i
     wanted = wanted.evolve(num_replicas=info.config.num_replicas if replicas is None else replicas)
     different = tuple(differences(wanted, info.config))
     limit = info.config.max_bytes
+    others = [] if info.cluster is None else info.cluster.replicas or []
     return StreamStatus(
         name,
         "differs" if different else "right",
@@ -359,6 +364,8 @@ async def _stream(jetstream: JetStreamContext, wanted: StreamConfig, replicas: i
         messages=info.state.messages,
         bytes=info.state.bytes,
         max_bytes=limit if limit and limit > 0 else None,
+        copies=1 + len(others),
+        late_copies=tuple(peer.name or "unknown" for peer in others if peer.offline or not peer.current),
     )
 
 
