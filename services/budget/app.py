@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from breakwater.config import Config, LiveConfig
 from breakwater.jobs.contract.execution import Attempt
+from breakwater.jobs.store.workers import Workers
 from breakwater.kernel.clickhouse.client import connect
 from breakwater.kernel.nats.broker import Batches, ServiceApp, connection_of, make_broker, publisher_of
 from breakwater.kernel.nats.delivery import Delivery
@@ -53,6 +54,7 @@ def build(settings: Settings, config: Config) -> ServiceApp:
         lookup,
         metrics,
         compare_every_s=lambda: live.now.budgets.compare_every_s,
+        have_returned=Workers(redis).have_returned,
     )
     handler = BudgetHandler(
         live.limits,
@@ -76,7 +78,9 @@ def build(settings: Settings, config: Config) -> ServiceApp:
     app = ServiceApp(broker)
     app.reload = reload
     app.follow(limit_log)
-    app.run_alongside(lambda: reconciler.run(handler.charge_lapsed), GaugeCollector("budget", gauges.read))
+    app.run_alongside(
+        lambda: reconciler.run(handler.charge_lapsed, handler.settle_ended), GaugeCollector("budget", gauges.read)
+    )
     app.on_shutdown(gauges.stop)
     app.after_shutdown(redis.close)
     app.after_shutdown(analytics.close)

@@ -27,7 +27,7 @@ from breakwater.limits.rules.budget import (
 from breakwater.limits.rules.ledger import charged_at
 from breakwater.limits.rules.scopes import CallNames, Dimensions
 from breakwater.limits.store.budget_counters import BudgetCounters
-from breakwater.limits.store.budgets import Budgets, NotFilledError, Settlement, Totals
+from breakwater.limits.store.budgets import Budgets, NotFilledError, Reservation, Settlement, Totals
 from breakwater.services.budget.shadows import LimitShadows
 
 
@@ -115,17 +115,31 @@ class BudgetHandler:
         if reservation is None:
             await self._budgets.forget_lease(attempt_id)
             return
-        execution_id, _, number = attempt_id.rpartition(":")
-        subject = subjects.attempt(reservation.agent, execution_id, number)
-        message = await self._lookup.next(Stream.EVENTS, subject, 1)
-        attempt = None if message is None else read_record(message, Attempt)
-        if message is not None and attempt is not None:
-            # Its settlement is on its way through the log, or was counted before the reservation was made.
-            await self._count([Settlement.of(message.sequence, attempt)], log)
+        if await self._settle_recorded(reservation, log):
             return
         if not reservation.charged:
             structlog.get_logger().warning("reservation_lapsed", attempt_id=attempt_id, agent=reservation.agent)
         await self._budgets.charge_estimate(reservation)
+
+    async def settle_ended(self, log: str) -> None:
+        """Ends the reservations of calls that are in the log: Redis had ended them, and has lost that.
+
+        Raises as `charge_lapsed` does.
+        """
+        for reservation in (await self._counters.read(())).reservations:
+            await self._settle_recorded(reservation, log)
+
+    async def _settle_recorded(self, reservation: Reservation, log: str) -> bool:
+        """Settles a call if it is in the log; returns False if not."""
+        execution_id, _, number = reservation.attempt_id.rpartition(":")
+        subject = subjects.attempt(reservation.agent, execution_id, number)
+        message = await self._lookup.next(Stream.EVENTS, subject, 1)
+        attempt = None if message is None else read_record(message, Attempt)
+        if message is None or attempt is None:
+            return False
+        # Its settlement is on its way through the log, or was counted before the reservation was made.
+        await self._count([Settlement.of(message.sequence, attempt)], log)
+        return True
 
     async def _announce_refusals(self, refused: Sequence[Attempt]) -> None:
         """Announces limits that have refused a call as reached, although the spend stays below them. Repeatable."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 
@@ -25,7 +26,7 @@ from breakwater.limits.rules.ledger import AttemptSums, BudgetPlace
 from breakwater.limits.rules.scopes import Dimensions, dimension_of
 from breakwater.limits.store.budget_counters import BudgetCounters, CounterSource
 from breakwater.limits.store.budgets import NotFilledError
-from breakwater.records.reconciliation import BudgetComparison, RecordedSpend, add_ledgers, at_least, compare
+from breakwater.records.reconciliation import BUDGET, BudgetComparison, RecordedSpend, add_ledgers, at_least, compare
 
 CHECK_EVERY_S = 1.0
 LONG_LOOK_EVERY = 5
@@ -35,6 +36,9 @@ GRACE_S = 3.0
 """The time that workers get to restore the reservations of calls in progress: they check every second."""
 
 SWEEP_EVERY_S = 15.0
+
+RETURN_S = 10.0
+"""The longest time for which workers are waited for that have not found another primary of Redis yet."""
 
 
 class Reconciler:
@@ -50,9 +54,11 @@ class Reconciler:
         metrics: BudgetMetrics,
         *,
         compare_every_s: Callable[[], float],
+        have_returned: Callable[[int], Awaitable[bool]],
         grace_s: float = GRACE_S,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
+        """Takes `have_returned`: True if Redis has heard all workers since a time (ms); it raises UnavailableError."""
         self._limits = limits
         self._counters = counters
         self._record = record
@@ -60,6 +66,7 @@ class Reconciler:
         self._lookup = lookup
         self._metrics = metrics
         self._compare_every_s = compare_every_s
+        self._have_returned = have_returned
         self._grace_s = grace_s
         self._now = now
         self._outages = Outages()
@@ -73,6 +80,7 @@ class Reconciler:
         self._run: str | None = None
         self._restarted = False
         self._looked = asyncio.Event()
+        self._settle_ended: Callable[[str], Awaitable[None]] = _nothing
 
     async def await_source(self, lost: bool) -> str:
         """Waits until the counters are derived from the log, and returns the log's identity.
@@ -86,13 +94,18 @@ class Reconciler:
             await self._looked.wait()
         return self._log
 
-    async def run(self, sweep: Callable[[str], Awaitable[None]]) -> None:
+    async def run(
+        self, sweep: Callable[[str], Awaitable[None]], settle_ended: Callable[[str], Awaitable[None]] | None = None
+    ) -> None:
         """Checks every second, completes what limits count, and compares at an interval, until cancelled.
 
         Args:
             sweep: charges the calls of lost workers, given the log's identity; called at an interval while the counters
                 are filled.
+            settle_ended: ends the reservations of calls that the log has; called with the log's identity when Redis has
+                another primary.
         """
+        self._settle_ended = settle_ended or _nothing
         await background.run_together(self._keep_filled(sweep), self._keep_complete(), self._keep_right())
 
     async def _keep_filled(self, sweep: Callable[[str], Awaitable[None]]) -> None:
@@ -196,12 +209,50 @@ class Reconciler:
                 await self._fill(filled)
                 filled = await self._counters.source()
         if filled is not None and self._is_ours(filled):
-            self._metrics.set_complete(yes=True)
             self._source = filled
             self._looked.set()
+            since = await self._counters.kept_since()
+            if filled.since not in {None, since}:
+                await self._confirm(since)
+            self._metrics.set_complete(yes=True)
             # Redis may have restarted with older data.
             if (version := self._limits().version) and filled.limits != version:
                 await self._counters.note_limits(version)
+
+    async def _confirm(self, since: str) -> None:
+        """Repairs counters that may lack what Redis had acknowledged last. No call is made under a hard limit before.
+
+        What was settled and acknowledged before it was lost is in the log; what was reserved, the workers restore.
+
+        Raises:
+            StateUnavailableError, BusUnavailableError, AnalyticsUnavailableError, QueryError: confirm them again.
+        """
+        begun = self._now()
+        self._metrics.set_complete(yes=False)
+        if not self._filling.lasting:
+            effect = "no call is made under a hard limit until they are compared" if self._limits().any_hard else "none"
+            structlog.get_logger().warning("budgets_behind", why="Redis has another primary", effect=effect)
+        delivered = (await self._lookup.progress(Stream.EVENTS, BUDGET)).delivered
+
+        async def have_returned() -> bool:
+            return await self._have_returned(int(since or 0))
+
+        async def is_acknowledged() -> bool:
+            return (await self._lookup.progress(Stream.EVENTS, BUDGET)).acknowledged >= delivered
+
+        with suppress(TimeoutError):
+            await asyncio.wait_for(_until(have_returned), RETURN_S)
+        await asyncio.sleep(self._grace_s)
+        # Beyond the first event that is not acknowledged, a comparison can't tell which were settled and lost.
+        await _until(is_acknowledged)
+        comparison = await self.reconcile()
+        while comparison is not None and comparison.repairs():  # another repair may have come between
+            comparison = await self.reconcile()
+        if comparison is not None:
+            await self._settle_ended(comparison.stored.log.identity)
+            await self._counters.confirm(since)
+            took_s = round((self._now() - begun).total_seconds(), 3)
+            structlog.get_logger().info("budgets_confirmed", upto=comparison.logged.upto, took_s=took_s)
 
     async def _count_dimensions(self) -> None:
         """Counts calls in the dimensions that limits need, and completes those that lack the past.
@@ -231,6 +282,7 @@ class Reconciler:
         dimensions = Dimensions(self._limits().dimensions)
         periods = self._counters.periods(self._now(), dimensions)
         begun = self._now()
+        since = await self._counters.kept_since()
         is_first_start = (await self._lookup.facts(Stream.EVENTS)).last == 0
         if not is_first_start and not self._filling.lasting:
             why = "they are lost" if previous is None else "the log or the time zone is another"
@@ -250,8 +302,10 @@ class Reconciler:
         figures = add_ledgers(earlier, logged.figures)
         log = stored.log.identity
         alone = previous is None and await self._record.is_alone(stored, periods)
-        source = (previous, log, logged.upto)
-        if await self._counters.fill(*source, periods, figures, announced, alone=alone, dimensions=dimensions):
+        filled = await self._counters.fill(
+            *(previous, log, logged.upto, periods, figures, announced), alone=alone, dimensions=dimensions, since=since
+        )
+        if filled:
             took_s = (self._now() - begun).total_seconds()
             logger.info("budgets_filled", stored_upto=stored.upto, logged_upto=logged.upto, took_s=round(took_s, 3))
         self._log = log
@@ -288,6 +342,17 @@ class Reconciler:
         await self._outages.retry_while_unavailable(
             lambda: self._publisher.event(subject, event, id=event.event_id, at=event.at)
         )
+
+
+async def _nothing(_log: str) -> None:
+    """There are no reservations to end."""
+
+
+async def _until(is_so: Callable[[], Awaitable[bool]]) -> None:
+    while True:
+        if await is_so():
+            return
+        await asyncio.sleep(CHECK_EVERY_S / 5)
 
 
 def _off(nano: int, state: str) -> str:

@@ -83,7 +83,7 @@ class DeadWorkers:
         running, late = await self._workers.beat(self._worker.id, await self._presence.heard_on())
         self._worker.slots.workers = running
         if self._workers.was_emptied:
-            await self._worker.leases.renew()
+            await self._worker.leases.renew(restore_all=True)
         now = monotonic()
         if now - self._beaten_at > self._liveness.gap_s:
             self._watched_from = now

@@ -147,8 +147,12 @@ class Leases:
         for renew in [lease.on_renew for lease in self.claims.values() if lease.on_renew is not None]:
             await renew()
 
-    async def renew(self) -> None:
-        """Renews all claims, and restores those that Redis has lost. Raises StateUnavailableError."""
+    async def renew(self, *, restore_all: bool = False) -> None:
+        """Renews all claims, and restores those that Redis has lost. Raises StateUnavailableError.
+
+        Args:
+            restore_all: True if Redis may have earlier versions of them, as after a failover.
+        """
         claims = tuple(self.claims)
         requested_at = self._clock()
         incomplete: list[Claim] = []
@@ -161,7 +165,7 @@ class Leases:
                     lease.cancel.receive(claim_state.cancels)
                 if claim_state is not None and claim_state.has_children:
                     lease.has_children = True
-                if claim_state is not None and claim_state.incomplete:
+                if claim_state is not None and (claim_state.incomplete or restore_all):
                     incomplete.append(claim)
         for claim in incomplete:
             # Jobs end while others are restored.
@@ -169,7 +173,9 @@ class Leases:
                 with suppress(ClaimLostError):
                     await self.restore(claim)
         if incomplete:
-            structlog.get_logger().warning("executions_restored", reason="Redis had lost them", count=len(incomplete))
+            structlog.get_logger().warning(
+                "executions_restored", reason="Redis may have lost them", count=len(incomplete)
+            )
 
 
 async def _keep(name: str, every_s: float, work: Callable[[], Awaitable[None]]) -> None:

@@ -30,7 +30,7 @@ from breakwater.breakers.store import (
     Saving,
 )
 from breakwater.jobs.contract.execution import FailureStatistics
-from breakwater.kernel.redis.connection import Redis, ScriptCommand, StateUnavailableError
+from breakwater.kernel.redis.connection import KEPT_SINCE, Redis, ScriptCommand, StateUnavailableError
 
 KEY = BreakerKey("an agent", "org/model:1.5")
 OTHER = BreakerKey("*", "provider/*")
@@ -425,4 +425,18 @@ async def test_breakers_that_are_lost_while_they_are_filled_are_not_marked_as_fi
         await breakers.mark_filled("log", filling)
     assert await breakers.filled_from() is None
     await breakers.mark_filled("log", other)
+    assert await breakers.filled_from() == "log"
+
+
+async def test_breakers_are_filled_again_when_another_primary_may_lag(redis: Redis) -> None:
+    breakers = Breakers(redis)
+    await breakers.mark_filled("log")
+    await redis.client.incr(KEPT_SINCE)
+    assert await breakers.filled_from() is None
+    assert (await breakers.load_with_log([]))[0] is None
+    filling = await breakers.begin_filling()
+    await redis.client.incr(KEPT_SINCE)
+    with pytest.raises(StateUnavailableError):
+        await breakers.mark_filled("log", filling)
+    await breakers.mark_filled("log")
     assert await breakers.filled_from() == "log"

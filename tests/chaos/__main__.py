@@ -10,6 +10,7 @@
     python -m tests.chaos background --times 200        background responses whose worker and whose `request` are killed
     python -m tests.chaos history --seed 3 --times 10   random clients and faults for 600 s each, and a checker
     python -m tests.chaos limits --seed 3 --seconds 300 limits and keys that an API changes under load and kills
+    python -m tests.chaos failover --times 20           the primary of Redis is killed, and Sentinels replace it
     python -m tests.chaos storm --jobs 20000 --per-s 30 caps, holds, trips and kills; its record is replayed
     python -m tests.chaos replay --keep DIRECTORY       a record again that a storm with this option has left there
 
@@ -35,9 +36,9 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from pathlib import Path
 
-from tests.chaos import background, history, identity, kills, last_answer, limits, storm, streams
+from tests.chaos import background, failover, history, identity, kills, last_answer, limits, storm, streams
 from tests.chaos.clock import JumpingClock, libfaketime
-from tests.chaos.faults import KINDS, LEADER, PARTS, SCENARIOS, SERVERS, Fault, Scenario, at_random
+from tests.chaos.faults import KINDS, LEADER, NODES, PARTS, SCENARIOS, SERVERS, Fault, Scenario, at_random
 from tests.chaos.plane import Outcome, chaos_plane
 from tests.server_sources import EmbeddedServers
 
@@ -129,6 +130,21 @@ async def run_limits(seconds: float, first_seed: int, times: int) -> int:
     return failed
 
 
+async def run_failover(times: int, per_s: float, seed: int) -> int:
+    """Prints what is left after so many failovers of Redis. Returns how many lines are wrong."""
+    directory, new_directory = directories()
+    servers = EmbeddedServers(new_directory)
+    try:
+        outcome = await failover.run_failovers(directory, servers, times, per_s, seed)
+    finally:
+        servers.stop()
+        shutil.rmtree(directory, ignore_errors=True)
+    print(f"{failover.HEADER}\n{outcome.row()}")
+    wrong = outcome.faults_found()
+    sys.stderr.writelines(f"wrong with --seed {seed}: {fault}\n" for fault in wrong)
+    return bool(wrong)
+
+
 async def run_storm(jobs: int, per_s: float, seed: int, keep: Path | None) -> int:
     """Prints how the record of a storm and its replay agree. Returns how many decisions differ without a cause."""
     directory, new_directory = directories()
@@ -212,7 +228,7 @@ async def run(scenario: Scenario, jobs: int, per_s: float) -> Outcome:
         clocks["redis"].environment() if "redis" in clocks else {},
     )
     disks = {name: directory / f"server-{number}" for number, name in enumerate(SERVERS)}  # in the order they ask in
-    nodes = 3 if any(fault.part == LEADER for fault in scenario) else 1
+    nodes = len(NODES) if any(fault.part in {LEADER, *NODES} for fault in scenario) else 1
     try:
         async with chaos_plane(directory, servers, nodes=nodes, disks=disks if full else {}, clocks=clocks) as chaos:
             return await chaos.run(scenario, jobs, per_s)
@@ -272,7 +288,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--fault",
         type=Fault.parse,
         action="append",
-        help=f"PART of {', '.join((*PARTS, LEADER))}; KIND of {', '.join(KINDS)}",
+        help=f"PART of {', '.join((*PARTS, LEADER, *NODES))}; KIND of {', '.join(KINDS)}",
     )
     parser.add_argument("--random", type=int, default=0, metavar="N", help="so many random scenarios")
     parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="of the first random scenario")
@@ -282,13 +298,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "what",
         nargs="?",
-        choices=["streams", "kills", "last-answer", "background", "history", "limits", "storm", "replay"],
+        choices=["streams", "kills", "last-answer", "background", "history", "limits", "storm", "replay", "failover"],
         help="another table than that of faults",
     )
     parser.add_argument(
         "--times",
         type=int,
-        help="kills or background responses (default 50), or histories and runs of limits, each with the next seed (1)",
+        help="kills (of Redis' primary 20), background responses (50), histories or runs of limits, each with the next "
+        "seed (1)",
     )
     parser.add_argument("--seconds", type=float, default=600.0, help="of a history, or a run of limits (default 600)")
     parser.add_argument("--logs", type=Path, help="folder to copy the services' logs of histories to")
@@ -302,6 +319,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1 if asyncio.run(run_histories(wanted.seconds, wanted.seed, wanted.times or 1, wanted.logs)) else 0
     if wanted.what == "limits":
         return 1 if asyncio.run(run_limits(wanted.seconds, wanted.seed, wanted.times or 1)) else 0
+    if wanted.what == "failover":
+        return 1 if asyncio.run(run_failover(wanted.times or 20, wanted.per_s, wanted.seed)) else 0
     if wanted.what == "storm":
         return 1 if asyncio.run(run_storm(wanted.jobs, wanted.per_s, wanted.seed, wanted.keep)) else 0
     if wanted.what == "replay":

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["kill", "stop", "slow", "silent", "reset", "memory", "jump", "full", "flush", "limit"]
+Kind = Literal["kill", "stop", "stutter", "slow", "silent", "reset", "memory", "jump", "full", "flush", "limit"]
 
 SERVICES = ("worker", "worker-2", "breaker", "budget", "alerter", "sink", "request")
 SERVERS = ("nats", "redis", "clickhouse")
@@ -14,13 +14,14 @@ PARTS = SERVICES + SERVERS
 ALONE = tuple(part for part in PARTS if part != "worker-2")
 """Parts to which something happens alone, each once: the second worker is as the first."""
 LEADER = "nats-leader"
-"""The node that leads the stream of jobs. A scenario that names it runs on a cluster of three."""
+"""The node that leads the stream of jobs. A scenario that names it, or a node, runs on a cluster of three."""
+NODES = ("nats-1", "nats-2", "nats-3")
 
 SHORT_STOP_S = 12.0
 """A worker that stands still for no longer keeps its jobs: NATS delivers them to nobody else before 20 s."""
 
 ANYWHERE: tuple[Kind, ...] = ("kill", "stop", "slow", "silent", "reset", "memory")
-KINDS: tuple[Kind, ...] = (*ANYWHERE, "jump", "full", "flush", "limit")
+KINDS: tuple[Kind, ...] = (*ANYWHERE, "stutter", "jump", "full", "flush", "limit")
 
 _OF: dict[Kind, tuple[str, ...]] = {
     **dict.fromkeys(ANYWHERE, PARTS),
@@ -28,8 +29,9 @@ _OF: dict[Kind, tuple[str, ...]] = {
     "full": SERVERS,
     "flush": ("redis",),
     "limit": ("nats",),
+    "stutter": SERVERS,
 }
-_OF_LEADER: tuple[Kind, ...] = ("kill", "stop", "silent", "reset")
+_OF_NODE: tuple[Kind, ...] = ("kill", "stop", "stutter", "silent", "reset")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +39,13 @@ class Fault:
     """Something that happens to a part.
 
     Attributes:
-        kind: `kill` is SIGKILL, and a start; `stop` is SIGSTOP, and SIGCONT. The others concern all connections of the
-            part, and of the leader those to the other nodes: they become slow or silent, or are reset and refused.
+        kind: `kill` is SIGKILL, and a start; `stop` is SIGSTOP, and SIGCONT; `stutter` is both, again and again, as of
+            a server that waits for a slow disk. The others concern all connections of the part, and of a node those to
+            the other nodes: they become slow or silent, or are reset and refused.
             `memory` leaves a part no more memory than it has, and starts it again where it dies of that. `jump`
             sets its clock an hour ahead, and back. `full` fills the disk of a server, and starts NATS again when
             there is space. `flush` empties Redis. `limit` leaves the streams EVENTS and RESPONSES no more space.
-        part: one of `PARTS`, or `LEADER`.
+        part: one of `PARTS` or `NODES`, or `LEADER`.
         for_s: how long it lasts.
         at_s: when, after the first job.
     """
@@ -65,7 +68,7 @@ class Fault:
         """Reads `nats:stop:28` or `nats:stop:28@5`. Raises ValueError."""
         what, _, at = text.partition("@")
         part, kind, for_s = what.split(":")
-        if kind not in KINDS or not (kind in _OF_LEADER if part == LEADER else part in _OF[kind]):
+        if kind not in KINDS or not (kind in _OF_NODE if part in {LEADER, *NODES} else part in _OF[kind]):
             raise ValueError(kind)
         return cls(kind, part, float(for_s), float(at or 2))
 
@@ -101,6 +104,8 @@ SCENARIOS: tuple[Scenario, ...] = (
     (Fault("kill", LEADER, 10),),
     (Fault("stop", LEADER, 28),),
     (Fault("silent", LEADER, 28),),
+    (Fault("stutter", LEADER, 15),),
+    tuple(Fault("kill", node, 1, 1 + 2.0 * number) for number, node in enumerate(NODES)),
     *((Fault("memory", part, 15),) for part in ("worker", "sink", "nats", "redis", "clickhouse")),
     *((Fault("jump", part, 15),) for part in ALONE if part in _OF["jump"]),
     (Fault("stop", "nats", 28), Fault("stop", "redis", 28)),

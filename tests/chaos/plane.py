@@ -38,6 +38,7 @@ from tests.chaos.network import Link
 from tests.flow.kit import Plane, model, running_plane
 from tests.helpers import until
 from tests.nats_node import start_nats
+from tests.sentinel import Watched
 from tests.server_sources import RunningServer, Servers
 
 Found = TypeVar("Found")
@@ -76,6 +77,8 @@ AGENTS = {
     }
 }
 
+STUTTER_S = 0.3
+"""The pause of a server that waits for a slow disk; then it works for a tenth of that."""
 ELECTED_S = 60.0
 """Time in which the nodes of NATS elect a leader, however busy the machine is."""
 
@@ -178,8 +181,10 @@ class Chaos:
         http: aiohttp.ClientSession,
         url: str,
         headers: Mapping[str, str],
+        watched: Watched | None = None,
     ) -> None:
         self.plane = plane
+        self.watched = watched
         self.servers = servers
         self.disks = disks
         self.links = links
@@ -237,6 +242,8 @@ class Chaos:
                 os.killpg(pid, signal.SIGSTOP)
                 await asyncio.sleep(fault.for_s)
                 os.killpg(pid, signal.SIGCONT)
+            case "stutter":
+                await self._stutter(self._pid(part), fault.for_s)
             case "full":
                 await self._fill(self.disks[part], fault.for_s)
                 if part == "nats":  # it takes nothing into a stream that could not be written, until it starts again
@@ -270,6 +277,14 @@ class Chaos:
             self.plane.kill(part)
             await asyncio.sleep(for_s)
             self.plane.start(part.partition("-")[0], part)
+
+    async def _stutter(self, pid: int, for_s: float) -> None:
+        ends = time.monotonic() + for_s
+        while time.monotonic() < ends:
+            os.killpg(pid, signal.SIGSTOP)
+            await asyncio.sleep(STUTTER_S)
+            os.killpg(pid, signal.SIGCONT)
+            await asyncio.sleep(STUTTER_S / 10)
 
     async def _starve(self, part: str, for_s: float) -> None:
         if part == "redis":  # it would only die; a limit of its own makes it refuse what it is to keep
@@ -432,7 +447,9 @@ class Chaos:
 
     async def counters(self) -> tuple[int, int]:
         """Spent and reserved, by Redis."""
-        client = aioredis.Redis.from_url(self.servers["redis"].url, decode_responses=True)
+        port = None if self.watched is None else await self.watched.primary()
+        url = self.servers["redis"].url if self.watched is None or port is None else self.watched.servers[port].url
+        client = aioredis.Redis.from_url(url, decode_responses=True)
         try:
             sums = {"spent:global": 0, "reserved:global": 0}
             async for key in client.scan_iter("bw:limits:monthly:*"):
@@ -477,6 +494,7 @@ async def chaos_plane(
     python: Path | None = None,
     models: Mapping[str, Any] = MODELS,
     agents: Mapping[str, Any] = AGENTS,
+    watched: Watched | None = None,
     **config: Any,
 ) -> AsyncGenerator[Chaos]:
     """A plane of two workers and one of each other service, on servers of its own.
@@ -490,14 +508,18 @@ async def chaos_plane(
         python: of another version of Breakwater, which runs the services and makes the tables; None for this one.
         models: of the simulated provider.
         agents: of the config.
+        watched: the servers of Redis in place of a single one, to which connections are direct.
         config: further sections of the config.
     """
     links: dict[tuple[str, str], Link] = {}
     bus = {"nats": source.nats()} if nodes == 1 else await start_cluster(directory, nodes, links)
-    servers = {**bus, "redis": source.redis(), "clickhouse": source.clickhouse()}
+    state = {} if watched is not None else {"redis": source.redis()}
+    servers = {**bus, **state, "clickhouse": source.clickhouse()}
     database = f"bw_{uuid.uuid4().hex}"
     urls = {name: server.url for name, server in servers.items()}
-    urls.setdefault("nats", next(iter(urls.values())))
+    urls.setdefault("nats", next(iter(bus.values())).url)
+    if watched is not None:
+        urls["redis"] = watched.url
     urls["clickhouse"] += f"/{database}"
     analytics = connect(urls["clickhouse"])
     if python is None:
@@ -516,7 +538,8 @@ async def chaos_plane(
         environments: dict[str, dict[str, str]] = {}
         for service in SERVICES:
             environments[service] = clocks[service].environment() if service in clocks else {}
-            for server in SERVERS if nodes == 1 else SERVERS[1:]:
+            direct = {"nats"} if nodes > 1 else set[str]()
+            for server in [name for name in SERVERS if name not in direct and name in servers]:
                 parts = urlsplit(urls[server])
                 links[service, server] = link = Link(parts.hostname or "", parts.port or 0)
                 closing.push_async_callback(link.close)
@@ -555,7 +578,7 @@ async def chaos_plane(
             plane.start(name.partition("-")[0], name)
         for name in SERVICES:
             await plane.ready(name) if name != "request" else await serving(http)
-        chaos = Chaos(plane, servers, disks, links, clocks, analytics, http, api_url, headers)
+        chaos = Chaos(plane, servers, disks, links, clocks, analytics, http, api_url, headers, watched)
         supervisor = asyncio.create_task(chaos.restart_starved())
         try:
             yield chaos
@@ -577,7 +600,7 @@ async def start_cluster(directory: Path, size: int, links: dict[tuple[str, str],
         routes = ", ".join(others)
         config = f"""
             server_name: {name}, listen: "127.0.0.1:{port}", http: "127.0.0.1:{monitor}", max_payload: 8MB
-            jetstream {{ store_dir: "{folder}/data" }}
+            jetstream {{ store_dir: "{folder}/data", sync_interval: always }}
             # Nodes otherwise tell each other where they listen, and connect past the links.
             cluster {{ name: chaos, listen: "127.0.0.1:{route}", advertise: "127.0.0.1:1", routes: [{routes}] }}
             """

@@ -13,8 +13,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from breakwater.cli.doctor import Finding, all_findings
-from breakwater.cli.doctor_checks import redis_findings
+from breakwater.cli.doctor_checks import redis_findings, sentinel_finding
 from breakwater.kernel.redis.connection import Redis
+from breakwater.kernel.redis.sentinel import SentinelFacts
 from breakwater.local.plane import PlaneLocation
 from breakwater.local.ports import free_port
 from breakwater.local.servers import redis_spec
@@ -95,3 +96,19 @@ async def test_an_old_server_is_named_with_its_holes(
     assert found.verdict == "warn"
     assert found.text == "Valkey 8.1.0 has known vulnerabilities: CVE-2025-21605, CVE-2025-49844"
     assert "Upgrade" in found.remedy
+
+
+@pytest.mark.parametrize(
+    ("replicas", "sentinels", "problem", "verdict", "why"),
+    [
+        (1, 3, None, "ok", "3 of 3 Sentinels answer"),
+        (0, 3, None, "warn", "no replica could take its place"),
+        (1, 2, "NOQUORUM 2 usable Sentinels", "warn", "NOQUORUM"),
+        (1, 1, None, "warn", "1 of 3 Sentinels answer"),
+    ],
+)
+def test_a_primary_that_no_replica_would_replace_is_a_warning(
+    replicas: int, sentinels: int, problem: str | None, verdict: str, why: str
+) -> None:
+    found = sentinel_finding(SentinelFacts("10.0.0.1:6379", replicas, sentinels, 3, problem))
+    assert (found.verdict, why in found.text) == (verdict, True)

@@ -16,7 +16,6 @@ from breakwater.jobs.contract.execution import Cancellation, PendingCancel
 from breakwater.jobs.rules.workers import LIVENESS
 from breakwater.jobs.store.executions import (
     KEEP_MS,
-    KEPT_SINCE,
     LINGER_MS,
     MAYBE_HELD_MS,
     Claim,
@@ -29,7 +28,7 @@ from breakwater.jobs.store.executions import (
     SavedProgress,
     Taken,
 )
-from breakwater.kernel.redis.connection import Redis, StateUnavailableError
+from breakwater.kernel.redis.connection import KEPT_SINCE, Redis, StateUnavailableError
 from tests.servers import RunningServer
 
 Value = TypeVar("Value")
@@ -167,6 +166,37 @@ async def test_a_job_that_was_delivered_before_waits_until_its_holder_has_writte
     await redis.client.incrby(KEPT_SINCE, -LIVENESS.grace_ms)
     assert await executions.claim(Claim.new("k"), redelivered=True) == Claimed(None)
     assert isinstance(await executions.claim(Claim.new("j"), redelivered=True), Taken)
+
+
+@pytest.mark.parametrize("step", ["checkpoint", "restore", "append_partial", "release"])
+async def test_a_claim_that_another_primary_lacks_is_its_holders_unless_it_was_taken_since(
+    redis: Redis, step: str
+) -> None:
+    executions, first, holder = Executions(redis), Claim.new("j"), Claim.new("j")
+
+    async def writes() -> bool:
+        match step:
+            case "checkpoint":
+                return await executions.checkpoint(holder, "so far") == ClaimKept(incomplete=True)
+            case "append_partial":
+                return await executions.append_partial(holder, "so far", 1) == ClaimKept(incomplete=True)
+            case "release":
+                return await executions.release(holder) == ClaimKept(incomplete=True)
+            case _:
+                return await executions.restore(holder, SavedProgress("so far"))
+
+    await executions.claim(first)
+    await executions.release(first)
+    # The replica received the release, and not the next claim.
+    assert not await writes()
+    seconds, _ = await redis.client.time()
+    await redis.client.set(KEPT_SINCE, (seconds + 1) * 1000)
+    assert await writes()
+    await redis.client.delete(holder.key)
+    await executions.claim(first)
+    await executions.release(first)
+    await executions.claim(Claim.new("j"))
+    assert not await writes()
 
 
 async def test_a_job_with_another_message_is_new_only_if_redis_has_had_its_data_for_a_while(redis: Redis) -> None:

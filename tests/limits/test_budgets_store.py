@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo
 import pytest
 from redis.exceptions import ResponseError
 
-from breakwater.kernel.redis.connection import Redis
+from breakwater.kernel.redis.connection import KEPT_SINCE, Redis
 from breakwater.kernel.types import ms_from_time
 from breakwater.limits.contract import Enforcement, Window
 from breakwater.limits.rules.budget import Counter, period, periods_at
@@ -268,6 +268,21 @@ async def test_a_hard_cap_holds_nothing_while_the_counters_are_lost(redis: Redis
     await filled(redis)
     assert await Budgets(redis, ZONE).has_counters()
     assert isinstance(await ask(redis, "j:1", 7, counters), Reserved)
+
+
+async def test_a_hard_cap_holds_nothing_while_another_primary_may_lack_what_was_counted(redis: Redis) -> None:
+    hard, soft = against(caps(daily=10**9)), against(caps(enforcement="soft", daily=10**9))
+    await filled(redis)
+    await redis.client.incr(KEPT_SINCE)
+    assert await ask(redis, "j:1", 7, hard) == CountersLost()
+    assert isinstance(await ask(redis, "j:2", 7, soft), Reserved)
+    assert not await Budgets(redis, ZONE).has_counters(), "workers write their reservations again"
+    all_counters = BudgetCounters(redis, ZONE)
+    await all_counters.confirm("1")
+    assert await ask(redis, "j:1", 7, hard) == CountersLost(), "it was another time"
+    await all_counters.confirm(await all_counters.kept_since())
+    assert isinstance(await ask(redis, "j:1", 7, hard), Reserved)
+    assert await Budgets(redis, ZONE).has_counters()
 
 
 @pytest.mark.parametrize("enforcement", ["soft", "none"])

@@ -158,17 +158,24 @@ end
 return changed
 
 --- log
--- KEYS: filled
-return redis.call('GET', KEYS[1])
+-- Returns nothing where the breakers may lack what they knew before Redis had its data.
+-- KEYS: filled, since when Redis had its data then, and since when it has them
+local since = redis.call('GET', KEYS[2])
+return (not since or since == redis.call('GET', KEYS[3])) and redis.call('GET', KEYS[1])
 
 --- begin_filling
--- KEYS: filling
+-- KEYS: filling, filled, the same two times
+local since = kept_since(KEYS[4])
+if redis.call('GET', KEYS[3]) ~= since then
+  redis.call('DEL', KEYS[2])
+  redis.call('SET', KEYS[3], since)
+end
 redis.call('SET', KEYS[1], ARGV[1], 'NX')
 return redis.call('GET', KEYS[1])
 
 --- mark_filled
--- KEYS: filled, filling
-if redis.call('GET', KEYS[2]) ~= ARGV[2] then
+-- KEYS: filled, filling, the same two times
+if redis.call('GET', KEYS[2]) ~= ARGV[2] or redis.call('GET', KEYS[3]) ~= redis.call('GET', KEYS[4]) then
   return 0
 end
 redis.call('SET', KEYS[1], ARGV[1])

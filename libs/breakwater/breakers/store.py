@@ -18,7 +18,7 @@ from breakwater.breakers.rules.shadow import Shadow
 from breakwater.jobs.contract.execution import FailureStatistics
 from breakwater.kernel.immutable import immutable
 from breakwater.kernel.nats.subjects import decode_token
-from breakwater.kernel.redis.connection import Redis, ScriptCommand, StateUnavailableError, scripts_of
+from breakwater.kernel.redis.connection import KEPT_SINCE, Redis, ScriptCommand, StateUnavailableError, scripts_of
 from breakwater.kernel.redis.documents import Documents
 
 KEEP_MS = 7 * 24 * 3_600_000
@@ -31,6 +31,7 @@ INDEX = "bw:breakers"
 
 _FILLED = "bw:breakers:filled"
 _FILLING = "bw:breakers:filling"
+_SINCES = ("bw:breakers:filled-since", KEPT_SINCE)
 _ALIVE = "bw:breakers:alive"
 
 ALIVE_MS = 10_000
@@ -38,12 +39,13 @@ ALIVE_MS = 10_000
 
 _BATCH = 1_000
 
-_EMPTIED = "Redis was emptied while the breakers were filled"
+_EMPTIED = "Redis was emptied, or has another primary, while the breakers were filled"
 
 UNSAVED = "0"
 """The revision of a breaker that Redis does not have."""
 
 _LUA = scripts_of(__file__)
+_READ_LOG = ScriptCommand(_LUA["log"], (_FILLED, *_SINCES), ())
 
 
 @immutable()
@@ -157,7 +159,9 @@ class Breakers:
     async def load_with_log(self, keys: Sequence[BreakerKey]) -> tuple[str | None, list[LoadedBreaker]]:
         """The answers of `filled_from` and `load`, in one round trip. Raises StateUnavailableError."""
         # The log comes last: were it read before Redis is emptied and a breaker after it, `save` would see no change.
-        *answers, log = await self._redis.run([*map(_load_command, keys), ScriptCommand(_LUA["log"], [_FILLED], [])])
+        *answers, log = await self._redis.run(
+            [*map(_load_command, keys), ScriptCommand(_LUA["log"], [_FILLED, *_SINCES], [])]
+        )
         return cast(str | None, log), [_read_loaded(*answer) for answer in answers]
 
     async def save(self, changes: Sequence[Saving]) -> list[bool]:
@@ -216,12 +220,18 @@ class Breakers:
         return [(key, loaded) for key, loaded in loaded_breakers if loaded.revision != UNSAVED]
 
     async def filled_from(self) -> str | None:
-        """The log from which the breakers were derived; None if they are lost. Raises StateUnavailableError."""
-        return cast(str | None, await self._redis.command("GET", _FILLED))
+        """The log from which the breakers were derived; None if they are lost or may lag.
+
+        Raises:
+            StateUnavailableError: Redis does not answer.
+        """
+        [log] = await self._redis.run([_READ_LOG])
+        return cast(str | None, log)
 
     async def begin_filling(self) -> str:
         """A mark that is lost with all that is filled after it. Raises StateUnavailableError."""
-        [filling] = await self._redis.run([ScriptCommand(_LUA["begin_filling"], [_FILLING], [secrets.token_hex(8)])])
+        keys = [_FILLING, _FILLED, *_SINCES]
+        [filling] = await self._redis.run([ScriptCommand(_LUA["begin_filling"], keys, [secrets.token_hex(8)])])
         return str(filling)
 
     async def require_filling(self, filling: str) -> None:
@@ -240,7 +250,8 @@ class Breakers:
             StateUnavailableError: Redis does not answer, or has lost the filling: fill again.
         """
         filling = filling or await self.begin_filling()
-        [marked] = await self._redis.run([ScriptCommand(_LUA["mark_filled"], [_FILLED, _FILLING], [log, filling])])
+        keys = [_FILLED, _FILLING, *_SINCES]
+        [marked] = await self._redis.run([ScriptCommand(_LUA["mark_filled"], keys, [log, filling])])
         if not marked:
             raise StateUnavailableError(_EMPTIED)
 

@@ -37,6 +37,7 @@ from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.redis.inspect import inspect
+from breakwater.kernel.redis.sentinel import SentinelFacts
 from breakwater.kernel.security.addresses import ANYWHERE, IpNetwork
 from breakwater.kernel.security.encryption import key_of_document
 from breakwater.kernel.security.guarded_http import AddressRefusedError, guarded_session
@@ -75,6 +76,22 @@ def secret_findings(config: Config) -> list[Finding]:
     return findings + [Finding("config", "warn", problem.strip(), remedy) for problem in missing_parts(config)]
 
 
+def sentinel_finding(watched: SentinelFacts) -> Finding:
+    """Makes the finding on the failover of Redis: whether a replica would take the primary's place now."""
+    text = (
+        f"the primary is {watched.primary}, with {watched.replicas} replicas; "
+        f"{watched.sentinels} of {watched.all_sentinels} Sentinels answer"
+    )
+    if watched.replicas and watched.problem is None and watched.sentinels > watched.all_sentinels / 2 >= 1:
+        return Finding("redis", "ok", text)
+    if not watched.replicas:
+        text += "; no replica could take its place"
+    elif watched.problem is not None:
+        text += f"; {watched.problem}"
+    remedy = "Run a replica and three Sentinels on machines of their own: see docs/reliability.md#failover."
+    return Finding("redis", "warn", text, remedy)
+
+
 async def redis_findings(plane: PlaneLocation, _config: Config | None = None) -> Findings:
     """Checks Redis and its contents: the breaker service's heartbeat, the budgets' counters, the workers."""
     url = plane.redis_url
@@ -91,10 +108,13 @@ async def redis_findings(plane: PlaneLocation, _config: Config | None = None) ->
         alive = await Breakers(redis).alive()
         filled = await Budgets(redis, ZoneInfo("UTC")).has_counters()
         workers = await Workers(redis).running()
+        watched = None if redis.sentinels is None else await redis.sentinels.facts()
     yield answers(
         "redis", f"{connect.without_password(url)} answers in {facts.ping_ms:.1f} ms ({facts.version})", facts.ping_ms
     )
     yield clock("redis", facts.clock_ahead_s)
+    if watched is not None:
+        yield sentinel_finding(watched)
     yield assess(
         "redis",
         f"{facts.version} has no known vulnerability",

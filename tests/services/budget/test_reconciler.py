@@ -26,7 +26,7 @@ from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.nats.topology import Plan
 from breakwater.kernel.process import background
-from breakwater.kernel.redis.connection import Redis
+from breakwater.kernel.redis.connection import KEPT_SINCE, Redis
 from breakwater.limits.contract import BudgetEvent
 from breakwater.limits.metrics import BudgetMetrics
 from breakwater.limits.rules.budget import TOTAL, LimitTable, Period, periods_at
@@ -74,6 +74,10 @@ class BudgetPlane:
     budgets: Budgets
     counters: BudgetCounters
     attempts: list[Attempt] = field(default_factory=list[Attempt])
+    has_returned: bool = True
+
+    async def have_returned(self, _since_ms: int) -> bool:
+        return self.has_returned
 
     def record(self, analytics: Analytics | None = None) -> RecordedSpend:
         return RecordedSpend(lambda: self.client, analytics or self.analytics, ZONE)
@@ -93,6 +97,7 @@ class BudgetPlane:
             lookup or self.lookup,
             BudgetMetrics(CollectorRegistry()),
             compare_every_s=lambda: 3600,
+            have_returned=self.have_returned,
             grace_s=0,
         )
 
@@ -102,14 +107,17 @@ class BudgetPlane:
 
     @asynccontextmanager
     async def kept(
-        self, reconciler: Reconciler, sweep: Callable[[str], Awaitable[None]] | None = None
+        self,
+        reconciler: Reconciler,
+        sweep: Callable[[str], Awaitable[None]] | None = None,
+        settle_ended: Callable[[str], Awaitable[None]] | None = None,
     ) -> AsyncGenerator[None]:
         """While it looks after the counters."""
 
         async def nothing(_: str) -> None:
             """No lease has ended."""
 
-        task = asyncio.create_task(reconciler.run(sweep or nothing))
+        task = asyncio.create_task(reconciler.run(sweep or nothing, settle_ended))
         try:
             yield
         finally:
@@ -285,6 +293,47 @@ async def test_what_clickhouse_has_of_a_log_that_was_trimmed_is_no_difference(pl
     found = await plane.reconciler().reconcile()
     assert found is not None
     assert found.reconciliation().equal
+
+
+# Redis has another primary
+
+
+async def test_what_another_primary_lacks_is_counted_again_before_a_call_is_made(plane: BudgetPlane) -> None:
+    log = await plane.fill()
+    await plane.spend(*COSTS)
+    lost, published = await plane.publish_attempt(600_000), plane.attempts[-1]
+    # Settled and acknowledged, but the replica had only received the reservation.
+    counters = CAPS.counters(CallNames("writer"))
+    command = plane.budgets.reserve_command(
+        published.attempt_id, CallNames("writer"), 700_000, counters, now=now(), lease_ms=600_000
+    )
+    await plane.redis.run([command])
+    for consumer in ("budget", "sink-events"):
+        subscription = await plane.client.jetstream().pull_subscribe_bind(consumer, "EVENTS")
+        [message] = await subscription.fetch(1, timeout=60)
+        await message.ack_sync()
+    await plane.redis.client.incr(KEPT_SINCE)
+    plane.has_returned = False
+    reconciler, publisher = plane.reconciler(), Publisher(lambda: plane.client, "budget")
+    handler = BudgetHandler(
+        *(caps, plane.budgets, plane.counters, publisher, plane.lookup, reconciler.await_source, BudgetMetrics())
+    )
+    with capture_logs() as logs:
+        async with plane.kept(reconciler, settle_ended=handler.settle_ended):
+            await until(lambda: events_of(logs, "budgets_behind"), "the service to notice")
+            assert not await plane.budgets.has_counters(), "a worker may still hold something"
+            plane.has_returned = True
+            await until(plane.budgets.has_counters, "the counters to be confirmed")
+    assert await plane.spent() == sum(COSTS) + 600_000
+    compared = await plane.compared()
+    assert (compared.reconciliation().equal, compared.snapshot.reservations) == (True, ())
+    [total] = {
+        settled.spent
+        for settled in await plane.budgets.settle([Settlement.of(lost, published)], log)
+        if settled.key == "agent:writer" and settled.period == plane.month
+    }
+    assert total == sum(COSTS) + 600_000, "an event that comes again counts once"
+    assert len(events_of(logs, "budgets_confirmed")) == 1
 
 
 # Redis is wrong

@@ -31,7 +31,7 @@ from structlog.typing import EventDict
 from breakwater.calls.providers.base import Answer, Call, Provider
 from breakwater.config import Config, LiveConfig, cipher_of
 from breakwater.jobs.rules.workers import LIVENESS, Liveness
-from breakwater.jobs.store.executions import KEPT_SINCE, ClaimLostError
+from breakwater.jobs.store.executions import ClaimLostError
 from breakwater.kernel.nats import topology
 from breakwater.kernel.nats.delivery import DelayedQueue, Delivery
 from breakwater.kernel.nats.lookup import Lookup
@@ -40,7 +40,7 @@ from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.nats.topology import PARKED_CONSUMER, Plan, worker_consumer
 from breakwater.kernel.process import background
-from breakwater.kernel.redis.connection import Redis
+from breakwater.kernel.redis.connection import KEPT_SINCE, Redis
 from breakwater.limits.limit_log import LimitLog
 from breakwater.local.commands.setup import bus_plan
 from breakwater.local.provider import SimulatedProvider

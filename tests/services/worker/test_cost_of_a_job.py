@@ -23,7 +23,7 @@ from nats.aio.msg import Msg
 
 from bench.trace_job import ProviderInAThread, traces
 from breakwater.calls.assignment import Assignment
-from breakwater.jobs.store.executions import KEPT_SINCE
+from breakwater.kernel.redis.connection import KEPT_SINCE
 from breakwater.limits.store.budget_counters import BudgetCounters
 from tests.flow.kit import model
 from tests.helpers import until
@@ -99,11 +99,11 @@ async def test_a_job_costs_what_it_did(start_worker: StartWorker, worker_nats: R
 
     await listener.subscribe(">", cb=heard)
     async with start_worker({"sim/m": model()}, AGENTS, budgets={"global": CAP}) as plane:
+        # As the data of any plane is that has run for some minutes: no claim can have been lost lately.
+        await plane.worker.redis.client.set(KEPT_SINCE, 1)
         # As the budget service does when it starts: a hard cap can't be held by counters that may be lost.
         counters = BudgetCounters(plane.worker.redis, plane.worker.config.budgets.zone)
         await counters.fill(None, "log", 0, counters.periods(datetime.now(UTC)), {}, {})
-        # As the data of any plane is that has run for some minutes: no claim can have been lost lately.
-        await plane.worker.redis.client.set(KEPT_SINCE, 1)
 
         async def done_by_servers() -> Counter[str]:
             await listener.flush()

@@ -16,10 +16,10 @@ import pytest
 
 from breakwater.calls.assignment import Checkpoint
 from breakwater.jobs.rules.workers import LIVENESS, Liveness
-from breakwater.jobs.store.executions import KEPT_SINCE, MAYBE_HELD_MS, Claim, ClaimLostError
+from breakwater.jobs.store.executions import MAYBE_HELD_MS, Claim, ClaimLostError
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.process import background
-from breakwater.kernel.redis.connection import StateUnavailableError
+from breakwater.kernel.redis.connection import KEPT_SINCE, StateUnavailableError
 from breakwater.kernel.types import nano_from_usd
 from breakwater.services.worker import attempts
 from breakwater.services.worker.dead_workers import DeadWorkers

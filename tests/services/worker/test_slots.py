@@ -12,11 +12,12 @@ import pytest
 
 from breakwater.jobs.contract.execution import Cancellation, PendingCancel
 from breakwater.jobs.rules.turns import CallerTurn
-from breakwater.jobs.store.executions import KEPT_SINCE, Executions
+from breakwater.jobs.store.executions import Executions
 from breakwater.jobs.store.plans import Plans
 from breakwater.kernel.nats.delivery import wake_early
 from breakwater.kernel.nats.subjects import WAITING_CALLERS, Stream
 from breakwater.kernel.nats.topology import PARKED_CONSUMER
+from breakwater.kernel.redis.connection import KEPT_SINCE
 from breakwater.services.worker import handler, turns
 from breakwater.services.worker.slots import Slots
 from tests.flow.kit import model

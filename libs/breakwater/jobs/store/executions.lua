@@ -2,6 +2,16 @@
 -- Notices are for the holder of the claim: cancel requests, '~<job>' for each job that waits for it, and '' where it
 -- has children that belong to its task. All may come before the job has begun.
 
+-- True if another handling has an execution, or there was none that Redis could have lost. One that was released before Redis
+-- had its data may have been claimed since: a replica became the primary, which had not received that.
+local function is_anothers(key, holder, token, kept_since_key)
+  if holder == token or (not holder and redis.call('EXISTS', key) == 0) then
+    return false
+  end
+  local released = not holder and redis.call('HGET', key, 'released')
+  return not released or tonumber(released) > tonumber(redis.call('GET', kept_since_key) or '0')
+end
+
 --- claim
 -- Takes a job for one handling of it, which is named by its token. The holder keeps the claim for as long as it renews it,
 -- whatever NATS delivers meanwhile. Once the lease has ended, another handling takes the job when it has asked twice, grace_ms
@@ -86,18 +96,19 @@ end
 return {'yours', known[4] or '', unpack(notices)}
 
 --- checkpoint
--- Saves a job's checkpoint and renews the lease of its claim, if that is still ours. An execution that Redis knows nothing of
--- is still that of its holder: Redis has lost it, and no other handling has asked for the job since.
--- KEYS: execution, notices
+-- Saves a job's checkpoint and renews the lease of its claim, if that is still ours. An execution that Redis knows nothing of,
+-- or no claim of, is still that of its holder: Redis has lost it, and no other handling has asked for the job since.
+-- KEYS: execution, notices, since when Redis has its data
 -- Returns 0 where the claim is not ours; else 1, or the notices where there are any. '?' among them: Redis has lost what was
 -- saved, and the holder must restore it. Until then the claim is not released.
 local token, lease_ms, keep_ms = ARGV[1], tonumber(ARGV[2]), ARGV[3] -- a lease of 0 releases the claim
 local checkpoint, wait = ARGV[4], ARGV[5] -- '' renews only; what the job waits for, none to leave that as it is
 local known = redis.call('HMGET', KEYS[1], 'token', 'asked_at', 'digest')
-if known[1] ~= token and redis.call('EXISTS', KEYS[1]) == 1 then
+if is_anothers(KEYS[1], known[1], token, KEYS[3]) then
   return 0
 end
-if lease_ms == 0 and not known[3] then
+local is_lost = not known[3] or known[1] ~= token
+if lease_ms == 0 and is_lost then
   return {'?'}
 end
 local fields = checkpoint ~= '' and {'checkpoint', checkpoint} or {}
@@ -106,6 +117,7 @@ if wait then
 end
 if lease_ms == 0 then
   redis.call('HDEL', KEYS[1], 'token', 'lease_until')
+  fields[#fields + 1], fields[#fields + 2] = 'released', now_ms()
 else
   local n = #fields
   fields[n + 1], fields[n + 2], fields[n + 3], fields[n + 4] = 'token', token, 'lease_until', now_ms() + lease_ms
@@ -118,18 +130,18 @@ if known[2] then
 end
 redis.call('PEXPIRE', KEYS[1], keep_ms)
 local notices = redis.call('HVALS', KEYS[2])
-if not known[3] then
+if is_lost then
   notices[#notices + 1] = '?'
 end
 return #notices > 0 and notices or 1
 
 --- restore
 -- Writes all that the holder of a claim knows of an execution that Redis has lost, if no other handling has it by now.
+-- KEYS: execution, since when Redis has its data
 -- Returns 0 where one has.
 local token, lease_ms, keep_ms, checkpoint = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4] -- a lease of 0 releases the claim
 local partial, messages, digest, names = ARGV[5], ARGV[6], ARGV[7], {'tenant', 'task', 'owner', 'run', 'task_id'}
-local known = redis.call('HMGET', KEYS[1], 'token', 'digest')
-if known[1] ~= token and (known[1] or known[2]) then
+if is_anothers(KEYS[1], redis.call('HGET', KEYS[1], 'token'), token, KEYS[2]) then
   return 0
 end
 local fields = {'digest', digest}
@@ -147,6 +159,7 @@ for i, name in ipairs(names) do
 end
 if lease_ms == 0 then
   redis.call('HDEL', KEYS[1], 'token', 'lease_until')
+  fields[#fields + 1], fields[#fields + 2] = 'released', now_ms()
 else
   fields[#fields + 1], fields[#fields + 2] = 'token', token
   fields[#fields + 1], fields[#fields + 2] = 'lease_until', now_ms() + lease_ms
@@ -199,20 +212,20 @@ end
 if string.sub(token, 1, #worker) ~= worker then
   return 'held'
 end
-redis.call('HDEL', KEYS[1], 'token', 'lease_until', 'asked_at')
+redis.call('HDEL', KEYS[1], 'token', 'lease_until', 'asked_at', 'released')
 redis.call('HSET', KEYS[1], 'taken_over', 1)
 return 'freed'
 
 --- append_partial
 -- Appends to the part of a job's answer that is out, if the claim is still ours: the next holder goes on there. A message
--- that is repeated is appended once.
+-- that is repeated is appended once. KEYS: execution, since when Redis has its data
 -- Returns 1, or 0 where the claim is not ours; {'?'} where Redis has lost what was saved, and the holder must restore it.
 local known, number = redis.call('HMGET', KEYS[1], 'token', 'digest', 'messages', 'partial'), tonumber(ARGV[3])
-if known[1] ~= ARGV[1] and (known[1] or known[2]) then
+if is_anothers(KEYS[1], known[1], ARGV[1], KEYS[2]) then
   return 0
 end
 local before = tonumber(known[3] or '0')
-if not known[2] or (before ~= number and before ~= number - 1) then
+if not known[2] or known[1] ~= ARGV[1] or (before ~= number and before ~= number - 1) then
   return {'?'}
 end
 if before ~= number then

@@ -12,7 +12,7 @@ from breakwater.jobs.contract.execution import PendingCancel
 from breakwater.jobs.rules.workers import LIVENESS, Liveness
 from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.immutable import immutable
-from breakwater.kernel.redis.connection import Redis, ScriptCommand, scripts_of
+from breakwater.kernel.redis.connection import KEPT_SINCE, Redis, ScriptCommand, scripts_of
 from breakwater.kernel.security.encryption import OFF, Cipher
 
 LINGER_MS = 60_000
@@ -33,9 +33,6 @@ MAX_UNSEEN = 10_000
 """Cancel requests of one NATS user for jobs of which nothing is known: they take 5 MB of Redis' memory at most."""
 
 _LUA = scripts_of(__file__)
-
-KEPT_SINCE = "bw:kept-since"
-"""The key of the time since which Redis has its data, in ms. Heartbeats and claims write it where it is missing."""
 
 MAX_UNKNOWN = 1_000
 """Unknown jobs of one owner that others wait for: they take 0.3 MB of Redis' memory at most."""
@@ -239,7 +236,7 @@ class Executions:
         arguments = [claim.token, 0 if release else self._lease_ms, KEEP_MS, checkpoint]
         if wait is not None:
             arguments.append(wait.model_dump_json())
-        return ScriptCommand(_LUA["checkpoint"], claim.keys, arguments)
+        return ScriptCommand(_LUA["checkpoint"], [*claim.keys, KEPT_SINCE], arguments)
 
     @staticmethod
     def read_claim_answer(answer: Any) -> ClaimKept | None:
@@ -262,9 +259,8 @@ class Executions:
         An `incomplete` execution is not appended to. Raises StateUnavailableError.
         """
         line = self._cipher.encrypt_line(text)
-        [answer] = await self._redis.run(
-            [ScriptCommand(_LUA["append_partial"], [claim.key], [claim.token, line, messages, KEEP_MS])]
-        )
+        arguments = [claim.token, line, messages, KEEP_MS]
+        [answer] = await self._redis.run([ScriptCommand(_LUA["append_partial"], [claim.key, KEPT_SINCE], arguments)])
         return self.read_claim_answer(answer)
 
     async def restore(
@@ -291,7 +287,7 @@ class Executions:
         lease_ms = 0 if release else self._lease_ms
         arguments = [claim.token, lease_ms, KEEP_MS, checkpoint, line, progress.messages, digest]
         arguments += [tenant or "", task_key or "", owner or "", run_id or "", task_id or ""]
-        [restored] = await self._redis.run([ScriptCommand(_LUA["restore"], [claim.key], arguments)])
+        [restored] = await self._redis.run([ScriptCommand(_LUA["restore"], [claim.key, KEPT_SINCE], arguments)])
         return bool(restored)
 
     async def partial_output(self, claim: Claim) -> tuple[str, int]:

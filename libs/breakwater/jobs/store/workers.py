@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from breakwater.jobs.rules.workers import LIVENESS, Liveness
-from breakwater.jobs.store.executions import KEPT_SINCE
-from breakwater.kernel.redis.connection import Redis, Script, ScriptCommand, read_hashes
+from breakwater.kernel.redis.connection import KEPT_SINCE, Redis, Script, ScriptCommand, read_hashes
 
 FORGET_MS = 600_000
 """A worker that is silent for this long is forgotten: its claims have ended long ago."""
@@ -62,7 +61,7 @@ class Workers:
         self._redis = redis
         self._late_ms = liveness.late_ms
         self.was_emptied = False
-        """True if Redis lost its data between the last two heartbeats."""
+        """True if Redis may have lost data between the last two heartbeats."""
         self._kept_since: str | None = None
 
     @property
@@ -101,6 +100,15 @@ class Workers:
         """The seconds since Redis was last empty; 0 if it is. Raises StateUnavailableError."""
         since_ms, (seconds, _) = await asyncio.gather(self._redis.client.get(KEPT_SINCE), self._redis.client.time())
         return 0.0 if since_ms is None else float(seconds) - int(since_ms) / 1000
+
+    async def have_returned(self, since_ms: int) -> bool:
+        """Returns True if each worker that was heard before a time has been heard after it, or counts as stopped.
+
+        Raises:
+            StateUnavailableError: Redis does not answer.
+        """
+        [texts] = await read_hashes(self._redis.client, [WORKERS])
+        return all(int(text.partition(" ")[0]) >= since_ms for text in texts.values())
 
     async def running(self) -> dict[str, str]:
         """The workers whose heartbeat is not late, by id: the NATS server that each was heard on, or an empty text.

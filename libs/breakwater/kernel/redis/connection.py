@@ -19,11 +19,12 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.driver_info import DriverInfo
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import InvalidResponse, NoScriptError, RedisError, ResponseError
+from redis.exceptions import InvalidResponse, NoScriptError, ReadOnlyError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from breakwater.kernel.errors import UnavailableError
 from breakwater.kernel.immutable import immutable
+from breakwater.kernel.redis.sentinel import Sentinels
 from breakwater.kernel.security.tls import tls_settings
 
 Argument = str | int
@@ -33,6 +34,14 @@ WAIT_FOR_CONNECTION_S = 10
 ANSWER_S = 5
 WITH_NEXT_S = 0.02
 """The longest time that scripts wait for the next round trip."""
+KEPT_SINCE = "bw:kept-since"
+"""The key of the time since which Redis has its data, in ms. Whoever needs it writes it where it is missing.
+
+Another time than before means that writes which Redis had acknowledged may be lost: it was emptied, or a replica became
+the primary, which had not received the last ones.
+"""
+_SERVER = "bw:server"
+"""The key of the identity of the primary with which `KEPT_SINCE` began."""
 _DRIVER = DriverInfo()
 """The client's name and version, for the server; redis-py would read the version from the disk for each connection."""
 
@@ -57,6 +66,14 @@ class Script:
 
 
 _HELPERS = Path(__file__).with_name("helpers.lua").read_text(encoding="utf-8")
+_NOTE_SERVER = Script.of(f"""{_HELPERS}
+-- Begins the data anew if another server has become the primary. KEYS: server, since when Redis has its data
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then
+  redis.call('SET', KEYS[1], ARGV[1])
+  redis.call('SET', KEYS[2], now_ms())
+end
+return 1
+""")
 
 
 def scripts_of(module: str) -> dict[str, Script]:
@@ -104,6 +121,9 @@ class _PacksInC(aioredis.Connection):
     takes longer than Redis does for its answer.
     """
 
+    primary_id: str | None = None
+    """Changes when another server becomes the primary; None for one that no other can take the place of."""
+
     def pack_command(self, *args: Any) -> list[bytes]:
         # The name of a command may be two words: `SCRIPT LOAD`.
         command = (*str(args[0]).split(), *args[1:])
@@ -111,6 +131,14 @@ class _PacksInC(aioredis.Connection):
 
     def pack_commands(self, commands: Iterable[Iterable[Any]]) -> list[bytes]:
         return [packed for command in commands for packed in self.pack_command(*command)]
+
+    async def read_response(self, *args: Any, **options: Any) -> Any:
+        try:
+            return await super().read_response(*args, **options)
+        except ReadOnlyError:
+            # It is a replica now; the next connection may be to the primary.
+            await self.disconnect(nowait=True)
+            raise
 
 
 class _Client(aioredis.Redis):
@@ -134,6 +162,46 @@ class _Pipeline(Pipeline):
 
 class _TlsConnection(_PacksInC, aioredis.SSLConnection):
     """The same, encrypted."""
+
+
+class _AsksSentinels(_PacksInC):
+    """Asks Sentinels for the address of the primary before it connects."""
+
+    def __init__(self, *, sentinels: Sentinels, **options: Any) -> None:
+        super().__init__(**options)
+        self._sentinels = sentinels
+
+    async def _connect(self) -> None:
+        self.host, self.port = await self._sentinels.primary()
+        await super()._connect()
+
+
+class _TlsAsksSentinels(_AsksSentinels, _TlsConnection):
+    """The same, encrypted."""
+
+
+async def _greet(connection: _PacksInC) -> None:
+    """Begins a connection, and asks the server what it is: `redis_connect_func` of redis-py.
+
+    Raises:
+        RedisConnectionError: it is a replica, although a Sentinel says otherwise.
+    """
+    await connection.on_connect()
+    await connection.send_command("INFO", "replication", check_health=False)
+    try:
+        text = str(await connection.read_response())
+    except ResponseError:
+        return  # some managed servers hide it
+    facts: dict[str, str] = {}
+    for line in text.splitlines():
+        name, _, value = line.partition(":")
+        facts[name] = value
+    is_by_sentinels: bool = isinstance(connection, _AsksSentinels)
+    if is_by_sentinels and facts.get("role") != "master":
+        raise RedisConnectionError("that server is a replica by now")
+    # A server that never had replicas loses nothing by a restart, which changes its id, too.
+    if is_by_sentinels or int(facts.get("connected_slaves", 0)) or facts.get("master_replid2", "0").strip("0"):
+        connection.primary_id = facts.get("master_replid")
 
 
 _MORE = object()
@@ -192,6 +260,10 @@ class _Pipe(asyncio.Protocol):
             raise
         finally:
             timer.cancel()
+
+    def abort(self) -> None:
+        """Closes it at once: nothing more is sent."""
+        self._transport.abort()
 
     async def close(self) -> None:
         """Closes it."""
@@ -255,19 +327,30 @@ class Redis:
         """Connects to nothing yet.
 
         Args:
-            url: `redis://:password@host:6379/0`, or `rediss://` for TLS.
+            url: `redis://:password@host:6379/0`, `redis+sentinel://:password@host:26379,host:26379/mymaster/0`, or
+                `rediss` in place of `redis` for TLS.
 
         Raises:
             ValueError: it is no such URL.
             ConfigError: a file of `BREAKWATER_TLS_*` can't be used.
         """
+        scheme, is_by_sentinels, _ = url.partition("://")[0].partition("+sentinel")
         tls: dict[str, Any] = {}
-        if url.startswith("rediss:"):
+        if scheme == "rediss":
             settings = tls_settings()
             tls = {"ssl_ca_certs": settings.ca, "ssl_certfile": settings.cert, "ssl_keyfile": settings.key}
+        self.sentinels = Sentinels(url, tls) if is_by_sentinels else None
+        """Those that know the primary; None for a server that is named by itself."""
+        options: dict[str, Any] = {"connection_class": _TlsConnection if tls else _PacksInC}
+        if self.sentinels is not None:
+            options = {
+                "connection_class": _TlsAsksSentinels if tls else _AsksSentinels,
+                "sentinels": self.sentinels,
+                "redis_connect_func": _greet,
+            }
         pool = aioredis.BlockingConnectionPool.from_url(
-            url,
-            connection_class=_TlsConnection if tls else _PacksInC,
+            url if self.sentinels is None else self.sentinels.server_url,
+            **options,
             **tls,
             # More only queue up in Redis, which has one thread; here they queue without a connection each.
             max_connections=MAX_CONNECTIONS,
@@ -281,8 +364,8 @@ class Redis:
             driver_info=_DRIVER,
         )
         self.client: aioredis.Redis = _Client.from_pool(pool)
-        connect = cast(Callable[..., aioredis.Connection], pool.connection_class)
-        self._connection = partial(connect, **pool.connection_kwargs)
+        connect = cast(Callable[..., _PacksInC], pool.connection_class)
+        self._connection = partial(connect, **{**pool.connection_kwargs, "redis_connect_func": _greet})
         self._pipe: _Pipe | None = None
         self._waiting: list[_Request] = []
         self._sending: asyncio.Task[None] | None = None
@@ -379,14 +462,29 @@ class Redis:
         for is_last in (False, True):
             try:
                 if self._pipe is None or not self._pipe.is_open:
-                    opened = self._connection()
-                    await opened.connect()
-                    self._pipe = _Pipe(opened)
-                return await self._pipe.ask(packed), self._pipe.has_error
+                    self._pipe = await self._open_pipe()
+                answers = await self._pipe.ask(packed)
             except (RedisConnectionError, OSError):
                 if is_last:
                     raise
+            else:
+                if self._pipe.has_error and any(map(_is_read_only, answers)):
+                    self._pipe.abort()
+                return answers, self._pipe.has_error
         raise AssertionError("the last try returns or raises")
+
+    async def _open_pipe(self) -> _Pipe:
+        """Connects, and has noted which server it is before any script runs there."""
+        opened = self._connection()
+        await opened.connect()
+        pipe = _Pipe(opened)
+        if opened.primary_id is not None:
+            words = ("EVAL", _NOTE_SERVER.text, 2, _SERVER, KEPT_SINCE, opened.primary_id)
+            [answer] = await pipe.ask([_Command(words).pack()])
+            if isinstance(answer, Exception):
+                pipe.abort()
+                raise answer
+        return pipe
 
     async def ping(self) -> None:
         """Raises StateUnavailableError when Redis does not answer."""
@@ -399,6 +497,13 @@ class Redis:
         if self._pipe is not None:
             await self._pipe.close()
         await self.client.aclose()
+        if self.sentinels is not None:
+            await self.sentinels.close()
+
+
+def _is_read_only(answer: Any) -> bool:
+    """Returns True for the refusal of a replica; Redis 6.2 has that of a script's command within its text."""
+    return isinstance(answer, ReadOnlyError) or (isinstance(answer, ResponseError) and ": -READONLY" in str(answer))
 
 
 def _error_in(answers: Sequence[Any]) -> Exception | None:
@@ -444,7 +549,9 @@ _REMEDIES: Mapping[str, str] = {
         "next snapshot that succeeds (`redis-cli BGSAVE`). Its log names the file."
     ),
     "OOM": "Redis has no memory left: raise its `maxmemory`, or find other data in it.",
-    "READONLY": "That server is a replica: set BREAKWATER_REDIS_URL to the primary, or promote it.",
+    "READONLY": (
+        "That server is a replica: set BREAKWATER_REDIS_URL to the primary or to its Sentinels, or promote it."
+    ),
 }
 """The advice on a code that does not pass by itself."""
 

@@ -10,3 +10,8 @@ local function keep(key, ms)
     redis.call('PEXPIRE', key, ms)
   end
 end
+-- Since when Redis has its data, in ms.
+local function kept_since(key)
+  redis.call('SET', key, now_ms(), 'NX')
+  return redis.call('GET', key)
+end

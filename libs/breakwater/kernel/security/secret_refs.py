@@ -23,7 +23,7 @@ _SETTLED_S = 2.0
 """The age from which a file is known by its time: of one that has just been written, a further change may not show."""
 
 COMMAND_TIMEOUT_S = 10.0
-_CREDENTIALS = re.compile(r"(?<=//)([^/@:]*):[^/@]*(?=@)")
+_CREDENTIALS = re.compile(r"(?<=//)([^/@:]*:)[^/@]*(?=@)|([?&]sentinel_password=)[^&]*")
 
 EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
@@ -147,4 +147,4 @@ Secret = Annotated[SecretRef, BeforeValidator(_secret_ref)]
 
 def mask_url(url: str) -> str:
     """Returns a URL as it may be shown: `nats://user:***@host:port`."""
-    return _CREDENTIALS.sub(r"\1:***", url)
+    return _CREDENTIALS.sub(r"\1\2***", url)

@@ -16,7 +16,14 @@ from zoneinfo import ZoneInfo
 
 from redis.exceptions import ResponseError
 
-from breakwater.kernel.redis.connection import Argument, Redis, ScriptCommand, StateUnavailableError, read_hashes
+from breakwater.kernel.redis.connection import (
+    KEPT_SINCE,
+    Argument,
+    Redis,
+    ScriptCommand,
+    StateUnavailableError,
+    read_hashes,
+)
 from breakwater.kernel.types import time_from_ms
 from breakwater.limits.contract import LimitRaise, LimitUnit
 from breakwater.limits.rules.budget import WINDOWS, Period, periods_since
@@ -57,7 +64,7 @@ _FIELDS: Mapping[LimitUnit, tuple[str, str]] = {
     "usd": ("spent", "reserved"), "tokens": ("tokens", "reserved_tokens"), "requests": ("calls", "reserved_calls")
 }  # fmt: skip
 """The fields of what is used and what is reserved, of each unit that is counted by the calendar."""
-_FILLED = ("log", "zone", "upto", "alone", "repairs", "dimensions", "limits")
+_FILLED = ("log", "zone", "upto", "alone", "repairs", "dimensions", "limits", "since")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +81,8 @@ class CounterSource:
     """The dimensions that are counted."""
     limits: str = field(default="", compare=False)
     """The version of the limits that the plane keeps; empty if it is unknown."""
+    since: str | None = field(default=None, compare=False)
+    """The beginning of Redis' data for which they are right; None if an earlier version of the plane filled them."""
 
 
 Announced = Mapping[str, Collection[str]]
@@ -216,6 +225,14 @@ class BudgetCounters:
         except ResponseError:
             return ""
 
+    async def kept_since(self) -> str:
+        """The beginning of Redis' data, after which it has lost nothing; empty if it is unknown yet."""
+        return str(await self._redis.command("GET", KEPT_SINCE) or "")
+
+    async def confirm(self, since: str) -> None:
+        """Says that the counters are right for the data of Redis that began then."""
+        await self._redis.run([ScriptCommand(LUA["confirm"], [FILLED, KEPT_SINCE], [since])])
+
     async def source(self) -> CounterSource | None:
         """The source of the counters; None if they are lost."""
         return _read_source(dict(zip(_FILLED, await self._redis.command("HMGET", FILLED, *_FILLED), strict=True)))
@@ -266,6 +283,7 @@ class BudgetCounters:
         *,
         alone: bool = True,
         dimensions: Dimensions = ONLY_BASE,
+        since: str = "",
     ) -> bool:
         """Sets the counters to the figures of the record. Reservations of calls under way stay.
 
@@ -278,12 +296,13 @@ class BudgetCounters:
             announced: the announced thresholds.
             alone: nothing of `figures` is from elsewhere than this log.
             dimensions: those that `figures` are of.
+            since: the beginning of Redis' data when the filling began; empty if it was unknown.
 
         Returns:
             True if it was done; another process may have filled them since `source` was read.
         """
         before = ("", "") if source is None else (source.log, source.zone)
-        arguments: list[Argument] = [log, self._zone.key, upto, int(alone), *before, dimensions.text]
+        arguments: list[Argument] = [log, self._zone.key, upto, int(alone), *before, dimensions.text, since]
         fields: dict[str, list[Argument]] = {
             period.name: [part for name in announced.get(period.name, ()) for part in (f"announced:{name}", 1)]
             for period in periods
@@ -291,7 +310,7 @@ class BudgetCounters:
         for (name, key), sums in figures.items():
             if name in fields:
                 fields[name] += [part for figure, value in sums.items() for part in (f"{figure}:{key}", value)]
-        keys, staged = [FILLED, RESERVATIONS, HELD], f"bw:limits:figures:{token_hex(8)}"
+        keys, staged = [FILLED, RESERVATIONS, HELD, KEPT_SINCE], f"bw:limits:figures:{token_hex(8)}"
         for period in periods:
             keys += [period_key(period.window, period.name), f"{staged}:{period.name}"]
             arguments += [period.end_ms + KEEP_MS, len(fields[period.name]) // 2]
@@ -461,12 +480,12 @@ def _snapshot(
 
 
 def _read_source(fields: Mapping[str, str | None]) -> CounterSource | None:
-    log, zone, upto, alone, repairs, dimensions, limits = (fields.get(name) for name in _FILLED)
+    log, zone, upto, alone, repairs, dimensions, limits, since = (fields.get(name) for name in _FILLED)
     if log is None:
         return None
     counted = Dimensions.parse(dimensions or "")
     filled = (log, cast(str, zone), int(cast(str, upto)))
-    return CounterSource(*filled, alone == "1", cast(str, repairs), counted, limits or "")
+    return CounterSource(*filled, alone == "1", cast(str, repairs), counted, limits or "", since)
 
 
 def _period_counters(period: Period, fields: Mapping[str, str]) -> PeriodCounters:

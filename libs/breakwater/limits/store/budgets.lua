@@ -345,7 +345,8 @@ end
 -- rest.
 -- A call that waits for a rate has its place in the queue of the first one that has no room for it, in the order of the keys:
 -- so no two calls wait for each other. There is room for it beside what counts and what stands before it in the queue.
--- KEYS: reservations, leases, filled, held, names, periods..., windows..., slots..., the queues of both..., what waits in each...
+-- KEYS: reservations, leases, filled, held, names, since when Redis has its data, periods..., windows..., slots..., the queues
+-- of both..., what waits in each...
 -- ARGV from the 18th, for each period: first ms, first ms after it, keep until (ms); then for each counter: scope, the
 -- number of its period and its flags, hard limit ('' = none); then for each window: ms of a slice, flags, the units whose limits refuse
 -- calls and have none wait, the most requests, tokens and nano-dollars ('' = none); then for each slots: the most calls
@@ -376,7 +377,7 @@ local version = ARGV[17] -- of the limits that the plane keeps, as the caller kn
 local reservations, leases, filled_key, held_key, names_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local now = now_ms()
 local periods, counters, argument = {}, {}, 18
-for k = 6, 5 + number_of_periods do
+for k = 7, 6 + number_of_periods do
   periods[#periods + 1] = {
     key = KEYS[k], first = tonumber(ARGV[argument]), over = tonumber(ARGV[argument + 1]), keep_until_ms = ARGV[argument + 2],
     fields = {nil, nil, nil, nil}, changes = {nil, nil, nil, nil}, notes = {},
@@ -393,15 +394,15 @@ for i = 1, number_of_counters do
   argument = argument + 3
 end
 local windows, slots = {}, {}
-for k = 6 + number_of_periods, 5 + number_of_periods + number_of_windows do
+for k = 7 + number_of_periods, 6 + number_of_periods + number_of_windows do
   windows[#windows + 1] = {
     key = KEYS[k], slice_ms = tonumber(ARGV[argument]), flags = ARGV[argument + 1], refuses = ARGV[argument + 2],
     r = tonumber(ARGV[argument + 3]), t = tonumber(ARGV[argument + 4]), u = tonumber(ARGV[argument + 5]),
   }
   argument = argument + 6
 end
-local first_slots = 6 + number_of_periods + number_of_windows
-local first_queue = first_slots + (#KEYS - 5 - number_of_periods - 3 * number_of_windows) / 3
+local first_slots = 7 + number_of_periods + number_of_windows
+local first_queue = first_slots + (#KEYS - 6 - number_of_periods - 3 * number_of_windows) / 3
 for k = first_slots, first_queue - 1 do
   slots[#slots + 1] = {key = KEYS[k], most = tonumber(ARGV[argument]), refuses = ARGV[argument + 1], is_slots = true}
   argument = argument + 2
@@ -448,7 +449,7 @@ if before and (before.state ~= 'r' or asked_at or is_as_asked(before)) then
 elseif before and lease_ms then
   return {9, table.concat(further_keys(before, {}) or {}, '\n')}
 end
-local source = redis.call('HMGET', filled_key, 'log', 'dimensions', 'limits')
+local source = redis.call('HMGET', filled_key, 'log', 'dimensions', 'limits', 'since')
 if version ~= '' and source[3] ~= version and not asked_at and (not source[3] or is_older(version, source[3])) then
   return {8, source[3] or ''}
 end
@@ -499,8 +500,8 @@ for _, counter in ipairs(counters) do
   local n = #fields + 1
   counter.first_value, fields[n] = n, counter.field
   if counter.cap ~= '' then
-    if not source[1] then
-      return {3}
+    if not source[1] or (source[4] and source[4] ~= redis.call('GET', KEYS[6])) then
+      return {3} -- or they may lack what was counted last, as another server is the primary now
     end
     fields[n + 1] = USED[counter.unit] .. counter.scope
   end
@@ -1172,7 +1173,7 @@ local hex = {}
 for byte = 0, 255 do
   hex[string.char(byte)] = string.format('%02x', byte)
 end
-local answer = {redis.call('HMGET', KEYS[1], 'log', 'zone', 'upto', 'alone', 'repairs', 'dimensions', 'limits'), copies}
+local answer = {redis.call('HMGET', KEYS[1], 'log', 'zone', 'upto', 'alone', 'repairs', 'dimensions', 'limits', 'since'), copies}
 for k = 2, 1 + blocks do
   answer[k + 1] = string.gsub(redis.call('GET', KEYS[k]) or '', '.', hex)
 end
@@ -1181,14 +1182,15 @@ return answer
 --- fill
 -- Sets all counters to the figures of the event log, once: the second caller changes nothing. The figures were stored in
 -- parts before, as nothing else runs in Redis meanwhile. Reservations of calls under way are kept.
--- KEYS: filled, reservations, held, then for each period: its counters, and the figures that they become
--- ARGV from the 8th, for each period: keep until (ms), number of fields
+-- KEYS: filled, reservations, held, since when Redis has its data, then for each period: its counters, and the figures that they become
+-- ARGV from the 9th, for each period: keep until (ms), number of fields
 -- Returns 1, 0 where the counters are not filled as the caller believed, or 2 where the figures are not all there.
 local log, zone, upto, alone = ARGV[1], ARGV[2], ARGV[3], ARGV[4] -- alone 1: nothing in it is from another log
 local log_before, zone_before = ARGV[5], ARGV[6] -- what they are filled from now; '': they are not filled
-local filled, reservations_key, held_key, first_period, argument = KEYS[1], KEYS[2], KEYS[3], 4, 8
-local source = redis.call('HMGET', filled, 'log', 'zone')
-if (source[1] or '') ~= log_before or (source[2] or '') ~= zone_before then
+local filled, reservations_key, held_key, first_period, argument = KEYS[1], KEYS[2], KEYS[3], 5, 9
+local source, since = redis.call('HMGET', filled, 'log', 'zone'), ARGV[8] -- '': it was not known when the filling began
+if (source[1] or '') ~= log_before or (source[2] or '') ~= zone_before
+  or (since ~= '' and since ~= redis.call('GET', KEYS[4])) then
   return 0
 end
 local keep_until = {}
@@ -1231,7 +1233,16 @@ end
 -- A new number with each filling: a repair that was computed before it is refused after it.
 local time = redis.call('TIME')
 local number = string.format('%.0f', time[1] * 1000000 + time[2])
-redis.call('HSET', filled, 'log', log, 'zone', zone, 'upto', upto, 'alone', alone, 'repairs', number, 'dimensions', ARGV[7])
+redis.call('HSET', filled, 'log', log, 'zone', zone, 'upto', upto, 'alone', alone, 'repairs', number, 'dimensions', ARGV[7],
+  'since', kept_since(KEYS[4]))
+return 1
+
+--- confirm
+-- Says that the counters lack nothing of what was counted before Redis had its data, unless that has begun anew.
+-- KEYS: filled, since when Redis has its data   ARGV: since when it had them
+if redis.call('GET', KEYS[2]) == ARGV[1] and redis.call('EXISTS', KEYS[1]) == 1 then
+  redis.call('HSET', KEYS[1], 'since', ARGV[1])
+end
 return 1
 
 --- repair

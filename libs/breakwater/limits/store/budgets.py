@@ -14,6 +14,7 @@ sorted set of leases: those of a worker that died end by themselves.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -25,7 +26,7 @@ from breakwater.jobs.contract.execution import Attempt
 from breakwater.jobs.rules.turns import NOBODYS, CallerTurn
 from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.immutable import immutable
-from breakwater.kernel.redis.connection import Argument, Redis, ScriptCommand, scripts_of
+from breakwater.kernel.redis.connection import KEPT_SINCE, Argument, Redis, ScriptCommand, scripts_of
 from breakwater.kernel.types import ms_from_time, time_from_ms
 from breakwater.limits.contract import LimitUnit, Window
 from breakwater.limits.rules.budget import (
@@ -337,7 +338,7 @@ class Budgets:
         ]
         rate_keys = keys_of_rate_limits(rates)
         keys = [
-            *(RESERVATIONS, LEASES, FILLED, HELD, f"{_NAMES}{caller or ''}"),
+            *(RESERVATIONS, LEASES, FILLED, HELD, f"{_NAMES}{caller or ''}", KEPT_SINCE),
             *(*parts.keys, *rate_keys, *_keys_of_queues(rate_keys)),
         ]
         return ScriptCommand(LUA["reserve"], keys, [*arguments, *parts.arguments, *of_rates])
@@ -502,8 +503,11 @@ class Budgets:
         await self._redis.client.zrem(LEASES, attempt_id)
 
     async def has_counters(self) -> bool:
-        """Returns True if Redis has counters, of any log. Raises StateUnavailableError."""
-        return bool(await self._redis.command("HEXISTS", FILLED, "log"))
+        """Returns True if Redis has counters, of any log, which lack nothing. Raises StateUnavailableError."""
+        (log, since), kept_since = await asyncio.gather(
+            self._redis.command("HMGET", FILLED, "log", "since"), self._redis.command("GET", KEPT_SINCE)
+        )
+        return log is not None and since in {None, kept_since}
 
     def _current(self, now: datetime) -> Periods:
         return periods_at(now + self._behind, self._zone)
