@@ -145,12 +145,14 @@ async def run_failover(times: int, per_s: float, seed: int) -> int:
     return bool(wrong)
 
 
-async def run_storm(jobs: int, per_s: float, seed: int, keep: Path | None) -> int:
+async def run_storm(jobs: int, per_s: float, seed: int, at_once: int, keep: Path | None) -> int:
     """Prints how the record of a storm and its replay agree. Returns how many decisions differ without a cause."""
     directory, new_directory = directories()
     servers = EmbeddedServers(new_directory)
     try:
-        outcome = await storm.run_storm(directory, servers, jobs=jobs, per_s=per_s, seed=seed, keep=keep)
+        outcome = await storm.run_storm(
+            directory, servers, jobs=jobs, per_s=per_s, seed=seed, at_once=at_once, keep=keep
+        )
     finally:
         servers.stop()
         shutil.rmtree(directory, ignore_errors=True)
@@ -309,6 +311,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--seconds", type=float, default=600.0, help="of a history, or a run of limits (default 600)")
     parser.add_argument("--logs", type=Path, help="folder to copy the services' logs of histories to")
+    parser.add_argument(
+        "--at-once", type=int, default=1, help="jobs of each task in a storm that run at once (default 1)"
+    )
     parser.add_argument("--keep", type=Path, metavar="DIRECTORY", help="where the record of a storm is copied to")
     wanted = parser.parse_args(arguments)
     if wanted.what == "last-answer":
@@ -322,7 +327,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if wanted.what == "failover":
         return 1 if asyncio.run(run_failover(wanted.times or 20, wanted.per_s, wanted.seed)) else 0
     if wanted.what == "storm":
-        return 1 if asyncio.run(run_storm(wanted.jobs, wanted.per_s, wanted.seed, wanted.keep)) else 0
+        return 1 if asyncio.run(run_storm(wanted.jobs, wanted.per_s, wanted.seed, wanted.at_once, wanted.keep)) else 0
     if wanted.what == "replay":
         return 1 if unexplained(asyncio.run(identity.replayed_again(wanted.keep))) else 0
     if wanted.what == "streams":

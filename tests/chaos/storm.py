@@ -95,7 +95,7 @@ class StormOutcome:
 
 
 async def run_storm(
-    directory: Path, source: Servers, *, jobs: int, per_s: float, seed: int, keep: Path | None = None
+    directory: Path, source: Servers, *, jobs: int, per_s: float, seed: int, at_once: int = 1, keep: Path | None = None
 ) -> StormOutcome:
     """Runs a storm to its end, and replays its record, which is also copied to `keep`, unless that is None."""
     planned_s = jobs / per_s
@@ -111,7 +111,7 @@ async def run_storm(
         began = time.monotonic()
         chaos.plane.sim.restart_clock()
         killing = asyncio.create_task(_kill(chaos))
-        job_ids = await _submit(chaos, jobs, per_s, random.Random(seed))
+        job_ids = await _submit(chaos, jobs, per_s, at_once, random.Random(seed))
         killing.cancel()
         results = [await chaos.plane.result(job_id, timeout_s=300) for job_id in job_ids]
         took_s = time.monotonic() - began
@@ -133,16 +133,23 @@ async def _kill(chaos: Chaos) -> None:
 
 
 class _Tasks:
-    """The tasks of the storm: each asks for its next job once it has the result of the one before, as agents do."""
+    """The tasks of the storm: each asks for its next job once it has the result of one before, as agents do.
 
-    def __init__(self) -> None:
+    Args:
+        at_once: how many jobs of a task run at once.
+    """
+
+    def __init__(self, at_once: int) -> None:
+        self._at_once = at_once
         self._idle: deque[str] = deque()
         self._steps: Counter[str] = Counter()
         self._task_of: dict[str, str] = {}
 
     def next_for(self, job_id: str) -> str:
         """Returns the task of a job: one that waits for no result, or a new one."""
-        task = self._idle.popleft() if self._idle else f"t{len(self._steps)}"
+        if not self._idle:
+            self._idle.extend([f"t{len(self._steps)}"] * self._at_once)
+        task = self._idle.popleft()
         self._steps[task] += 1
         self._task_of[subjects.result(job_id)] = task
         return task
@@ -150,13 +157,13 @@ class _Tasks:
     async def on_result(self, message: Msg) -> None:
         """Lets a task go on, unless it has all of its jobs."""
         task = self._task_of.pop(message.subject, None)
-        if task is not None and self._steps[task] < STEPS:
+        if task is not None and self._steps[task] + self._idle.count(task) < STEPS:
             self._idle.append(task)
 
 
-async def _submit(chaos: Chaos, jobs: int, per_s: float, chance: random.Random) -> list[str]:
+async def _submit(chaos: Chaos, jobs: int, per_s: float, at_once: int, chance: random.Random) -> list[str]:
     job_ids: list[str] = []
-    tasks = _Tasks()
+    tasks = _Tasks(at_once)
     await chaos.plane.client.subscribe("bw.results.*", cb=tasks.on_result)
     loop = asyncio.get_running_loop()
     began = loop.time()

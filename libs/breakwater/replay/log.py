@@ -53,4 +53,4 @@ async def read_log(lookup: Lookup) -> tuple[list[RecordedJob], Changes]:
         RecordedJob(record, tuple(sorted(attempts[record.execution_id], key=lambda logged: logged.attempt.number)))
         for record in records
     )
-    return in_order(jobs), Changes(transitions, budgets, guards, alerts, limits)
+    return in_order(jobs, guards), Changes(transitions, budgets, guards, alerts, limits)

@@ -127,7 +127,7 @@ async def replay_records(
         replaying: Awaitable[None] | None = None
         for stretch in await stretches(analytics, since, until):
             # ClickHouse reads the next jobs while these are replayed.
-            jobs = [job_with(renames, job) for job in await read_stretch(analytics, stretch)]
+            jobs = in_order((job_with(renames, job) for job in await read_stretch(analytics, stretch)), changes.guards)
             if replaying is not None:
                 await replaying
             replaying = asyncio.ensure_future(asyncio.to_thread(add, jobs))

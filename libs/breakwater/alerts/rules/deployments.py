@@ -19,7 +19,7 @@ from typing import Literal, TypeGuard
 
 from pydantic import JsonValue
 
-from breakwater.alerts.contract import Alert
+from breakwater.alerts.contract import Alert, AlertEvent
 from breakwater.alerts.rules.alert_rules import CONTINUED, agents_of
 from breakwater.alerts.rules.signals import Firing, Resolved, Signal, key_of
 from breakwater.alerts.settings import DeploymentRules
@@ -315,10 +315,13 @@ def _failing(outage: _Outage, attempt: Attempt, error: ErrorInfo, refusal: Refus
     )
 
 
+FAILURES: frozenset[AlertEvent] = frozenset({"retries_exhausted", "job_dead_lettered", "deployment_failing"})
+"""The events of jobs' ends that an open incident may explain."""
+
+
 def may_be_explained(signal: Signal) -> TypeGuard[Firing]:
     """Returns True if an open incident may say why jobs fail: a breaker's, or of failed jobs also a deployment's."""
-    is_failure = signal.event in {"retries_exhausted", "job_dead_lettered", "deployment_failing"}
-    return is_failure and isinstance(signal, Firing) and signal.model is not None
+    return signal.event in FAILURES and isinstance(signal, Firing) and signal.model is not None
 
 
 def is_explained(signal: Firing, unresolved: Iterable[Alert]) -> bool:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from breakwater.alerts.contract import Alert
 from breakwater.alerts.rules.alert_rules import CONTINUED, ENDED_AT, UNDELIVERABLE, began_with
@@ -26,7 +27,7 @@ from breakwater.alerts.rules.incidents import (
     resolve,
 )
 from breakwater.alerts.rules.job_ends import JobEnds
-from breakwater.alerts.rules.signals import MEASURES_OF_JOBS, Signal, signals_of
+from breakwater.alerts.rules.signals import MEASURES_OF_JOBS, Firing, Signal, signals_of
 from breakwater.alerts.settings import Alerts
 from breakwater.breakers.contract import BreakerTransition
 from breakwater.jobs.contract.execution import Execution
@@ -104,6 +105,8 @@ class ReplayedAlerts:
         self._ends = JobEnds(alerts, self._incidents.of)
         self._groups = SignalGroups[None]()
         self._recorded = _of_jobs(recorded)
+        self.unexplained_then = 0
+        """The number of groups with an alert, although an incident explains them that the alerter did not know then."""
 
     def add_event(self, event: BreakerTransition | GuardEvent | BudgetEvent) -> None:
         """Applies the signals of an event, immediately."""
@@ -179,31 +182,50 @@ class ReplayedAlerts:
         if now_ms < due_ms:
             return False
         self._change_due(key, now_ms)
-        is_inhibited = may_be_explained(signal) and is_explained(signal, self._incidents.unresolved())
-        alert = None if is_inhibited else decide(signal, self._incidents.of(key), self._rules)
-        recorded = self._recorded_source(key, signal, due_ms + VERY_LATE_MS)
-        usual_ms = LATE_MS if key in self._recorded else LOOK_MS
-        late_ms = due_ms + (usual_ms if recorded is None else VERY_LATE_MS)
-        if recorded != (None if alert is None else alert.source_id) and now_ms < late_ms:
+        alert = decide(signal, self._incidents.of(key), self._rules)
+        recorded = self._recorded_group(key, signal, due_ms + VERY_LATE_MS)
+        is_recorded = recorded is not None and alert is not None and alert.source_id == recorded.source_id
+        if may_be_explained(signal) and is_explained(signal, self._incidents.unresolved()):
+            if is_recorded:
+                self.unexplained_then += 1
+            else:
+                alert = None
+        if recorded is None:
+            is_over = alert is None or now_ms >= due_ms + (LATE_MS if key in self._recorded else LOOK_MS)
+        else:
+            is_full = isinstance(signal, Firing) and signal.times >= recorded.times
+            is_over = is_recorded or (alert is None and is_full) or now_ms >= due_ms + VERY_LATE_MS
+        if not is_over:
             return False
         self._keep(alert)
         self._groups.end(group, now_ms / 1000)
         return True
 
-    def _recorded_source(self, key: str, signal: Signal, until_ms: int) -> str | None:
-        """Returns the event with which the record has an incident next; None if it has none until a time."""
+    def _recorded_group(self, key: str, signal: Signal, until_ms: int) -> _RecordedGroup | None:
+        """Returns the group with which the record has an incident next; None if it has none until a time."""
         of_key = self._recorded.get(key, ())
-        place = bisect_left(of_key, (ms_from_time(signal.at), ""))
-        return of_key[place][1] if place < len(of_key) and of_key[place][0] <= until_ms else None
+        place = bisect_left(of_key, ms_from_time(signal.at), key=lambda group: group.at_ms)
+        return of_key[place] if place < len(of_key) and of_key[place].at_ms <= until_ms else None
 
 
-def _of_jobs(alerts: Iterable[Alert]) -> Mapping[str, Sequence[tuple[int, str]]]:
-    """Returns the times and events of the recorded alerts of groups, in order, by the keys of their incidents."""
-    by_key: dict[str, list[tuple[int, str]]] = defaultdict(list)
+class _RecordedGroup(NamedTuple):
+    """A recorded alert of a group: its time and event, those of its last signal, and how many signals it had."""
+
+    at_ms: int
+    source_id: str
+    times: int
+
+
+def _of_jobs(alerts: Iterable[Alert]) -> Mapping[str, Sequence[_RecordedGroup]]:
+    """Returns the recorded alerts of groups, in order, by the keys of their incidents."""
+    by_key: dict[str, list[_RecordedGroup]] = defaultdict(list)
+    counted: Counter[str] = Counter()
     for alert in alerts:
+        times = alert.count - counted[alert.incident_id]
+        counted[alert.incident_id] = alert.count
         with_time = alert.change == "reminded" or alert.source_id.startswith(ENDED_AT)
         if not (with_time or is_of_person(alert) or alert.reason == CONTINUED):
-            by_key[alert.key].append((ms_from_time(alert.at), alert.source_id))
+            by_key[alert.key].append(_RecordedGroup(ms_from_time(alert.at), alert.source_id, times))
     for of_key in by_key.values():
         of_key.sort()
     return by_key

@@ -14,17 +14,20 @@ from breakwater.breakers.rules.breaker import (
     BreakerChange,
     BreakerKey,
     Observation,
+    consecutive_failures,
     cooldown_ms,
+    errors_within,
     isolate,
     observe,
     reset,
     rules_of_unconfigured,
     wait_for_call,
 )
+from breakwater.breakers.rules.failure_statistics import breaker_statistics
 from breakwater.breakers.rules.observations import observation_of
 from breakwater.breakers.rules.transitions import breaker_after, half_opened, transition
 from breakwater.breakers.settings import BreakerRules
-from breakwater.jobs.contract.execution import Attempt
+from breakwater.jobs.contract.execution import Attempt, FailureStatistics
 from breakwater.kernel.immutable import changed, immutable
 from breakwater.kernel.types import ms_from_time
 
@@ -36,6 +39,9 @@ LAG_MS = 2_000
 
 ORDER_MS = 500
 """The most time from the moment at which the log has a success to that at which its breaker has it."""
+
+LATE_MS = 1_000
+"""The most time from the moment at which a call met a breaker to that which its record has."""
 
 JITTER = 0.5
 """The random part of a cool-down that history does not show."""
@@ -96,6 +102,8 @@ class ReplayedBreakers:
         self._before: dict[BreakerKey, Breaker] = {}
         """The breakers as they were until their latest change."""
         self._recorded = {(BreakerKey(event.agent, event.model), event.version): event for event in recorded}
+        self.edges = 0
+        """The number of transitions that have their number of errors from the record."""
         self._successes: dict[BreakerKey, deque[tuple[int, Breaker]]] = {}
         """The latest successes of breakers that had failures: the time of each, and the breaker before it."""
 
@@ -111,9 +119,10 @@ class ReplayedBreakers:
             return admission, before
         after, admission = admit(breaker, attempt_id, now_ms, lease_ms, caller)
         if admission.became_half_open:
-            event = half_opened(key, after, rules, now_ms)
+            recorded = self._as_recorded(key, after.version, "half_open", None, now_ms)
+            event = half_opened(key, after, rules, now_ms if recorded is None else ms_from_time(recorded.at))
             self._change(key, breaker, after)
-            self._publish(event)
+            self._publish(self._with_recorded_errors(key, event, after, rules))
         elif after is not breaker:
             self._breakers[key] = after
         return admission, breaker
@@ -149,17 +158,33 @@ class ReplayedBreakers:
             if breaker.failures:
                 self._note_success(key, breaker, success.at_ms)
 
-    def while_open(self, key: BreakerKey, now_ms: int, within_ms: int) -> int:
-        """Returns the latest time at which a breaker was open, if its cool-down has just ended; else the current time.
+    def met_ms(self, key: BreakerKey, call: Attempt, now_ms: int) -> int:
+        """Returns the time at which a recorded call met a breaker: now, unless it shows that it met an earlier state.
+
+        A worker writes a refusal a moment after Redis gave it, and admitted calls have the version that admitted them.
 
         Args:
             key: the breaker.
-            now_ms: the current time, in milliseconds since the epoch.
-            within_ms: the most time since the end of the cool-down.
+            call: the call.
+            now_ms: the time that the call has in the record, in milliseconds since the epoch.
         """
+        is_refused = call.refused_reason == "breaker_open"
         breaker = self._breakers.get(key, _CLOSED)
-        has_just_ended = breaker.state == "open" and 0 <= now_ms - breaker.open_until_ms <= within_ms
-        return breaker.open_until_ms - 1 if has_just_ended else now_ms
+        if not is_refused and call.breaker_version in {None, breaker.version}:
+            return now_ms
+        before = self._before.get(key)
+        if before is not None and not 0 <= now_ms - breaker.changed_ms <= LATE_MS:
+            before = None
+        if not is_refused:
+            return breaker.changed_ms - 1 if before is not None and call.breaker_version == before.version else now_ms
+        # A half-open one would have had the call wait, or admitted it.
+        states = (before, breaker) if breaker.state == "half_open" else (breaker, before)
+        refusing = next((state for state in states if state is not None and _refuses_as_recorded(state, call)), None)
+        if refusing is None:
+            return now_ms
+        asked_ms = now_ms if refusing is breaker else breaker.changed_ms - 1
+        has_just_ended = refusing.state == "open" and 0 <= asked_ms - refusing.open_until_ms <= LATE_MS
+        return refusing.open_until_ms - 1 if has_just_ended else asked_ms
 
     def give_back(self, key: BreakerKey, attempt_id: str) -> None:
         """Releases the probe, if this attempt holds it."""
@@ -205,6 +230,8 @@ class ReplayedBreakers:
                 breaker, observation = reordered
                 after, change = observe(breaker, observation, rules, now_ms, JITTER)
                 is_reordered = True
+            elif self._opens_by_recorded_rate(key, breaker, observation, rules, now_ms, (after, change)):
+                return False
         if change is None:
             if after is not breaker or is_reordered:
                 self._breakers[key] = after
@@ -218,6 +245,39 @@ class ReplayedBreakers:
         if change is not None:
             self._publish_change(key, breaker, change, rules, now_ms)
         return is_reordered
+
+    def _opens_by_recorded_rate(
+        self,
+        key: BreakerKey,
+        breaker: Breaker,
+        observation: Observation,
+        rules: BreakerRules,
+        now_ms: int,
+        by_log: tuple[Breaker, BreakerChange | None],
+    ) -> bool:
+        """Opens a breaker by the recorded rate of failures, if it is near that rate here. Returns True if it did.
+
+        Which calls are still within the window, and which successes have been counted yet, is chance.
+        """
+        after, change = by_log
+        recorded = self._recorded.get((key, breaker.version + 1))
+        if recorded is None or recorded.rule != "failure_rate" or recorded.total_failures != after.total_failures:
+            return False
+        at_ms = ms_from_time(recorded.at)
+        if not 0 <= at_ms - now_ms <= LAG_MS or (change is not None and _agrees(change, recorded)):
+            return False
+        jitter = _jitter_of(recorded, rules, breaker.openings + 1)
+        for shift_ms in (0, ORDER_MS):
+            _, near = observe(breaker, observation, rules, at_ms + shift_ms, jitter)
+            if near is not None and near.rule == "failure_rate":
+                moved = {"changed_ms": at_ms, "open_until_ms": near.after.open_until_ms - shift_ms}
+                opened = changed(near.after, reason=recorded.reason, **moved)
+                self.edges += 1
+                figures = {"reason": recorded.reason, "consecutive_failures": recorded.consecutive_failures}
+                opening = replace(near, after=opened, errors=recorded.errors, **figures)
+                self._publish_change(key, breaker, opening, rules, at_ms)
+                return True
+        return False
 
     def _in_other_order(
         self,
@@ -310,7 +370,28 @@ class ReplayedBreakers:
         self, key: BreakerKey, before: Breaker, change: BreakerChange, rules: BreakerRules, now_ms: int
     ) -> None:
         self._change(key, before, change.after)
-        self._publish(transition(key, change, rules, now_ms))
+        self._publish(self._with_recorded_errors(key, transition(key, change, rules, now_ms), before, rules))
+
+    def _with_recorded_errors(
+        self, key: BreakerKey, event: BreakerTransition, breaker: Breaker, rules: BreakerRules
+    ) -> BreakerTransition:
+        """Takes the number of errors within the window from the record, if it may be that.
+
+        A failure counts from the moment at which the worker applied it, which the log does not have. At an edge of the
+        window, that decides whether it is within.
+        """
+        recorded = self._recorded.get((key, event.version))
+        if recorded is None or recorded.errors == event.errors:
+            return event
+        at_ms = ms_from_time(event.at)
+        if (
+            not errors_within(breaker, rules, at_ms + ORDER_MS)
+            <= recorded.errors
+            <= errors_within(breaker, rules, at_ms - ORDER_MS)
+        ):
+            return event
+        self.edges += 1
+        return event.model_copy(update={"errors": recorded.errors})
 
     def _change(self, key: BreakerKey, before: Breaker, after: Breaker) -> None:
         self._before[key] = before
@@ -328,6 +409,21 @@ class ReplayedBreakers:
 
 _CLOSED = Breaker()
 _NO_SUCCESSES: Mapping[tuple[str | None, str | None], tuple[Success, BreakerRules]] = {}
+
+
+def _refuses_as_recorded(breaker: Breaker, call: Attempt) -> bool:
+    """Returns True if a breaker refuses calls with what a recorded refusal says, as far as the record has it."""
+    return breaker.state != "closed" and call.statistics in (None, statistics_of(breaker))
+
+
+def statistics_of(breaker: Breaker) -> FailureStatistics:
+    """Returns the statistics of a breaker that refuses calls."""
+    return breaker_statistics(
+        breaker.reason,
+        consecutive_failures=consecutive_failures(breaker),
+        total_failures=breaker.total_failures,
+        unique_errors=len(breaker.errors_seen),
+    )
 
 
 def _ahead(breaker: Breaker, rules: BreakerRules, now_ms: int, soon: Sequence[Observation]) -> Iterator[Breaker]:

@@ -20,8 +20,7 @@ from typing import Any, Literal, NamedTuple
 from breakwater.alerts.contract import Alert
 from breakwater.breakers.contract import BreakerTransition
 from breakwater.breakers.rules.admission import PROBE_WAIT_S
-from breakwater.breakers.rules.breaker import BreakerKey, Observation, caller_of, consecutive_failures
-from breakwater.breakers.rules.failure_statistics import breaker_statistics
+from breakwater.breakers.rules.breaker import BreakerKey, Observation, caller_of
 from breakwater.breakers.rules.observations import observation_of
 from breakwater.breakers.rules.refusals import breaker_open
 from breakwater.calls.rules.classify import classification_of
@@ -40,7 +39,7 @@ from breakwater.limits.rules.guard import task_statistics
 from breakwater.limits.rules.refusals import budget_held, over_budget, over_own_cap, task_stopped
 from breakwater.limits.settings import GuardRules
 from breakwater.replay.rules.alerts import ReplayedAlerts, is_of_person
-from breakwater.replay.rules.breakers import JITTER, LOOK_EVERY_MS, ORDER_MS, ReplayedBreakers, Success
+from breakwater.replay.rules.breakers import JITTER, LOOK_EVERY_MS, ORDER_MS, ReplayedBreakers, Success, statistics_of
 from breakwater.replay.rules.counters import CountedPlace, ReplayedCounters
 from breakwater.replay.rules.history import AgentPolicy, Changes, LoggedAttempt, Policy, RecordedJob
 from breakwater.replay.rules.prices import ChangedPrices
@@ -56,6 +55,16 @@ learns the answer a moment after it was given."""
 
 OWN_CALL_MS = 1_000
 """The most time between a recorded call and another moment at which it would have ended in the same way."""
+
+WORKER_LOST = "worker lost"
+"""The cause of what depends on how far a worker came that was lost."""
+
+EDGE = "edge of a window"
+"""The cause of a transition whose errors within a window are those of the record, as one may be within or not."""
+
+LATE_ALERTER = "late alerter"
+"""The cause of a difference in an incident of jobs' ends. A busy or restarted alerter gets ends late:
+whether an open breaker explains them by then, or not yet, is chance."""
 
 _REPLAYED: frozenset[Reason] = frozenset({"breaker_open", "budget_exceeded", "guard_tripped"})
 """The reasons of refusals that the replay decides itself."""
@@ -262,6 +271,8 @@ class Replay:
         self._tasks = ReplayedTasks(self._note_guard, changes.guards)
         self._diverged: set[BreakerKey | TaskName] = set()
         """The breakers and tasks that calls have reached, or have not, otherwise than in the record."""
+        self._lost: set[TaskName] = set()
+        """The tasks of jobs whose worker was lost: nobody knows whether it had counted them."""
         self._answered_ms: dict[str, int] = {}
         """The time of each deployment's latest answer."""
         self._alerts = ReplayedAlerts(
@@ -301,6 +312,7 @@ class Replay:
             self._run_next()
         self._run_until(self._ends_ms + 1)
         self._alerts.finish()
+        self.findings.races.update({EDGE: self._breakers.edges, LATE_ALERTER: self._alerts.unexplained_then})
         return self.findings
 
     # The queue of events
@@ -547,7 +559,7 @@ class Replay:
     ) -> TaskVerdict:
         """Takes whether a call stops its task from the record, if the order of the task's jobs decides that."""
         if recorded.outcome == "worker_lost" and judged.trip is not None:
-            self.findings.races["worker lost"] += 1
+            self.findings.races[WORKER_LOST] += 1
             return replace(judged, trip=None)
         was_stopped = recorded.refused_reason == "guard_tripped"
         trip = self._tasks.recorded_trip(task, now_ms) if was_stopped else None
@@ -572,17 +584,14 @@ class Replay:
         key = self._key_of(run, call)
         if rules is None or key is None:
             return None
-        run.version = self._breakers.closed_version(key, now_ms)
+        asked_ms = self._breakers.met_ms(key, call, now_ms) if run.follows else now_ms
+        run.version = self._breakers.closed_version(key, asked_ms)
         if run.version is not None:
             return None
         remaining_s = (run.deadline_ms - now_ms) / 1000
         lease_s = remaining_s if call.first_token_ms is not None else min(run.agent.timeout_s, remaining_s)
         caller = caller_of(call.caller, call.tenant)
         lease_ms = round((lease_s + LEASE_MARGIN_S) * 1000)
-        asked_ms = now_ms
-        if run.follows and call.refused_reason == "breaker_open":
-            # Its worker wrote the refusal a moment after Redis gave it.
-            asked_ms = self._breakers.while_open(key, now_ms, RACE_MS)
         admission, breaker = self._breakers.admit(key, call.attempt_id, asked_ms, lease_ms, rules, caller)
         run.version = admission.version
         if admission.admitted:
@@ -592,12 +601,7 @@ class Replay:
         refusal = ReplayedRefusal(
             "breaker_open",
             breaker_open(key, breaker.reason, state=state if admission.until_ms else None, retry_after_s=wait_s),
-            statistics=breaker_statistics(
-                breaker.reason,
-                consecutive_failures=consecutive_failures(breaker),
-                total_failures=breaker.total_failures,
-                unique_errors=len(breaker.errors_seen),
-            ),
+            statistics=statistics_of(breaker),
         )
         return _Verdict(refusal, waits=admission.is_probe and run.is_at_last and run.waited_ms < PROBE_WAIT_S * 1000)
 
@@ -645,6 +649,8 @@ class Replay:
                     self.findings.refusals[was] += 1
                 elif self._is_race(run, recorded, was, now_ms):
                     self.findings.races[was] += 1
+                elif self._task_of(run) in self._lost and self._is_as_it_was(run, recorded):
+                    self.findings.races[WORKER_LOST] += 1
                 else:
                     words = (
                         _words_of(recorded.statistics, recorded.error),
@@ -657,7 +663,7 @@ class Replay:
             return self._as_recorded(recorded, now_ms)
         if recorded.outcome == "worker_lost":
             # It is recorded by the worker that goes on, which does not know whether it was admitted.
-            self.findings.races["worker lost"] += 1
+            self.findings.races[WORKER_LOST] += 1
             return self._as_recorded(recorded, now_ms)
         for reason in (replayed, was):
             if reason is not None and self._is_race(run, recorded, reason, now_ms):
@@ -716,6 +722,10 @@ class Replay:
             if (key := self._key_of(run, call)) is not None:
                 self._diverged.add(key)
             self._counters.diverge(call)
+
+    def _task_of(self, run: ReplayedJob) -> TaskName | None:
+        record = run.job.record
+        return None if record.task_key is None else TaskName(record.tenant, record.task_key)
 
     def _key_of(self, run: ReplayedJob, call: Attempt) -> BreakerKey | None:
         """Returns the breaker of a call; None if its agent has none."""
@@ -832,7 +842,7 @@ class Replay:
             self.findings.followed["answer interrupted"] += 1
             return Stop("error")
         if attempt.outcome in {"success", "worker_lost"}:
-            self.findings.followed["worker lost"] += 1
+            self.findings.followed[WORKER_LOST] += 1
             return step
         self._leave(run, "step", recorded, _kind_of(step), now_ms)
         return step
@@ -863,8 +873,8 @@ class Replay:
                 record = run.job.record
                 if run.task is not None and run.follows and len(run.attempts) == len(run.job.attempts):
                     # A busy worker ends a job a while after its last call, and its task counts it then.
-                    completed_ms = ms_from_time(record.completed_at)
-                    self._at(max(now_ms, completed_ms), _ENDS, self._conclude, run, step, sequence=_AFTER_ALL)
+                    at_ms = self._tasks.counted_ms(record, now_ms)
+                    self._at(at_ms, _ENDS, self._conclude, run, step, sequence=_AFTER_ALL)
                 else:
                     self._conclude(run, step, now_ms)
                 return
@@ -895,6 +905,8 @@ class Replay:
             elif record.reason in {"cancelled", "worker_lost", "invalid"}:
                 self.findings.followed[record.reason] += 1
                 run.reason = record.reason
+                if record.reason == "worker_lost" and (task := self._task_of(run)) is not None:
+                    self._lost.add(task)
             else:
                 self._note_difference(run, "end", record.reason or "answered", run.reason or "answered", now_ms)
         elif run.follows:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import NamedTuple
 from zoneinfo import ZoneInfo
@@ -139,6 +140,28 @@ class Policy:
     prices: Prices
 
 
-def in_order(jobs: Iterable[RecordedJob]) -> list[RecordedJob]:
-    """Returns jobs in the order in which they began."""
-    return sorted(jobs, key=lambda job: (job.begins_ms, job.attempts[0].sequence if job.attempts else 0))
+def in_order(jobs: Iterable[RecordedJob], guards: Iterable[GuardEvent] = ()) -> list[RecordedJob]:
+    """Returns jobs in the order in which they began.
+
+    A worker that dies leaves the record of a refusal to the next one. If the call was near a limit of its task, or
+    stopped it, an event of `guards` says when it had asked.
+    """
+    asked_ms: dict[str, list[int]] = defaultdict(list)
+    for event in guards:
+        if event.execution_id is not None and event.kind != "reset":
+            asked_ms[event.execution_id].append(ms_from_time(event.at))
+    asked = (
+        _with_earlier_refusal(job, times) if (times := asked_ms.get(job.record.execution_id)) is not None else job
+        for job in jobs
+    )
+    return sorted(asked, key=lambda job: (job.begins_ms, job.attempts[0].sequence if job.attempts else 0))
+
+
+def _with_earlier_refusal(job: RecordedJob, times_ms: Iterable[int]) -> RecordedJob:
+    """Returns a job whose last call, if it was refused, asked at the first of some times that may be its own."""
+    if not job.attempts or not job.attempts[-1].attempt.short_circuited:
+        return job
+    *earlier, refused = job.attempts
+    since_ms = ms_from_time(job.record.dispatched_at if not earlier else earlier[-1].attempt.completed_at)
+    asked_ms = min((at_ms for at_ms in times_ms if since_ms <= at_ms < refused.asked_ms), default=refused.asked_ms)
+    return replace(job, attempts=(*earlier, refused._replace(asked_ms=asked_ms)))

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from breakwater.alerts.contract import Alert
+from breakwater.alerts.contract import Alert, AlertEvent
+from breakwater.alerts.rules.deployments import FAILURES
+from breakwater.alerts.rules.signals import key_of
 from breakwater.breakers.contract import BreakerTransition
 from breakwater.kernel.types import ms_from_time
 from breakwater.limits.contract import BudgetEvent, GuardEvent
 from breakwater.replay.rules.alerts import is_replayed
 from breakwater.replay.rules.breakers import LAG_MS
-from breakwater.replay.rules.engine import ReplayFindings
+from breakwater.replay.rules.engine import EDGE, LATE_ALERTER, RACE_MS, WORKER_LOST, ReplayFindings
 from breakwater.replay.rules.history import Changes, RecordedJob
 
 Subject = Literal["calls", "ends", "transitions", "thresholds", "trips", "alerts"]
@@ -39,6 +41,9 @@ class Identity:
 UNEXPLAINED = "unexplained"
 """The cause of a difference that has none."""
 
+TASK_ORDER = "order of a task's jobs"
+"""The cause of a difference in an event of a task of which several jobs ran at once."""
+
 MAX_EXAMPLES = 10
 
 
@@ -51,8 +56,15 @@ def identity(jobs: Iterable[RecordedJob], changes: Changes, findings: ReplayFind
         findings: what the replay found under the policy of that time.
     """
     parts = {subject: Identity(subject) for subject in get_args(Subject)}
+    jobs = list(jobs)
     calls = sum(len(job.attempts) for job in jobs)
-    parts["calls"].unequal.update(findings.races)
+    orders = _TaskOrders(jobs)
+    races = findings.races.copy()
+    of_others: dict[Subject, tuple[str, int]] = {
+        "transitions": (EDGE, races.pop(EDGE, 0)),
+        "alerts": (LATE_ALERTER, races.pop(LATE_ALERTER, 0)),
+    }
+    parts["calls"].unequal.update(races)
     for difference in findings.differences:
         part = parts["ends" if difference.kind == "end" else "calls"]
         part.unequal[UNEXPLAINED] += 1
@@ -67,8 +79,12 @@ def identity(jobs: Iterable[RecordedJob], changes: Changes, findings: ReplayFind
         ((_of_transition(event), ms_from_time(event.at)) for event in findings.transitions if event.by is None),
     )
     _compare(parts["thresholds"], _of_budgets(changes.budgets), _of_budgets(findings.budgets))
-    _compare(parts["trips"], _of_guards(changes.guards), _of_guards(findings.guards))
-    _compare(parts["alerts"], _of_alerts(changes.alerts), _of_alerts(findings.alerts))
+    _compare(parts["trips"], _of_guards(changes.guards), _of_guards(findings.guards), orders.cause_of)
+    _compare(parts["alerts"], _of_alerts(changes.alerts), _of_alerts(findings.alerts), orders.cause_of_alert)
+    for subject, (cause, times) in of_others.items():
+        if times:
+            parts[subject].equal -= times
+            parts[subject].unequal[cause] += times
     return parts
 
 
@@ -85,7 +101,17 @@ _Moment = tuple[Hashable, int]
 """An event, and its time, in milliseconds since the epoch."""
 
 
-def _compare(part: Identity, recorded: Iterable[_Moment], replayed: Iterable[_Moment]) -> None:
+def _unexplained(event: Hashable, at_ms: int) -> str:
+    del event, at_ms
+    return UNEXPLAINED
+
+
+def _compare(
+    part: Identity,
+    recorded: Iterable[_Moment],
+    replayed: Iterable[_Moment],
+    cause_of: Callable[[Hashable, int], str] = _unexplained,
+) -> None:
     times: dict[Hashable, list[int]] = {}
     for happened, at_ms in recorded:
         times.setdefault(happened, []).append(at_ms)
@@ -95,16 +121,66 @@ def _compare(part: Identity, recorded: Iterable[_Moment], replayed: Iterable[_Mo
             times[happened].remove(near[0])
             part.equal += 1
         else:
-            _note(part, f"only replayed: {happened}")
+            _note(part, f"only replayed: {happened}", cause_of(happened, at_ms))
     for happened, rest in times.items():
-        for _ in rest:
-            _note(part, f"only recorded: {happened}")
+        for at_ms in rest:
+            _note(part, f"only recorded: {happened}", cause_of(happened, at_ms))
 
 
-def _note(part: Identity, example: str) -> None:
-    part.unequal[UNEXPLAINED] += 1
-    if len(part.examples) < MAX_EXAMPLES:
+def _note(part: Identity, example: str, cause: str) -> None:
+    part.unequal[cause] += 1
+    if cause == UNEXPLAINED and len(part.examples) < MAX_EXAMPLES:
         part.examples.append(example)
+
+
+class _TaskOrders:
+    """Tells which events of tasks depend on the order in which Redis had jobs of a task that ran at once."""
+
+    def __init__(self, jobs: Iterable[RecordedJob]) -> None:
+        self._spans: dict[tuple[str | None, str], list[tuple[int, int]]] = {}
+        self._lost: set[tuple[str | None, str]] = set()
+        """The tasks of jobs whose worker was lost."""
+        for job in jobs:
+            record = job.record
+            if record.task_key is not None:
+                task = record.tenant, record.task_key
+                span = ms_from_time(record.dispatched_at) - RACE_MS, ms_from_time(record.completed_at) + RACE_MS
+                self._spans.setdefault(task, []).append(span)
+                if any(logged.attempt.outcome == "worker_lost" for logged in job.attempts):
+                    self._lost.add(task)
+        self._of_incidents: dict[str, str] = {}
+        """The causes of such events, by the keys of their incidents."""
+
+    def cause_of(self, event: Hashable, at_ms: int) -> str:
+        """Returns the cause of an event that one side alone has."""
+        match event:
+            case (None | str() as tenant, str(task_key), *_):
+                spans = self._spans.get((tenant, task_key), ())
+                cause = UNEXPLAINED
+                if (tenant, task_key) in self._lost:
+                    cause = WORKER_LOST
+                elif sum(begins_ms <= at_ms <= ends_ms for begins_ms, ends_ms in spans) > 1:
+                    cause = TASK_ORDER
+                self._of_incidents |= {key_of(kind, tenant, task_key): cause for kind in _OF_TASKS}
+                return cause
+            case _:
+                return UNEXPLAINED
+
+    def cause_of_alert(self, alert: Hashable, at_ms: int) -> str:
+        """Returns the cause of an alert that one side alone has."""
+        del at_ms
+        match alert:
+            case (str(key), _, _) if key in self._of_incidents:
+                return self._of_incidents[key]
+            case (str(key), "opened" | "repeated" | "resolved", _) if key.partition("/")[0] in FAILURES:
+                return LATE_ALERTER
+            case (str(), "resolved", "warning"):
+                return LATE_ALERTER  # by the passing of time, which a busy alerter notices late
+            case _:
+                return UNEXPLAINED
+
+
+_OF_TASKS: tuple[AlertEvent, ...] = ("guard_tripped", "guard_soft_cap")
 
 
 def _of_transition(event: BreakerTransition) -> Hashable:

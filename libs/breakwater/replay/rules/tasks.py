@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import NamedTuple
 
 from breakwater.jobs.contract.execution import Attempt, Execution
@@ -54,6 +56,7 @@ class TaskState:
         touched_ms: the time of its latest call or end of a job, in milliseconds since the epoch.
         touched_by: the job of that.
         earlier_ms: the time of the latest call or end of a job before those of `touched_by`.
+        since_others_ms: the time from there to the moment at which the task was stopped.
     """
 
     task: Task = field(default_factory=Task)
@@ -65,6 +68,7 @@ class TaskState:
     touched_ms: int = 0
     touched_by: str = ""
     earlier_ms: int = 0
+    since_others_ms: float = math.inf
 
     def touch(self, execution_id: str, now_ms: int) -> None:
         """Notes a call or the end of a job."""
@@ -178,9 +182,15 @@ class ReplayedTasks:
         self._publish = publish
         self._trips: dict[TaskName, list[GuardEvent]] = {}
         """The recorded trips."""
+        self._stopped_ms: dict[str | None, int] = {}
+        """The time at which each job has stopped its task."""
+        self._at: dict[tuple[str, str | None, str | None, str], datetime] = {}
+        """The time of each recorded event, by its kind, job, rule and reason."""
         for event in recorded:
+            self._at[event.kind, event.execution_id, event.rule, event.reason] = event.at
             if event.kind == "tripped":
                 self._trips.setdefault(TaskName(event.tenant, event.task_key), []).append(event)
+                self._stopped_ms[event.execution_id] = ms_from_time(event.at)
         self._tasks: dict[TaskName, TaskState] = {}
 
     def judge(
@@ -244,6 +254,7 @@ class ReplayedTasks:
         state = self._state_of(name)
         if state.trip is None:
             state.trip = verdict.trip
+            state.since_others_ms = now_ms - state.earlier_ms
             self._announce("tripped", name, record, verdict.trip, verdict.task, now_ms)
 
     def give_back(self, name: TaskName | None, execution_id: str, attempts: Sequence[Attempt]) -> None:
@@ -254,9 +265,9 @@ class ReplayedTasks:
                 state.hold(execution_id, spent)
 
     def changes_near(self, name: TaskName, now_ms: int, within_ms: int) -> bool:
-        """Returns True if another job of the task has called or ended within some time before its latest one."""
+        """Returns True if another job of the task has called or ended within some time before its latest, or stop."""
         state = self._tasks.get(name)
-        return state is not None and now_ms - state.earlier_ms <= within_ms
+        return state is not None and min(now_ms - state.earlier_ms, state.since_others_ms) <= within_ms
 
     def is_stopped(self, name: TaskName) -> bool:
         """Returns True if a task is stopped."""
@@ -269,6 +280,15 @@ class ReplayedTasks:
             if event.rule is not None and abs(ms_from_time(event.at) - now_ms) <= TRIP_MS:
                 return Trip(event.rule, event.reason)
         return None
+
+    def counted_ms(self, record: Execution, now_ms: int) -> int:
+        """Returns the time at which a task counts a job whose last call has ended: of its record, or of its own stop.
+
+        A worker may be lost in between.
+        """
+        completed_ms = ms_from_time(record.completed_at)
+        stopped_ms = self._stopped_ms.get(record.execution_id, completed_ms)
+        return stopped_ms if now_ms <= stopped_ms else max(now_ms, completed_ms)
 
     def trip_by(self, name: TaskName, execution_id: str) -> Trip | None:
         """Returns why the record says that a job stopped a task; None if it did not."""
@@ -328,6 +348,7 @@ class ReplayedTasks:
         self._tasks = {name: state for name, state in self._tasks.items() if now_ms - state.touched_ms < KEEP_MS}
 
     def _announce(self, kind: str, name: TaskName, record: Execution, trip: Trip, task: Task, now_ms: int) -> None:
+        """Publishes an event, with its recorded time if it has one: the log has calls only once they end."""
         self._publish(
             GuardEvent(
                 event_id=f"{name.tenant or ''}/{name.task_key}@{now_ms}#{kind}",
@@ -339,7 +360,7 @@ class ReplayedTasks:
                 execution_id=record.execution_id,
                 rule=trip.rule,
                 reason=trip.reason,
-                at=time_from_ms(now_ms),
+                at=self._at.get((kind, record.execution_id, trip.rule, trip.reason)) or time_from_ms(now_ms),
                 **task.counts,
             )
         )

@@ -1,0 +1,89 @@
+"""Decisions that the record has later than they were made: busy and lost workers write them a while afterwards."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from breakwater.breakers.contract import BreakerTransition
+from breakwater.breakers.rules.breaker import Breaker, BreakerKey
+from breakwater.breakers.settings import BreakerRules
+from breakwater.jobs.contract.execution import Attempt
+from breakwater.kernel.types import ms_from_time, time_from_ms
+from breakwater.limits.contract import GuardEvent
+from breakwater.replay.rules.breakers import ReplayedBreakers, statistics_of
+from breakwater.replay.rules.history import RecordedJob, in_order
+from tests.replay.test_policies import BEGIN_MS, job_of
+
+KEY = BreakerKey("writer", "m")
+RULES = BreakerRules(consecutive_failures=2, same_error=None, within_s=10, cooldown_s=1)
+CALL = job_of(1, (0, 50, True)).attempts[0].attempt
+COUNTS = ("iterations", "tokens", "cost", "consecutive_failures", "total_failures", "unique_errors")
+OPEN = Breaker(state="open", version=3, changed_ms=BEGIN_MS, open_until_ms=BEGIN_MS + 1_000, total_failures=7)
+
+
+def breakers(transitions: list[BreakerTransition], recorded: list[BreakerTransition]) -> ReplayedBreakers:
+    """Returns breakers of which one is open, and becomes half-open by the call `1` when its cool-down is over."""
+    replayed = ReplayedBreakers({KEY: RULES}, recorded, transitions.append)
+    replayed._breakers[KEY] = OPEN
+    replayed.admit(KEY, "1", BEGIN_MS + 1_200, 10_000, RULES, "")
+    return replayed
+
+
+def refused(breaker: Breaker, **changed: Any) -> Attempt:
+    refusal = {"short_circuited": True, "refused_reason": "breaker_open", "statistics": statistics_of(breaker)}
+    return CALL.model_copy(update=refusal | changed)
+
+
+@pytest.mark.parametrize(
+    ("call", "met_ms"),
+    [
+        pytest.param(refused(OPEN), 999, id="a refusal by the open breaker, before its cool-down was over"),
+        pytest.param(refused(replace(OPEN, total_failures=9)), 1_500, id="a refusal by another state"),
+        pytest.param(CALL.model_copy(update={"breaker_version": 4}), 1_500, id="admitted by the present version"),
+        pytest.param(CALL.model_copy(update={"breaker_version": 3}), 1_199, id="admitted by the one before"),
+    ],
+)
+def test_a_call_meets_the_breaker_that_its_record_shows(call: Attempt, met_ms: int) -> None:
+    assert breakers([], []).met_ms(KEY, call, BEGIN_MS + 1_500) == BEGIN_MS + met_ms
+
+
+def test_a_change_of_long_ago_is_not_undone() -> None:
+    assert breakers([], []).met_ms(KEY, refused(OPEN), BEGIN_MS + 9_000) == BEGIN_MS + 9_000
+
+
+def test_a_probe_is_announced_when_the_record_says_so() -> None:
+    transitions: list[BreakerTransition] = []
+    breakers(transitions, [])
+    later = transitions[0].model_copy(update={"at": time_from_ms(BEGIN_MS + 1_600)})
+    breakers(transitions, [later])
+    assert [ms_from_time(event.at) - BEGIN_MS for event in transitions] == [1_200, 1_600]
+
+
+def test_a_refusal_that_a_lost_worker_left_to_another_is_of_the_moment_at_which_it_stopped_its_task() -> None:
+    def job(number: int, at_ms: int) -> RecordedJob:
+        job = job_of(number, (at_ms, 0, False), task="t")
+        attempt = job.attempts[0]
+        refusal = refused(OPEN, execution_id=f"j{number}", refused_reason="guard_tripped")
+        record = job.record.model_copy(update={"dispatched_at": time_from_ms(BEGIN_MS)})
+        return replace(job, record=record, attempts=(attempt._replace(attempt=refusal),))
+
+    trip = GuardEvent(
+        event_id="t@1#tripped",
+        kind="tripped",
+        agent="writer",
+        task_id="t",
+        task_key="t",
+        execution_id="j2",
+        rule="max_iterations",
+        reason="6 iterations (limit: 6)",
+        at=time_from_ms(BEGIN_MS + 100),
+        **dict.fromkeys(COUNTS, 0),
+    )
+    ordered = in_order([job(1, 3_000), job(2, 7_000)], [trip])
+    assert [(entry.record.execution_id, entry.begins_ms - BEGIN_MS) for entry in ordered] == [
+        ("j2", 100 - ordered[0].attempts[0].attempt.backoff_ms),
+        ("j1", 3_000 - ordered[1].attempts[0].attempt.backoff_ms),
+    ]
