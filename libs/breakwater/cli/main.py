@@ -31,6 +31,7 @@ COMMANDS = {
         "config": ("config.commands.check", "Check the config file, apply it, and print what follows from it."),
         "keys": ("identity.commands", "API keys of the HTTP API, and their scopes."),
         "encryption": ("config.commands.encryption", "Keys that encrypt stored texts, and decryption of such texts."),
+        "size": ("sizing.commands", "Print the nodes, cores, memory and disks that a load needs."),
         "erase": ("erasure.commands", "Erase the texts and names of a user or a tenant in all stores."),
     },
     "Work": {

@@ -1,0 +1,1 @@
+"""The servers and the room that a load needs."""
