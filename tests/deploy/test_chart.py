@@ -18,9 +18,12 @@ from hypothesis import strategies as st
 
 from breakwater import __version__
 from breakwater.config import parse_config
+from breakwater.kernel.clickhouse.client import connect as clickhouse
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.nats.topology import consumers
 from breakwater.kernel.process.settings import Settings
+from breakwater.kernel.redis.connection import Redis
+from breakwater.kernel.server_urls import server_urls
 from breakwater.local.commands.setup import bus_plan
 from breakwater.services.__main__ import NAMES
 from breakwater.services.request.openapi import document
@@ -248,14 +251,16 @@ def test_probes_ask_what_services_answer_and_a_stop_has_time() -> None:
 
 
 def ports_to_servers(container: dict[str, Any]) -> set[int]:
-    """The ports of the servers whose addresses a container has."""
-    defaults = {"http": 8123, "https": 8443}
-    addresses = [
-        urlsplit(value)
-        for name, value in environment(container).items()
-        if name.endswith("_URL") and "_REQUEST_" not in name
-    ]
-    return {address.port or defaults[address.scheme] for address in addresses}
+    """The ports of the servers whose addresses a container has; behind Sentinels, Redis has its usual one."""
+    defaults = {"tls": 4222, "http": 8123, "https": 8443, "rediss+sentinel": 26379}
+    ports: set[int] = set()
+    for name, value in environment(container).items():
+        if name.endswith("_URL") and "_REQUEST_" not in name:
+            address = urlsplit(value)
+            for host in address.netloc.rpartition("@")[2].split(","):
+                ports.add(int(host.partition(":")[2] or defaults[address.scheme]))
+            ports |= {6379} if "sentinel" in address.scheme else set()
+    return ports
 
 
 @each_row("shape", SHAPES)
@@ -279,6 +284,15 @@ def test_a_pod_reaches_its_servers_and_no_others(shape: str) -> None:
         names = {port["name"] for port in container.get("ports", ())}
         heard = {port["port"] for rule in spec["ingress"] for port in rule["ports"]}
         assert heard == names - (set() if shape == "three-nodes" else {"metrics"})
+
+
+@each_row("shape", SHAPES)
+def test_services_take_the_addresses_of_the_servers(shape: str) -> None:
+    for pod in pods(shape_of(shape)).values():
+        variables = environment(pod["spec"]["containers"][0])
+        for name, takes in (("NATS", server_urls), ("REDIS", Redis), ("CLICKHOUSE", clickhouse)):
+            if url := variables.get(f"BREAKWATER_{name}_URL"):
+                takes(url)
 
 
 def test_request_is_reached_by_the_named_clients_and_the_console() -> None:

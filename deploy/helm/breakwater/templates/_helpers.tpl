@@ -38,11 +38,12 @@ helm.sh/hook-weight: {{ . | quote }}
 {{- printf "%s://%s:$(%s)@%s" $parts._0 .user .variable $parts._1 -}}
 {{- end -}}
 
-{{/* The ports of a URL, as JSON. */}}
+{{/* The ports of a URL's hosts, as JSON; behind Sentinels, also that of Redis itself. */}}
 {{- define "breakwater.ports" -}}
 {{- $parts := splitn "://" 2 . -}}
-{{- $default := get (dict "nats" 4222 "tls" 4222 "redis" 6379 "rediss" 6379 "http" 8123 "https" 8443) $parts._0 -}}
-{{- $ports := list -}}
+{{- $sentinel := hasSuffix "+sentinel" $parts._0 -}}
+{{- $default := ternary 26379 (get (dict "nats" 4222 "tls" 4222 "redis" 6379 "rediss" 6379 "http" 8123 "https" 8443) $parts._0) $sentinel -}}
+{{- $ports := ternary (list 6379) list $sentinel -}}
 {{- range splitList "," (regexReplaceAll "/.*" $parts._1 "") -}}
 {{- $ports = append $ports (regexFind ":[0-9]+$" . | trimPrefix ":" | default (toString $default) | int) -}}
 {{- end -}}
