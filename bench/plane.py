@@ -38,7 +38,7 @@ from breakwater.kernel.nats.subjects import Header
 
 SERVERS = {
     "nats-server": "nats", "valkey-server": "redis", "local.clickhouse": "clickhouse",
-    "local.provider": "simulated provider",
+    "local.provider": "simulated provider", "floor.py work": "worker", "floor.py ask": "asker",
 }  # fmt: skip
 PROVIDER = "simulated provider"
 

@@ -1,6 +1,6 @@
 """The cost of a request here, in durable engines and in other gateways, in one run: `make bench-peers`.
 
-    python -m bench.peers [--rounds 3] [--requests 1000] [--seconds 3] [--latency-ms 20] [--only NAME ...]
+    python -m bench.peers [--rounds 3] [--requests 1000] [--seconds 3] [--latency-ms 20] [--only NAME ...] [...]
 
 Each is installed from its registry in the version pinned beside this file. One that can't be installed or started is
 left out, and a line says so. In each round each is started alone, on an empty directory, and asked for the same short
@@ -42,21 +42,22 @@ DURABILITY = (
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The measurements of one system at one number of requests in flight."""
+    """The measurements of one system at one number of requests in flight. CPU is by what its processes do."""
 
-    cpu_ms: float
+    cpu_ms: Mapping[str, float]
     per_s: float
     p50_ms: float
 
 
 def measure(programs: Programs, requests: int, in_flight: int, seconds: float, *, stores: bool) -> Figures:
     """Has it asked, and reads the clocks before and after."""
-    before = programs.cpu_ms()
+    before_ms = programs.cpu_ms()
     load = programs.ask(requests, in_flight, seconds)
     if stores:
         time.sleep(SETTLE_S)
     answers = len(load.took_s)
-    return Figures((programs.cpu_ms() - before) / answers, answers / load.wall_s, statistics.median(load.took_s) * 1000)
+    used_ms = {role: ms / answers for role, ms in (programs.cpu_ms() - before_ms).items()}
+    return Figures(used_ms, answers / load.wall_s, statistics.median(load.took_s) * 1000)
 
 
 def run_once(system: System, upstream: str, requests: int, seconds: float) -> list[Figures]:
@@ -81,7 +82,16 @@ def install(systems: Sequence[str]) -> dict[str, str]:
 
 def cpu_ms(rounds: Sequence[Sequence[Figures]]) -> list[float]:
     """The median of the rounds for each number of requests in flight."""
-    return [statistics.median(figures.cpu_ms for figures in level) for level in zip(*rounds, strict=True)]
+    return [statistics.median(sum(figures.cpu_ms.values()) for figures in level) for level in zip(*rounds, strict=True)]
+
+
+def by_process(rounds: Sequence[Sequence[Figures]]) -> Generator[str]:
+    """A line for each number of requests in flight: the medians of the rounds, the largest first."""
+    for in_flight, level in zip(IN_FLIGHT, zip(*rounds, strict=True), strict=True):
+        roles = {role for figures in level for role in figures.cpu_ms}
+        medians = {role: statistics.median(figures.cpu_ms.get(role, 0.0) for figures in level) for role in roles}
+        shares = (f"{role} {ms:.2f}" for role, ms in sorted(medians.items(), key=lambda share: -share[1]))
+        yield f"{in_flight:2} in flight: {', '.join(shares)}"
 
 
 def cells(name: str, rounds: Sequence[Sequence[Figures]]) -> tuple[str, ...]:
@@ -114,6 +124,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0, help="at most so long (default 3)")
     parser.add_argument("--latency-ms", type=float, default=20.0, help="of the provider (default 20)")
     parser.add_argument("--only", nargs="*", choices=SYSTEMS, metavar="NAME", help=f"of {', '.join(SYSTEMS)}")
+    parser.add_argument(
+        "--by-process", action="store_true", help="also print the CPU of floor and Breakwater by process"
+    )
     options = parser.parse_args()
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # with it, LiteLLM compiles a failing import at each request
     systems = options.only or list(SYSTEMS)
@@ -134,7 +147,7 @@ def main() -> None:
                     measured.pop(name, None)
                     continue
                 measured[name].append(figures)
-                said = "; ".join(f"{level.cpu_ms:.2f} ms, {level.per_s:.0f}/s" for level in figures)
+                said = "; ".join(f"{sum(level.cpu_ms.values()):.2f} ms, {level.per_s:.0f}/s" for level in figures)
                 print(f"round {number + 1}: {name}: {said}", file=sys.stderr, flush=True)
     print(*table(measured), DURABILITY, sep="\n")
     if {"floor", "Breakwater"} <= measured.keys():
@@ -142,6 +155,8 @@ def main() -> None:
             ours / least for ours, least in zip(cpu_ms(measured["Breakwater"]), cpu_ms(measured["floor"]), strict=True)
         )
         print(f"Breakwater takes {', '.join(f'{number:.1f}' for number in times)} times the CPU of the floor.")
+    for name in ("floor", "Breakwater") if options.by_process else ():
+        print(f"{name}, ms of CPU by process:", *by_process(measured.get(name, ())), sep="\n")
     for name, problem in problems.items():
         print(f"{name} is left out: {problem}")
 

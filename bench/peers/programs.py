@@ -11,12 +11,15 @@ import socket
 import subprocess
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
+from bench.plane import role_of
 
 START_S = 180
 END_S = 30
@@ -101,9 +104,9 @@ class Programs(ExitStack):
             raise BrokenSystemError(f"no answer to {requests} requests:\n{line}\n{self._output()}")
         return Load(**json.loads(line))
 
-    def cpu_ms(self) -> float:
-        """The CPU time that the system has taken so far, user's and kernel's, of all its processes."""
-        total_s = 0.0
+    def cpu_ms(self) -> Counter[str]:
+        """The CPU time that the system has taken so far, user's and kernel's, by what its processes do."""
+        used_s: Counter[str] = Counter()
         for program in self._counted:
             parent = psutil.Process(program.pid)
             for process in (parent, *parent.children(recursive=True)):
@@ -111,8 +114,9 @@ class Programs(ExitStack):
                 # second. That of a child which has ended is its parent's.
                 with suppress(psutil.NoSuchProcess, OSError):  # it has ended since it was listed
                     times = process.cpu_times()
-                    total_s += time.clock_gettime(~process.pid << 3 | 2) + times.children_user + times.children_system
-        return total_s * 1000
+                    own_s = time.clock_gettime(~process.pid << 3 | 2)
+                    used_s[role_of(process)] += own_s + times.children_user + times.children_system
+        return Counter({role: seconds * 1000 for role, seconds in used_s.items()})
 
     def _wait_for(self, ready: Callable[[], bool], process: subprocess.Popen[str]) -> None:
         deadline = time.monotonic() + START_S
