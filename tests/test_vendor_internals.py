@@ -28,6 +28,7 @@ from multidict import CIMultiDict
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
+from nats.aio.transport import TcpTransport
 from nats.protocol.parser import Parser
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
@@ -115,7 +116,12 @@ def test_nats_sends_and_receives_by_what_is_called_and_replaced() -> None:
     assert {"buf", "state", "nc"} <= vars(Parser()).keys()
     assert [*Msg.__dataclass_fields__][:5] == ["_client", "subject", "reply", "data", "headers"]
     fields = {"_flush_queue", "_max_payload", "_max_pending_size", "_pending", "_pending_data_size", "_ps", "_sid"}
-    assert fields | {"_status", "_subs", "stats"} <= vars(Client()).keys()
+    assert fields | {"_status", "_subs", "_transport", "stats"} <= vars(Client()).keys()
+    assert {"_io_reader", "_io_writer"} <= vars(TcpTransport()).keys()
+    assert "await self._flush_queue.get()" in inspect.getsource(Client._flusher)  # pyright: ignore[reportPrivateUsage]
+    waits = re.findall(r"await (.*)", inspect.getsource(Client._process_headers))  # pyright: ignore[reportPrivateUsage]
+    assert waits == ["self._error_cb(e)"]
+    assert "reader.feed_data(data)" in inspect.getsource(asyncio.StreamReaderProtocol.data_received)
     assert isinstance(Subscription(Client())._pending_queue, asyncio.Queue)  # pyright: ignore[reportPrivateUsage]
 
 

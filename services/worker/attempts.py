@@ -143,7 +143,7 @@ class Attempts:
         finally:
             if self._stream is not None:
                 self._stream.count()
-        if self._limits is None or not isinstance(end, JobEnd):
+        if not isinstance(end, JobEnd) or end.limits is self._limits:
             return end
         return replace(end, limits=self._limits)
 
@@ -347,7 +347,7 @@ class Attempts:
 
     def _answered(self, ended: CallEnd) -> JobEnd:
         """Returns the outcome of a job that its last recorded attempt has answered."""
-        return JobEnd(self._checkpoint, ended.answer, chosen_model=ended.attempt.model)
+        return JobEnd(self._checkpoint, ended.answer, chosen_model=ended.attempt.model, limits=self._limits)
 
     async def _answer_begins(self, flight: InFlight) -> None:
         """Saves that a part of the answer is about to be published. Raises ClaimLostError, JobCancelledError."""

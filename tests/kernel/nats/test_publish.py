@@ -6,13 +6,16 @@ import asyncio
 
 import nats
 import nats.errors
+import psutil
 import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from breakwater.kernel.nats.core import publish, publish_empty
+from tests.helpers import until
 from tests.servers import RunningServer
 
+MANY = 400
 HEADERS = {"ce-id": "é 1", "Nats-Expected-Last-Subject-Sequence": "0", "spaced": " a  b "}
 
 
@@ -61,6 +64,34 @@ async def test_a_closed_connection_takes_none(nats_server: RunningServer) -> Non
         await publish(client, "a", b"x")
     with pytest.raises(nats.errors.ConnectionClosedError):
         await publish_empty(client, ["a"])
+
+
+async def test_publishers_wait_for_a_server_that_takes_nothing(own_nats_server: RunningServer) -> None:
+    client = await nats.connect(own_nats_server.url, pending_size=1_000_000, flush_timeout=30)
+    came = list[int]()
+
+    async def count(message: Msg) -> None:
+        came.append(int(message.data[:4]))
+
+    async def publish_all() -> None:
+        for number in range(MANY):
+            await publish(client, "a", b"%04d" % number + b"x" * 50_000)
+
+    await client.subscribe("a", cb=count)
+    await client.flush()
+    server = psutil.Process(own_nats_server.pid)
+    server.suspend()
+    try:
+        publishing = asyncio.create_task(publish_all())
+        await asyncio.wait({publishing}, timeout=1)
+        assert not publishing.done()
+        assert client.pending_data_size < 2_000_000
+    finally:
+        server.resume()
+    await publishing
+    await until(lambda: len(came) == MANY)
+    assert came == list(range(MANY))
+    await client.close()
 
 
 async def test_messages_without_content_arrive_together(nats_server: RunningServer) -> None:

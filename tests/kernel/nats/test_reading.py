@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 
 import nats
 import pytest
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
+from nats.aio.transport import TcpTransport
 from nats.protocol.parser import Parser
 
 from breakwater.kernel.nats import core
@@ -41,16 +42,30 @@ commands = st.just(b"+OK\r\n") | st.builds(
 )
 
 
-async def messages_in(pieces: Sequence[bytes], parser: type[Parser]) -> dict[int, list[tuple[object, ...]]]:
-    """The messages of each subscription, read from a connection that delivers bytes in these pieces."""
+async def messages_in(
+    pieces: Sequence[bytes], parser: type[Parser], *, reads: Sequence[bool] = ()
+) -> dict[int, list[tuple[object, ...]]]:
+    """The messages of each subscription, read from a connection that delivers bytes in these pieces.
+
+    With `reads`, they come by its stream, and the client's task reads that after those pieces.
+    """
     client = Client()
     came: dict[int, list[Msg]] = {OURS: [], THEIRS: []}
     for sid, messages in came.items():
         client._subs[sid] = Subscription(client, sid)
         if sid == OURS:
             client._subs[sid]._pending_queue = core._PassesOn(messages.append)
-    reader = parser(client)
-    for piece in pieces:
+    client._ps = reader = parser(client)
+    client._transport = transport = TcpTransport()
+    transport._io_reader = stream = asyncio.StreamReader()
+    await reader.parse(b"")
+    for piece, is_read in zip_longest(pieces, reads[: len(pieces)], fillvalue=True) if reads else ():
+        stream.feed_data(piece)
+        while is_read and stream._buffer:
+            await reader.parse(await stream.read(2_000))
+    while stream._buffer:
+        await reader.parse(await stream.read(2_000))
+    for piece in () if reads else pieces:
         await reader.parse(piece)
     assert not reader.buf
     queue = client._subs[THEIRS]._pending_queue
@@ -58,15 +73,20 @@ async def messages_in(pieces: Sequence[bytes], parser: type[Parser]) -> dict[int
     return {sid: [(one.subject, one.reply, one.data, one.headers) for one in came[sid]] for sid in came}
 
 
-@given(sent=st.lists(commands, max_size=8), cuts=st.lists(st.integers(0, 5_000), max_size=6))
+@given(
+    sent=st.lists(commands, max_size=8),
+    cuts=st.lists(st.integers(0, 5_000), max_size=6),
+    reads=st.lists(st.booleans(), max_size=6),
+)
 def test_messages_are_read_as_the_client_reads_them_however_they_come_in_pieces(
-    sent: list[bytes], cuts: list[int]
+    sent: list[bytes], cuts: list[int], reads: list[bool]
 ) -> None:
     stream = b"".join(sent)
     places = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
     pieces = [stream[begin:end] for begin, end in pairwise(places)]
-    ours, theirs = (asyncio.run(messages_in(pieces, parser)) for parser in (core._Parser, Parser))
-    assert ours == theirs
+    theirs = asyncio.run(messages_in(pieces, Parser))
+    assert asyncio.run(messages_in(pieces, core._Parser)) == theirs
+    assert asyncio.run(messages_in(pieces, core._Parser, reads=[True, *reads])) == theirs
 
 
 async def test_a_connection_that_is_in_use_goes_on_with_the_message_that_it_has_begun(
@@ -82,6 +102,26 @@ async def test_a_connection_that_is_in_use_goes_on_with_the_message_that_it_has_
     await client.publish("ours", b"ij")
     await until(lambda: came == [b"ef", b"gh", b"ij"])
     assert client.stats["in_msgs"] == 4
+    await client.close()
+
+
+async def test_what_comes_is_read_without_waking_the_clients_task_also_after_a_reconnect(
+    own_nats_server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, came = await nats.connect(own_nats_server.url, reconnect_time_wait=0.01), asyncio.Queue[bytes]()
+    subscribe(client, "ours", lambda message: came.put_nowait(message.data))
+
+    async def hears_without_it() -> bool:
+        await client.flush()  # the task reads the answer to this
+        with monkeypatch.context() as patched:
+            patched.setattr(Parser, "parse", None)
+            await client.publish("ours", b"news")
+            return await asyncio.wait_for(came.get(), 30) == b"news"
+
+    assert await hears_without_it()
+    await own_nats_server.restart_async()
+    await until(lambda: client.stats["reconnects"] == 1)
+    assert await hears_without_it()
     await client.close()
 
 

@@ -30,7 +30,7 @@ from tests.services.worker.test_cost_of_a_job import check
 TRACED = 5
 REPEATED = 8
 
-STEPS = {"awaits": 52, "wake-ups": 6, "tasks": 1, "futures": 5}
+STEPS = {"awaits": 43, "wake-ups": 3.5, "tasks": 1, "futures": 3}
 """Of each of some requests that follow one another, in the whole process, without the service's upkeep, as
 `python -m bench.trace_job` counts them. On a busy machine, more of NATS' messages come in reads of their own."""
 

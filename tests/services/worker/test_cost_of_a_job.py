@@ -41,11 +41,11 @@ AGENTS = {"writer": {"model": "sim/m", "budget": CAP, "rate_limit": {"requests_p
 
 MEASURED = {"instructions of our Python": 26_500, "commands of Redis": 59.5, "messages to NATS": 11}
 """Of a job with a breaker, a guard, caps for a day and a month, a rate limit and a retry budget. Instructions are those
-of `libs` and `services`, which also write to NATS, copy messages and write their JSON, read what Redis answers and send
-requests to providers, all of which libraries would do with more instructions of their own; commands are also those that
-scripts run; messages are those that the server is sent."""
+of `libs` and `services`, which also write to NATS and read it, copy messages and write their JSON, read what Redis
+answers and send requests to providers, all of which libraries would do with more instructions of their own; commands
+are also those that scripts run; messages are those that the server is sent."""
 
-STEPS = {"awaits": 187, "wake-ups": 30, "tasks": 4, "futures": 26}
+STEPS = {"awaits": 135, "wake-ups": 17.5, "tasks": 4, "futures": 14}
 """Of a job alone, as `python -m bench.trace_job` counts them in the whole process, without the worker's upkeep. It also
 counts timers, which have no budget here: a slow job has more of them."""
 

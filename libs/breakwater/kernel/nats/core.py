@@ -18,6 +18,7 @@ import structlog
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
+from nats.aio.transport import TcpTransport
 from nats.protocol.parser import AWAITING_CONTROL_LINE, Parser
 
 from breakwater.kernel.nats import subjects
@@ -27,6 +28,9 @@ from breakwater.kernel.nats.permissions import HEALTH
 from breakwater.kernel.security.tls import client_context, tls_settings
 
 ROUND_TRIP_S = 5
+
+UNSENT_BYTES = 64 * 1024
+"""So much may wait for the kernel before publishers have to wait, too."""
 
 
 class TlsOptions(TypedDict):
@@ -76,27 +80,24 @@ async def publish(
     Raises:
         nats.errors.Error: the client does not accept the message.
     """
+    size = len(payload)
     places = f"{subject} {reply}"
-    is_plain = places.isprintable() and places.count(" ") == 1
-    lines = ""
-    if headers is not None:
-        lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
-        is_plain = is_plain and lines.count("\n") == len(headers) == lines.count("\r")
-    is_ready = client._status == Client.CONNECTED and len(payload) <= client._max_payload  # pyright: ignore[reportPrivateUsage]
-    if not (is_plain and is_ready and subject):
+    is_plain = subject and places.isprintable() and places.count(" ") == 1
+    if headers is None:
+        head = f"PUB {places} {size}\r\n".encode()
+    else:
+        # Names and values are put together without a step of Python's for each.
+        lines = "\r\n".join(map(": ".join, headers.items()))
+        is_plain = is_plain and lines.count("\n") == len(headers) - 1 == lines.count("\r")
+        block = f"NATS/1.0\r\n{lines}\r\n\r\n".encode()
+        head = b"HPUB %b %d %d\r\n%b" % (places.encode(), len(block), len(block) + size, block)
+    if not is_plain or client._status != Client.CONNECTED or size > client._max_payload:  # pyright: ignore[reportPrivateUsage]
         # It is refused, or waits for a connection.
         await client.publish(subject, payload, reply, None if headers is None else dict(headers))
         return
-    if headers is None:
-        command = b"PUB %b %d\r\n%b\r\n" % (places.encode(), len(payload), payload)
-    else:
-        block = f"NATS/1.0\r\n{lines}\r\n".encode()
-        sizes = len(block), len(block) + len(payload)
-        command = b"HPUB %b %d %d\r\n%b%b\r\n" % (places.encode(), *sizes, block, payload)
-    stats = client.stats
-    stats["out_msgs"] += 1
-    stats["out_bytes"] += len(payload)
-    _append(client, command)
+    client.stats["out_msgs"] += 1
+    client.stats["out_bytes"] += size
+    _append(client, b"%b%b\r\n" % (head, payload))
     if 0 < client._max_pending_size < client._pending_data_size:  # pyright: ignore[reportPrivateUsage]
         await client._flush_pending(force_flush=True)  # pyright: ignore[reportPrivateUsage]
     _flush_soon(client)
@@ -123,9 +124,54 @@ async def publish_empty(client: Client, subjects: Sequence[str]) -> None:
 
 
 def _flush_soon(client: Client) -> None:
+    """Has what is pending written when all that can run now has run."""
     flushes: Any = client._flush_queue  # pyright: ignore[reportPrivateUsage]
-    if flushes.empty():
-        flushes.put_nowait(_NOBODY)
+    if type(flushes) is not _Flushes:
+        flushes = _Flushes.take_over(client)
+    if not flushes.is_due:
+        flushes.is_due = True
+        flushes.call_soon(flushes.flush)
+
+
+class _Flushes(asyncio.Queue[Any]):
+    """Stands for the queue of a client's task that writes, and mostly writes in its place: without waking a task."""
+
+    def __init__(self, client: Client, maxsize: int) -> None:
+        super().__init__(maxsize)
+        self._client = client
+        self.call_soon = asyncio.get_running_loop().call_soon
+        self.is_due = False
+
+    @classmethod
+    def take_over(cls, client: Client) -> _Flushes:
+        """Has a connected client use one from now on."""
+        queue: Any = client._flush_queue  # pyright: ignore[reportPrivateUsage]
+        flushes = cls(client, queue.maxsize)
+        client._flush_queue = flushes  # pyright: ignore[reportPrivateUsage]
+        while not queue.empty():
+            flushes.put_nowait(queue.get_nowait())
+        queue.put_nowait(_NOBODY)  # its task may wait at the other one
+        return flushes
+
+    def flush(self) -> None:
+        """Writes what is pending, or has the client's task do that if the connection is slow or lost."""
+        self.is_due = False
+        client = self._client
+        transport = client._transport  # pyright: ignore[reportPrivateUsage]
+        if client._status == Client.CONNECTED and type(transport) is TcpTransport and _is_fast(transport):  # pyright: ignore[reportPrivateUsage]
+            pending = client._pending  # pyright: ignore[reportPrivateUsage]
+            client._pending = []  # pyright: ignore[reportPrivateUsage]
+            client._pending_data_size = 0  # pyright: ignore[reportPrivateUsage]
+            if pending:
+                transport.writelines(pending)
+        elif self.empty():
+            self.put_nowait(_NOBODY)
+
+
+def _is_fast(transport: TcpTransport) -> bool:
+    """Returns True if the kernel takes what is written; else the client's task waits until it does."""
+    stream: Any = transport._io_writer  # pyright: ignore[reportPrivateUsage]
+    return not stream.transport.is_closing() and stream.transport.get_write_buffer_size() <= UNSENT_BYTES
 
 
 _HEADER_LINE = re.compile(r"(?m)^([!#$%&'*+\-.^_`|~0-9A-Za-z]+): ([!-~]+(?: [!-~]+)*)\r\n")
@@ -142,6 +188,15 @@ def parse_headers(raw: bytes) -> dict[str, str]:
     return dict(lines) if len(lines) == raw.count(b"\n") - 1 else _parse_other_headers(raw)
 
 
+def _headers_with_status(client: Client, block: bytes) -> dict[str, str] | None:
+    """Parses the headers of a message as the client does, by a coroutine that waits for nothing but a log."""
+    try:
+        client._process_headers(block).send(None)  # pyright: ignore[reportPrivateUsage]
+    except StopIteration as parsed:
+        return parsed.value
+    raise RuntimeError("nats-py waits where it did not")
+
+
 class _PassesOn:
     """Stands for the queue of a subscription that keeps no messages."""
 
@@ -155,17 +210,49 @@ class _PassesOn:
 
 
 class _Parser(Parser):
-    """Reads messages of `subscribe` in half of the client's steps, and leaves others to the client's parser."""
+    """Reads messages of `subscribe` in half of the client's steps, and leaves others to the client's parser.
+
+    It reads them as they come from the kernel, without waking the client's task that reads.
+    """
+
+    _reader: Any = None
+    """The client's stream of what comes, once it passes by here."""
 
     async def parse(self, data: bytes = b"") -> None:
         """Overridden to hand over the complete messages at the beginning of the buffer."""
+        self._follow()
         if self.state != AWAITING_CONTROL_LINE:
             await super().parse(data)
             return
+        self.buf.extend(data)
+        place, is_other = self._take(self.buf)
+        del self.buf[:place]
+        if self.buf and is_other:
+            await super().parse()
+
+    def _follow(self) -> None:
+        """Reads what comes on the client's connection, which may be a new one."""
+        transport = cast(Client, self.nc)._transport  # pyright: ignore[reportPrivateUsage]
+        if type(transport) is TcpTransport and transport._io_reader is not self._reader:  # pyright: ignore[reportPrivateUsage]
+            self._reader = transport._io_reader  # pyright: ignore[reportPrivateUsage]
+            self._reader.feed_data = partial(self._feed, self._reader, self._reader.feed_data)
+
+    def _feed(self, reader: Any, feed: Callable[[bytes], None], data: bytes) -> None:
+        """Takes what comes, and feeds the stream with what is left for the client's task."""
+        if self.state == AWAITING_CONTROL_LINE and not self.buf and not reader._buffer:
+            place, _ = self._take(data)
+            data = data[place:]
+        if data:
+            feed(data)
+
+    def _take(self, buffer: bytes | bytearray) -> tuple[int, bool]:
+        """Hands over the complete messages at the beginning of a buffer.
+
+        Returns:
+            Where the rest begins, and False if that is the beginning of such a message.
+        """
         client = cast(Client, self.nc)
         subscriptions = client._subs  # pyright: ignore[reportPrivateUsage]
-        buffer = self.buf
-        buffer.extend(data)
         place, messages, is_other = 0, 0, True
         while buffer.startswith((b"HMSG ", b"MSG "), place):
             begin = buffer.find(b"\r\n", place) + 2
@@ -188,16 +275,14 @@ class _Parser(Parser):
                 if block.startswith(_NO_STATUS):
                     headers = parse_headers(block[len(_NO_STATUS) :]) or None
                 else:
-                    headers = await client._process_headers(block)  # pyright: ignore[reportPrivateUsage]
+                    headers = _headers_with_status(client, block)
             reply = others[0].decode() if others else ""
             place = end + 2
             messages += 1
             queue.put_nowait(Msg(client, subject.decode(), reply, bytes(buffer[begin:end]), headers))
         client.stats["in_msgs"] += messages
         client.stats["in_bytes"] += place
-        del buffer[:place]
-        if buffer and is_other:
-            await super().parse()
+        return place, is_other
 
 
 def subscribe(client: Client, subject: str, take: Callable[[Msg], None]) -> Subscription:
