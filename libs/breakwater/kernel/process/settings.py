@@ -26,7 +26,9 @@ class Settings(EnvironmentSettings):
     nats_url: SecretStr = Field(
         default=SecretStr("nats://127.0.0.1:4222"), description="May contain user and password."
     )
-    redis_url: SecretStr = Field(default=SecretStr("redis://127.0.0.1:6379/0"), description="May contain the password.")
+    redis_url: SecretStr = Field(
+        default=SecretStr("redis://127.0.0.1:6379/0"), description="May contain the password, or name Sentinels."
+    )
     clickhouse_url: SecretStr = Field(
         default=SecretStr("http://127.0.0.1:8123/breakwater"), description="May contain user, password and database."
     )
