@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.chaos import __main__ as chaos
-from tests.chaos import background, clock, history, last_answer
+from tests.chaos import background, clock, failover, history, last_answer
 from tests.chaos.faults import SCENARIOS, Fault, Scenario, at_random
 from tests.chaos.identity import ReplayedRecord
 from tests.chaos.network import Link
@@ -35,6 +35,14 @@ async def test_nothing_is_lost_or_paid_twice_while_parts_die_stand_still_and_are
     async with chaos_plane(tmp_path, servers, nodes=1, disks={}, clocks={}) as plane:
         outcome = await plane.run(scenario, jobs=60, per_s=20)
     assert outcome.faults_found(scenario) == []
+
+
+@pytest.mark.chaos
+async def test_a_primary_of_redis_that_is_killed_costs_no_job_and_passes_no_cap(
+    tmp_path: Path, servers: Servers
+) -> None:
+    outcome = await failover.run_failovers(tmp_path, servers, kills=1, per_s=20, seed=2, down_after_ms=1_000)
+    assert outcome.faults_found() == []
 
 
 @pytest.mark.chaos
