@@ -39,6 +39,7 @@ from breakwater.records.schema import ALERTS, ATTEMPTS, EXECUTIONS
 from breakwater.records.spend import spend
 from breakwater.redaction.rules.redact import Redactor
 from breakwater.redaction.settings import RedactionRules
+from tests.flow.test_encryption import files_of
 from tests.records import samples
 from tests.records.samples import new_database
 from tests.servers import RunningServer
@@ -166,6 +167,13 @@ def samples_of_alert() -> dict[str, Any]:
     }
 
 
+async def files_of_tables(stores: Stores) -> bytes:
+    """The files of ClickHouse's current parts. Texts in small parts stand there as they are."""
+    parts = "SELECT path FROM system.parts WHERE active AND database = {database:String}"
+    paths = (await stores.analytics.query(parts, {"database": stores.analytics.database})).rows
+    return b"".join(files_of(Path(path)) for (path,) in paths)
+
+
 async def contents(stores: Stores) -> bytes:
     """All that can be read of the three servers, but for the streams of keys."""
     parts = [data for stream in Stream for data in await stores.messages(stream, everything_in(stream))]
@@ -190,6 +198,7 @@ async def test_one_user_is_erased_and_the_other_stays_even_if_it_is_broken_off_b
     subject = DataSubject(anna)
     every_log = NOW - timedelta(days=1)
     before = await spend(stores.analytics, [TOTAL], log_created=every_log, upto=1_000)
+    assert anna.encode() in await files_of_tables(stores)
     eraser = stores.eraser(subject)
     counted = (await eraser.find()).stores
     everything = {**dict.fromkeys(("EVENTS", "RESPONSES"), 4), "RESULTS": 2, "DLQ": 1, "ALERTS": 1, "PARKED": 1}
@@ -217,6 +226,9 @@ async def test_one_user_is_erased_and_the_other_stays_even_if_it_is_broken_off_b
     search = StoreSearch(lambda: stores.client, stores.redis, stores.analytics, {})
     searched = (await search.run(Samples([text(anna, "answer")], 1, anna))).searched
     assert {"EVENTS": 4, "RESULTS": 2, "DLQ": 1, "OBJ_bodies": 2, "executions": 4}.items() <= searched.items()
+    tables = await files_of_tables(stores)
+    assert (anna.encode() in tables, ben.encode() in tables) == (False, True), "nor under a NULL"
+    assert (anna[::-1].encode() in tables, ben[::-1].encode() in tables) == (False, True)
     rest = (await contents(stores)).decode()
     assert anna[::-1] not in rest
     assert anna not in rest
@@ -248,7 +260,7 @@ async def test_a_search_finds_what_was_not_erased_and_looks_at_every_store(store
     search = StoreSearch(lambda: stores.client, stores.redis, stores.analytics, {"NATS": stores.folder})
     traces = (await search.run(wanted)).traces
     assert {trace.store for trace in traces if trace.kind == "text"} == {
-        *("EVENTS", "RESULTS", "Redis", "executions", "files of NATS")
+        *("EVENTS", "RESULTS", "Redis", "executions", "files of NATS", "files of ClickHouse")
     }
     assert {"attempts", "executions", "EVENTS", "Redis"} <= {trace.store for trace in traces if trace.kind == "name"}
 

@@ -92,7 +92,11 @@ class StoreSearch:
                 await self._search_stream(stream, samples)
         await self._search_redis(samples)
         await self._search_tables(samples)
-        for name, folder in self._folders.items():
+        # Of ClickHouse, not those that mutations have replaced, and that go after some minutes.
+        active = "SELECT path FROM system.parts WHERE active AND database = {database:String}"
+        paths = (await self._analytics.query(active, {"database": self._analytics.database})).rows
+        folders = [*self._folders.items(), *(("ClickHouse", Path(path)) for (path,) in paths)]
+        for name, folder in folders:
             await asyncio.to_thread(self._search_files, name, folder, samples)
         traces = [
             Trace(store=store, place=place, kind=kind, count=count)

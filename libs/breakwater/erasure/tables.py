@@ -6,7 +6,7 @@ hashes, whose key is drawn for each erasure.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from secrets import randbits
@@ -19,31 +19,27 @@ from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.clickhouse.table import PLAIN, Layout
 from breakwater.kernel.types import format_time
 from breakwater.records.schema import ALERTS, ATTEMPTS, BUDGET_EVENTS, CLOSED_SPEND, EXECUTIONS
-from breakwater.records.texts import ERASED, ERRORS, TEXTS
+from breakwater.records.texts import ERASED, ERROR_MESSAGE, TEXTS, emptying
 
+_EXECUTION_COLUMNS = (*TEXTS, "user", "task_id", "parent_job_id", "plan_id")
 _EXECUTION_CHANGES = {
-    **TEXTS,
-    "user": "NULL",
+    "error_message": ERROR_MESSAGE,
+    "metadata": "'{}'",
     # The ids that callers choose may name a person. Those of the plane are hashes of them, where the caller has a key.
     "job_id": "execution_id",
-    "task_id": "task_key",
-    "parent_job_id": "parent_execution_id",
-    "plan_id": "plan_key",
+    "task_id": "ifNull(task_key, '')",
+    "parent_job_id": "ifNull(parent_execution_id, '')",
+    "plan_id": "ifNull(plan_key, '')",
     "run_id": "concat(ifNull(concat(tenant, '/'), ''), ifNull(task_key, execution_id))",
 }
 
-_ATTEMPT_CHANGES = {
-    **ERRORS,
-    "user": "NULL",
-    "job_id": "execution_id",
-    "task_id": "task_key",
-}
+_ATTEMPT_COLUMNS = ("error_user_message", "user", "task_id")
+_ATTEMPT_CHANGES = {"error_message": ERROR_MESSAGE, "job_id": "execution_id", "task_id": "ifNull(task_key, '')"}
 
 _ALERT_CHANGES = {
     **dict.fromkeys(("title", "text"), f"'{ERASED}'"),
     "key": f"concat(splitByChar('/', key)[1], '/{ERASED}')",
     "payload": "'{}'",
-    "reason": "NULL",
 }
 
 _SETTINGS = "SETTINGS mutations_sync = 2"
@@ -103,22 +99,27 @@ class SubjectRows:
 
     async def erase(self, erasable: ErasableRows, at: datetime) -> None:
         """Erases the rows. The executions come last: as long as they name the user, the erasure can be repeated."""
-        erased_at = {"erased_at": f"toDateTime64('{format_time(at)[:-1].replace('T', ' ')}', 3, 'UTC')"}
-        changes: Mapping[str, Mapping[str, str]] = {
-            "attempts": {**_ATTEMPT_CHANGES, **erased_at},
-            "closed_spend": {"user": "NULL"},
-            "executions": {**_EXECUTION_CHANGES, **erased_at},
-        }
+        moment = f"toDateTime64('{format_time(at)[:-1].replace('T', ' ')}', 3, 'UTC')"
+        now_erased = f"erased_at = {moment}"
         for start in range(0, len(erasable.alert_ids), AT_ONCE):
             ids = ", ".join(_quoted(alert_id) for alert_id in erasable.alert_ids[start : start + AT_ONCE])
-            await self._update(ALERTS.name, _ALERT_CHANGES, f"alert_id IN ({ids})")
+            alerts = f"alert_id IN ({ids})"
+            await self._alter(ALERTS.name, emptying(("reason",), _ALERT_CHANGES, alerts, alerts))
         for table, condition in self._conditions():
             if not erasable.rows.get(table):
                 continue
-            if table == "budget_events":
-                await self._analytics.execute(f"{self._alter(table)} DELETE WHERE {condition} {_SETTINGS}")
-            else:
-                await self._update(table, changes[table], condition)
+            match table:
+                case "budget_events":
+                    clauses = f"DELETE WHERE {condition}"
+                case "closed_spend":
+                    clauses = emptying(("user",), {}, condition, "user = ''")
+                case "attempts":
+                    changes = {**_ATTEMPT_CHANGES, "erased_at": moment}
+                    clauses = emptying(_ATTEMPT_COLUMNS, changes, condition, now_erased)
+                case _:
+                    changes = {**_EXECUTION_CHANGES, "erased_at": moment}
+                    clauses = emptying(_EXECUTION_COLUMNS, changes, condition, now_erased)
+            await self._alter(table, clauses)
 
     async def texts(self, ids: Sequence[str], limit: int) -> dict[str, list[str]]:
         """The stored texts of the newest executions, as JSON or as they are, by execution."""
@@ -163,12 +164,8 @@ class SubjectRows:
         hashed = f"hex(sipHash128Keyed(({self._key}), ifNull(toString({column}), '')))"
         return f"{hashed} = '{self._hashes[name]}'"
 
-    def _alter(self, table: str) -> str:
-        return f"ALTER TABLE {table}{self._layout.on_cluster}"
-
-    async def _update(self, table: str, changes: Mapping[str, str], condition: str) -> None:
-        assignments = ", ".join(f"{column} = {value}" for column, value in changes.items())
-        await self._analytics.execute(f"{self._alter(table)} UPDATE {assignments} WHERE {condition} {_SETTINGS}")
+    async def _alter(self, table: str, clauses: str) -> None:
+        await self._analytics.execute(f"ALTER TABLE {table}{self._layout.on_cluster} {clauses} {_SETTINGS}")
 
 
 def _quoted(text: str) -> str:

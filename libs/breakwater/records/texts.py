@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
 
 from breakwater.kernel.clickhouse.client import Analytics
@@ -13,20 +13,33 @@ from breakwater.records.settings import TextDays
 ERASED = "erased"
 """Stands in place of texts that may not be missing."""
 
-ERRORS: Mapping[str, str] = {
-    "error_message": f"if(error_message IS NULL, NULL, '{ERASED}')",
-    "error_user_message": "NULL",
-}
-"""The new values of the columns with texts of an error, in SQL."""
+ERROR_MESSAGE = f"if(error_message IS NULL, NULL, '{ERASED}')"
 
-_TEXTS = ("output", "messages", "input", "params", "prompt_preview", "output_preview", "encrypted")
+TEXTS = ("output", "messages", "input", "params", "prompt_preview", "output_preview", "encrypted", "error_user_message")
+"""The columns with texts of an execution that become NULL."""
 
-TEXTS: Mapping[str, str] = {**dict.fromkeys(_TEXTS, "NULL"), **ERRORS, "metadata": "'{}'"}
-"""The new values of all columns with texts of an execution, in SQL."""
+
+def emptying(columns: Iterable[str], changes: Mapping[str, str], condition: str, then: str) -> str:
+    """Returns the clauses of an ALTER TABLE that make columns NULL, and change others.
+
+    ClickHouse keeps the bytes of a value under a NULL that takes its place. So columns are first emptied; each part of
+    the table is replaced once, when both is done.
+
+    Args:
+        columns: become NULL.
+        changes: further columns, and their new values in SQL.
+        condition: of the rows.
+        then: a condition of the same rows, after that.
+    """
+    first = {**dict.fromkeys(columns, "''"), **changes}
+    emptied = ", ".join(f"{column} = {value}" for column, value in first.items())
+    nulled = ", ".join(f"{column} = nullIf({column}, '')" for column in columns)
+    return f"UPDATE {emptied} WHERE {condition}, UPDATE {nulled} WHERE {then}"
+
 
 _HAS_TEXTS = " OR ".join(
     (
-        *(f"{column} IS NOT NULL" for column in _TEXTS),
+        *(f"{column} IS NOT NULL" for column in TEXTS),
         "metadata != '{}'",
         f"ifNull(error_message, '{ERASED}') != '{ERASED}'",
     )
@@ -55,9 +68,9 @@ async def expire_texts(analytics: Analytics, rules: TextDays, now: datetime, lay
     where = {"database": analytics.database, "table": EXECUTIONS.name}
     if (await analytics.query(unfinished, where)).rows[0][0]:
         return 0
-    assignments = ", ".join(f"{column} = {value}" for column, value in TEXTS.items())
-    changed = f"ALTER TABLE {EXECUTIONS.name}{layout.on_cluster} UPDATE {assignments} WHERE {condition}"
-    await analytics.execute(changed, parameters)
+    changes = {"error_message": ERROR_MESSAGE, "metadata": "'{}'"}
+    clauses = emptying(TEXTS, changes, condition, old)
+    await analytics.execute(f"ALTER TABLE {EXECUTIONS.name}{layout.on_cluster} {clauses}", parameters)
     return count
 
 
