@@ -109,7 +109,9 @@ def test_every_container_that_is_named_exists() -> None:
         found
         for page in PAGES
         for block in blocks(page)
-        for found in re.findall(r"(?:^|do )(docker compose .+?)(?:; done)?$", block.text, re.MULTILINE)
+        for found in re.findall(
+            r"(?:^|do )(docker compose .+?)(?:; done)?$", block.text.replace("\\\n", ""), re.MULTILINE
+        )
     ]
     assert len(shown) > 10
     for line in shown:

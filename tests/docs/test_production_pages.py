@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from breakwater.config import parse_config
-from tests.compose import COMPOSE, OURS, ROOT, SERVICES
+from tests.compose import COMPOSE, ROOT, SERVICES
 from tests.docs.markdown import blocks
 
 DOCS = ROOT / "docs"
@@ -26,10 +26,11 @@ def test_the_versions_of_servers_are_those_of_compose() -> None:
         assert f"| {name} {release} |" in text
 
 
-def test_the_backup_of_containers_has_every_volume_but_that_of_redis() -> None:
-    looped = re.findall(r"for volume in (.+); do", (DOCS / "upgrade.md").read_text())
-    assert len(looped) == 2
-    assert all(set(one.split()) == set(COMPOSE["volumes"]) - {"valkey"} for one in looped)
-    used = re.findall(r"--volume \"(\w+)_\$volume:", (DOCS / "upgrade.md").read_text())
-    assert used == [COMPOSE["name"]] * 2
-    assert (DOCS / "upgrade.md").read_text().count(OURS["worker"]["image"]) == 2
+def test_a_backup_of_containers_is_made_where_all_addresses_and_the_first_keys_are() -> None:
+    text = (DOCS / "upgrade.md").read_text()
+    project, volume, place, service = re.findall(r"--volume (\w+)_(\w+):(\S+) (\w+) breakwater backup create", text)[0]
+    assert (project, volume in COMPOSE["volumes"]) == (COMPOSE["name"], True)
+    assert f"{volume}:{place}" in SERVICES["request"]["volumes"]
+    assert {f"BREAKWATER_{server}_URL" for server in ("NATS", "REDIS", "CLICKHOUSE")} <= SERVICES[service][
+        "environment"
+    ].keys()

@@ -28,6 +28,7 @@ COMMANDS = {
             "local.commands.simulate",
             "Break the simulated provider of a running `breakwater up --simulate`.",
         ),
+        "backup": ("backup.commands", "Make, check and restore backups of the whole plane."),
         "config": ("config.commands.check", "Check the config file, apply it, and print what follows from it."),
         "keys": ("identity.commands", "API keys of the HTTP API, and their scopes."),
         "encryption": ("config.commands.encryption", "Keys that encrypt stored texts, and decryption of such texts."),

@@ -1,9 +1,11 @@
 """What each NATS user may do, asked of a real server."""
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import nats
@@ -17,10 +19,11 @@ from breakwater.identity.key_log import KeyLog
 from breakwater.identity.rules.callers import ENTROPY_BYTES, mint
 from breakwater.identity.rules.keys import KeyRecord
 from breakwater.jobs.contract.job import Job
+from breakwater.kernel.nats import snapshots
 from breakwater.kernel.nats.broker import Batches, ServiceApp, connection_of, make_broker, on_request
 from breakwater.kernel.nats.core import ask
 from breakwater.kernel.nats.delivery import Delivery
-from breakwater.kernel.nats.errors import BusUnavailableError, NoRespondersError, PublishRefusedError
+from breakwater.kernel.nats.errors import BusError, BusUnavailableError, NoRespondersError, PublishRefusedError
 from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.permissions import GRANTS, Grant, consumes, inbox_prefix, render
 from breakwater.kernel.nats.provision import provision
@@ -44,7 +47,9 @@ ALL_OF_DLQ = {"worker", "alerter", "sink"}
 
 MAY_PUBLISH = {
     "bw.jobs.writer": {"request", "worker", "breaker", "setup", "client"},
-    "bw.parked.writer.e1": {"request", "worker"},
+    "bw.jobs.writer.client": {"setup"},
+    "bw.parked.writer.e1": {"request", "worker", "setup"},
+    "bw.snapshots.1": set[str](),
     "bw.attempts.writer.e1.1": {"worker"},
     "bw.executions.writer.e1": {"worker"},
     "bw.guards.writer": {"request", "worker"},
@@ -96,6 +101,10 @@ MAY_PUBLISH = {
     "$JS.API.STREAM.MSG.DELETE.KEYS": set[str](),
     "$JS.API.STREAM.MSG.GET.JOBS": {"setup"},
     "$JS.API.STREAM.MSG.GET.RESPONSES": {"request", "worker", "setup"},
+    "$JS.API.STREAM.SNAPSHOT.KEYS": {"setup"},
+    "$JS.API.STREAM.RESTORE.KEYS": {"setup"},
+    "$JS.SNAPSHOT.ACK.KEYS.1": {"setup"},
+    "$JS.SNAPSHOT.RESTORE.KEYS.1": {"setup"},
     "$JS.API.STREAM.PURGE.RESPONSES": set[str](),
     "$JS.API.STREAM.PURGE.OBJ_bodies": set[str](),
     "$JS.API.STREAM.MSG.DELETE.OBJ_bodies": {"request", "worker", "setup"},
@@ -156,6 +165,8 @@ MAY_SUBSCRIBE = {
     "bw.>": set[str](),
     "bw.jobs.>": set[str](),
     "bw.parked.>": set[str](),
+    "bw.snapshots.>": {"setup"},
+    "$JS.SNAPSHOT.RESTORE.>": set[str](),
     "bw.dlq.>": set[str](),
     "bw.replayed.*": set[str](),
     "bw.dismissed.>": set[str](),
@@ -432,6 +443,32 @@ async def test_the_breaker_reads_stored_events_to_rebuild_its_state(url_of: UrlO
     assert attempts == ["1", "2", "3"]
     assert [message.data for message in transitions] == [b"open"]
     assert refusals == []
+
+
+async def test_setup_copies_and_restores_streams_of_the_account_that_it_is_not_in(url_of: UrlOf) -> None:
+    keys = Stream.KEYS.value
+    async with connected(url_of, "request") as (request, _):
+        await request.jetstream().publish("bw.keys.copied", os.urandom(200_000))
+    async with connected(url_of, "setup") as (setup, refusals):
+        stored = {stream.name: stream for stream in await snapshots.list_streams(setup)}
+        async with snapshots.snapshot(setup, stored[keys]) as (begun, chunks):
+            copied = [chunk async for chunk in chunks]
+        # It restores in the same account, too, but not over a stream that is there.
+        with pytest.raises(BusError, match="already in use"):
+            await snapshots.restore(setup, begun, pieces(copied), backup="b", replicas=1, unfinished=False)
+        elsewhere = begun.config | {"name": "COPIED", "subjects": ["bw.copied"]}
+        mirror = replace(begun, name="COPIED", config=elsewhere)
+        await snapshots.restore(setup, mirror, pieces(copied), backup="b", replicas=1, unfinished=True)
+        assert not refusals
+        restored = {stream.name: stream for stream in await snapshots.list_streams(setup)}["COPIED"]
+        assert (restored.messages, restored.last) == (begun.messages, begun.last)
+        assert restored.metadata[snapshots.UNFINISHED] == "b"
+        await snapshots.finish(setup, restored)
+
+
+async def pieces(chunks: list[bytes]) -> AsyncGenerator[bytes]:
+    for chunk in chunks:
+        yield chunk
 
 
 async def test_a_worker_creates_no_stream(url_of: UrlOf) -> None:

@@ -228,6 +228,38 @@ class Analytics:
                 raise RowsRejectedError(f"{table.name}: {error.message}") from error
             raise AnalyticsUnavailableError(f"ClickHouse refuses rows for {table.name}: {error.message}") from error
 
+    async def insert_blocks(self, table: str, columns: Sequence[str], blocks: AsyncIterable[bytes]) -> None:
+        """Stores rows that were read in ClickHouse's own format (`FORMAT Native`).
+
+        Args:
+            table: where.
+            columns: those that the rows have; others get their defaults.
+            blocks: the bytes, which are sent as they come.
+
+        Raises:
+            QueryError: ClickHouse refuses them.
+            AnalyticsUnavailableError: try again later with the same rows; which of them are stored is not known.
+            Exception: what `blocks` raises.
+        """
+        problems: list[Exception] = []
+
+        async def body() -> AsyncGenerator[bytes]:
+            try:
+                async for block in blocks:
+                    yield block
+            except Exception as error:
+                problems.append(error)
+                raise
+
+        settings = {**_INSERT_SETTINGS, "input_format_defaults_for_omitted_fields": 1}
+        try:
+            async with self._connected() as client:
+                await client.raw_insert(quote_name(table), columns, body(), settings, "Native")
+        except AnalyticsUnavailableError:
+            if problems:  # aiohttp only breaks the connection
+                raise problems[0] from None
+            raise
+
     async def query(self, sql: str, parameters: Mapping[str, object] | None = None) -> ResultSet:
         """Runs a statement that gives rows.
 

@@ -41,6 +41,9 @@ BATCH_BYTES = 4 * 1024 * 1024
 
 SUBJECTS_AT_ONCE = 256
 
+CONTINUES = "breakwater.created"
+"""Metadata of a stream that was restored from a backup: when the stream that it continues was created."""
+
 _OF_THE_BATCH = ("Nats-Num-Pending", "Nats-Last-Sequence")
 """Headers that describe the batch: they differ each time that the same message is read."""
 
@@ -93,6 +96,7 @@ class Facts:
     identity: str
     """Its time of creation, which distinguishes it from a deleted stream of the same name."""
     created: datetime
+    """Of one that was restored from a backup: when that of the backup was created."""
     first: int
     """The oldest sequence that is stored; 0 or 1 if nothing was ever removed."""
     last: int
@@ -117,6 +121,12 @@ class Backlog:
     """The sequence up to which its messages were delivered; 0 for none yet."""
     deliveries: int
     """Deliveries so far, repeated ones included."""
+
+
+def created_at(info: Mapping[str, Any]) -> str:
+    """Returns when a stream, or the one that it continues after a restore, was created, as the server tells it."""
+    metadata: Mapping[str, str] = info["config"].get("metadata") or {}
+    return str(metadata.get(CONTINUES) or info["created"])
 
 
 @contextmanager
@@ -201,7 +211,7 @@ class Lookup:
                     APIError.from_error(info["error"])
                 except NotFoundError as error:
                     raise _no_stream(stream) from error
-        created = datetime.fromisoformat(info["created"])
+        created = datetime.fromisoformat(created_at(info))
         state = info["state"]
         limit = info["config"].get("max_bytes") or -1
         identity = format(created.timestamp(), ".6f")

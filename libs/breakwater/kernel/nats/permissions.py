@@ -93,6 +93,10 @@ class Grant:
     """Subjects that it subscribes to, apart from its inbox."""
     serves: tuple[str, ...] = ()
     """Subjects of requests that it answers, each once."""
+    delivered: tuple[str, ...] = ()
+    """Subjects in the streams' account on which the servers send what it has asked for."""
+    delivers: tuple[str, ...] = ()
+    """Subjects that reach the servers in the streams' account unchanged; a request gets a header on its way."""
     publish_as: tuple[tuple[str, str], ...] = ()
     """Pairs of subjects: the one that the user publishes to, and the one that the stream or the serving user sees,
     which names the sender."""
@@ -356,22 +360,27 @@ GRANTS = (
     ),
     Grant(
         "setup",
-        # It neither deletes nor purges streams, but it can empty them: NATS does not look into an update, whose limits
-        # (`max_msgs: 1`) remove messages, and JOBS is updated for each new agent. So no program or service has it.
+        # It neither deletes nor purges streams, but can empty them: NATS does not look into an update, whose limits
+        # (`max_msgs: 1`) remove messages, and JOBS is updated for each new agent; nor into a request for a copy, which
+        # it delivers wherever that says. So no program or service has it.
         publish=(
             _INFO,
             *(f"$JS.API.STREAM.{call}" for call in ("INFO.>", "LIST", "NAMES", "CREATE.>", "UPDATE.>")),
             *(f"$JS.API.CONSUMER.{call}.>" for call in ("INFO", "LIST", "NAMES", "CREATE", "DURABLE.CREATE")),
+            # Backups: it may read all streams so. A restore creates streams, and refuses those that exist.
+            *(f"$JS.API.STREAM.{call}.>" for call in ("SNAPSHOT", "RESTORE")),
+            "$JS.SNAPSHOT.ACK.>",
             # Jobs that were dead letters; the alert that another config is effective.
             *reads(*(stream for stream in Stream if stream is not Stream.KEYS)),
-            "bw.jobs.*",
-            *_below("alerts"),
+            *_below("jobs", "parked", "alerts"),
             # `breakwater erase`: the last message of each stream, as the leader knows it, and single ones to delete.
             *(f"$JS.API.STREAM.MSG.GET.{stream}" for stream in Stream if stream is not Stream.KEYS),
             *(f"$JS.API.STREAM.MSG.DELETE.{stream}" for stream in ERASABLE),
             *_below("audit"),
             HEALTH,
         ),
+        delivered=(subjects.SNAPSHOTS,),
+        delivers=(subjects.RESTORED,),
     ),
     Grant(
         "client",
@@ -450,6 +459,10 @@ def _crossings(grants: Sequence[Grant]) -> Iterator[tuple[str, str, str, str, st
                 for published in (*exporting.publish, *exporting.sends):
                     if covers(published, heard):
                         yield importer, heard, exporter, "stream", published, heard
+        for subject in grant.delivered:
+            yield importer, subject, STREAMS_ACCOUNT, "stream", subject, subject
+        for subject in grant.delivers:
+            yield STREAMS_ACCOUNT, subject, importer, "stream", subject, subject
         if not grant.with_streams:
             to_streams = [(subject, subject) for subject in (_INFO, *grant.publish) if subject != HEALTH]
             to_streams += [
@@ -464,8 +477,10 @@ def _crossings(grants: Sequence[Grant]) -> Iterator[tuple[str, str, str, str, st
 
 
 def _user(grant: Grant) -> dict[str, Any]:
-    publishes = dict.fromkeys((*grant.publish, *grant.sends, *(local_subject for local_subject, _ in grant.publish_as)))
-    hears = dict.fromkeys((f"{inbox_prefix(grant.user)}.>", *grant.subscribe, *grant.serves))
+    publishes = dict.fromkeys(
+        (*grant.publish, *grant.sends, *grant.delivers, *(local_subject for local_subject, _ in grant.publish_as))
+    )
+    hears = dict.fromkeys((f"{inbox_prefix(grant.user)}.>", *grant.subscribe, *grant.serves, *grant.delivered))
     permissions = {
         # To the server, an empty list means "no restriction".
         "publish": {"allow": list(publishes)} if publishes else {"deny": ">"},

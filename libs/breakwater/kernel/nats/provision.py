@@ -25,6 +25,7 @@ from breakwater.kernel.nats.core import tls_options
 from breakwater.kernel.nats.errors import BusError, unavailable
 from breakwater.kernel.nats.lookup import ClientGetter
 from breakwater.kernel.nats.permissions import inbox_prefix
+from breakwater.kernel.nats.snapshots import FIRST_RESTORED, UNFINISHED
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.nats.topology import Plan
 from breakwater.kernel.server_urls import server_urls
@@ -84,6 +85,7 @@ async def provision(url: str, plan: Plan, *, replicas: int = 1, answer_s: float 
     )
     try:
         jetstream = client.jetstream(timeout=answer_s)
+        await _refuse_unfinished_restore(jetstream)
         changes: list[str] = []
         # Streams with small limits first: only a large limit can be halved to fit the remaining storage.
         for wanted in sorted(topology.streams(plan, replicas=replicas), key=lambda stream: stream.max_bytes or 0):
@@ -104,6 +106,17 @@ async def provision(url: str, plan: Plan, *, replicas: int = 1, answer_s: float 
         return tuple(changes)
     finally:
         await client.close()
+
+
+async def _refuse_unfinished_restore(jetstream: JetStreamContext) -> None:
+    """Refuses a plane that is half restored: what it lacks would be created without its messages."""
+    marked: StreamConfig | None = await _request(
+        "the first stream of a restore", lambda: _config_of(jetstream.stream_info(FIRST_RESTORED.value))
+    )
+    if marked is not None and (backup := (marked.metadata or {}).get(UNFINISHED)):
+        raise BusError(
+            f"the restore of backup {backup} was interrupted: run `breakwater backup restore` again, or delete all data"
+        )
 
 
 async def _config_of(info: Awaitable[StreamInfo | ConsumerInfo]) -> Any:
@@ -135,6 +148,8 @@ async def _with_room(jetstream: JetStreamContext, wanted: StreamConfig, now: Str
     The server reserves the limits of all streams in full. A machine with a small disk still gets all streams.
     """
     change = jetstream.add_stream if now is None else jetstream.update_stream
+    if now is not None:
+        wanted = wanted.evolve(metadata=now.metadata)  # of a restore
     former_bytes = max(0, (now and now.max_bytes) or 0)
     wanted_bytes = reserved_bytes = wanted.max_bytes or 0
     while True:

@@ -263,6 +263,12 @@ def kept_chunks(execution_id: str) -> str:
     return f"{_subject('responses', execution_id)}.chunks"
 
 
+SNAPSHOTS = "bw.snapshots.>"
+"""The subjects on which the server sends copies of streams to a backup, each on one of its own. Internal."""
+
+RESTORED = "$JS.SNAPSHOT.RESTORE.>"
+"""The server's own subjects for the copy of a stream that is restored."""
+
 BODIES = "$O.bodies"
 """The prefix of the object store for large bodies of jobs (OBJ_bodies), in the server's own format. Internal."""
 

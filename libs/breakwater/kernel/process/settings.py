@@ -60,6 +60,10 @@ class Settings(EnvironmentSettings):
         description="Shared by the worker and `request`: encrypts texts in dead letters and results of "
         "agents that keep no texts, if the config has no `encryption.keys`.",
     )
+    backup_key: SecretStr | None = Field(
+        default=None,
+        description="Key of `breakwater encryption new-key`, with which `breakwater backup` encrypts. Keep it apart.",
+    )
     alive_file: Path | None = Field(
         default=None,
         description="File that is touched about every 5 s while the service is connected and its event loop runs.",

@@ -58,6 +58,13 @@ async def inspect(redis: Redis) -> RedisFacts:
     )
 
 
+async def has_plane_data(redis: Redis) -> bool:
+    """Returns True if a plane has stored anything. Raises StateUnavailableError."""
+    async for _ in cast(Any, redis.client).scan_iter(match="bw:*", count=1_000):
+        return True
+    return False
+
+
 async def _settings(client: Any) -> dict[str, str]:
     try:
         # One by one: before version 7 the command takes a single name.
