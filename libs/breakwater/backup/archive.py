@@ -25,6 +25,9 @@ else:
 COMPRESSED = ".zst"
 """The end of the names of files that are compressed."""
 
+INCOMPLETE = "incomplete"
+"""A file that is there until the manifest is: the others are leftovers, and no files of somebody else."""
+
 
 class ArchiveWriter:
     """Writes a backup into a place. `files` has what was written."""
@@ -40,13 +43,15 @@ class ArchiveWriter:
         names = await self._storage.names()
         if MANIFEST in names:
             raise BackupError(f"{self._storage.place} has a backup already: name another folder, or remove that one")
-        strangers = [name for name in names if not name.startswith(("tables/", "streams/", "files/", "jobs/"))]
-        if strangers:
+        if names and INCOMPLETE not in names:
             raise BackupError(
-                f"{self._storage.place} has files of something else, such as {strangers[0]}: name an empty folder"
+                f"{self._storage.place} has files of something else, such as {names[0]}: name an empty folder"
             )
         for name in names:
-            await self._storage.remove(name)
+            if name != INCOMPLETE:
+                await self._storage.remove(name)
+        async with self._storage.write(INCOMPLETE) as file:
+            await file.write(b"`breakwater backup create` has not completed this backup.\n")
 
     async def write(self, name: str, chunks: AsyncIterable[bytes]) -> None:
         """Writes a file. Raises BackupError, and what `chunks` raises."""
@@ -77,6 +82,7 @@ class ArchiveWriter:
             manifest = manifest.model_copy(update={"seal": self._key.seal_of(_sealed_part(manifest))})
         async with self._storage.write(MANIFEST) as file:
             await file.write(manifest.model_dump_json(indent=1).encode() + b"\n")
+        await self._storage.remove(INCOMPLETE)
 
 
 class ArchiveReader:
@@ -148,7 +154,7 @@ async def read_manifest(storage: Storage, key: BackupKey | None, *, checks_only:
     """
     names = await storage.names()
     if MANIFEST not in names:
-        state = "is incomplete: run `breakwater backup create` again" if names else "has no backup"
+        state = "is incomplete: run `breakwater backup create` again" if INCOMPLETE in names else "has no backup"
         raise BackupError(f"{storage.place} {state}")
     document = b"".join([chunk async for chunk in storage.read(MANIFEST)])
     try:
