@@ -302,8 +302,14 @@ class Lookup:
             _check_end(stream, last, up_to)
 
     async def _ends_before(self, stream: Stream, last: int, up_to: int) -> bool:
-        """Returns True if the messages between two sequences, the second one included, were deleted."""
-        end = await self._end(stream, everything_in(stream), complete=True)
+        """Returns True if the messages between two sequences, the second one included, were deleted.
+
+        False if the leader does not answer, which alone knows.
+        """
+        try:
+            end = await self._end(stream, everything_in(stream), complete=True)
+        except BusUnavailableError:
+            return False
         if end is None or end[0] <= last:
             return True
         # A replica that has a later message has all before it.
