@@ -8,6 +8,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from breakwater.breakers.contract import BreakerTransition
+from breakwater.limits.contract import BudgetEvent
 from breakwater.replay.contract import ConfigPlan
 from breakwater.replay.rules.effects import ChangedJob, DaySpend, Effects, StepFigures, step_ms_of
 from breakwater.replay.rules.engine import ReplayFindings
@@ -108,6 +109,30 @@ def test_jobs_link_to_their_pages_where_the_console_is_known() -> None:
     report = report_of(effects, ReplayFindings(), Changes(), *ends, console_url="https://plane.test")
     assert report.most_changed[0].url == "https://plane.test/executions/e1"
     assert "| [e1](https://plane.test/executions/e1) | writer |" in markdown_of(report)
+
+
+def test_the_report_of_an_agent_leaves_out_what_only_others_reach() -> None:
+    def reached(budget: str, scope: str, **fields: str) -> BudgetEvent:
+        names = {"event_id": f"{budget}/2026-11-01/100", "scope": scope, "period": "2026-11-01", **fields}
+        return BudgetEvent.model_construct(**names, kind="hard_cap", threshold_percent=100, at=SINCE)
+
+    of_others = [
+        reached("agent:reader/daily", "agent", agent="reader"),
+        reached("model:m@agent:reader/daily", "model", agent="reader", within="agent:reader"),
+    ]
+    may_refuse_it = [
+        reached("agent:writer/daily", "agent", agent="writer"),
+        reached("model:m@agent:writer/daily", "model", agent="writer", within="agent:writer"),
+        reached("team:ops/daily", "team", agent="reader"),  # shared, whoever's call reached it
+    ]
+    changes, findings = Changes(budgets=of_others), ReplayFindings(budgets=[*of_others, *may_refuse_it])
+    for agent, listed in ("writer", may_refuse_it), (None, [*of_others, *may_refuse_it]):
+        effects = Effects(ZoneInfo("UTC"), agent)
+        report = report_of(effects, findings, changes, SINCE, SINCE + timedelta(days=1))
+        budgets = {event.event_id.partition("/2026")[0] for event in listed}
+        assert {limit.budget for limit in report.limits} == budgets
+        [thresholds] = [change for change in report.changes if change.name == "thresholds of limits"]
+        assert (thresholds.before, thresholds.after) == (0 if agent else 2, len(listed))
 
 
 def test_names_break_no_table_of_markdown() -> None:

@@ -459,7 +459,13 @@ def _stops(events: Iterable[GuardEvent], agent: str | None) -> Iterator[bool]:
 
 
 def _thresholds(events: Iterable[BudgetEvent], agent: str | None) -> Iterator[bool]:
-    return (event.kind in {"soft_cap", "hard_cap"} for event in events if agent in (None, event.agent))
+    return (event.kind in {"soft_cap", "hard_cap"} for event in events if _may_refuse(event, agent))
+
+
+def _may_refuse(event: BudgetEvent, agent: str | None) -> bool:
+    """Returns True unless the limit is another agent's own: one that agents share may refuse any of them."""
+    is_shared = event.scope != "agent" and not (event.within or "").startswith("agent:")
+    return agent in (None, event.agent) or is_shared
 
 
 def _incidents(alerts: Iterable[Alert], agent: str | None) -> Iterator[bool]:
@@ -502,17 +508,17 @@ def alerts_of(changes: Changes, findings: ReplayFindings, agent: str | None = No
     return sorted(differing, key=lambda alert: (-abs(alert.after - alert.before), alert.key))
 
 
-def cap_times(changes: Changes, findings: ReplayFindings) -> list[CapReached]:
+def cap_times(changes: Changes, findings: ReplayFindings, agent: str | None = None) -> list[CapReached]:
     """Returns the limits that were reached, or would have been, with the times, by period."""
-    before = _reached_at(changes.budgets)
-    after = _reached_at(findings.budgets)
+    before = _reached_at(changes.budgets, agent)
+    after = _reached_at(findings.budgets, agent)
     return [CapReached(*place, before.get(place), after.get(place)) for place in sorted({**before, **after})]
 
 
-def _reached_at(events: Iterable[BudgetEvent]) -> Mapping[tuple[str, str], datetime]:
+def _reached_at(events: Iterable[BudgetEvent], agent: str | None) -> Mapping[tuple[str, str], datetime]:
     times: dict[tuple[str, str], datetime] = {}
     for event in events:
-        if event.threshold_percent == 100:
+        if event.threshold_percent == 100 and _may_refuse(event, agent):
             budget = event.event_id.partition(f"/{event.period}/")[0]
             times.setdefault((budget, event.period), event.at)
     return times

@@ -89,7 +89,7 @@ def report_of(
         changes=tuple(PlannedChange(name=change.name, before=change.before, after=change.after) for change in counted),
         limits=tuple(
             PlannedLimit(budget=cap.budget, period=cap.period, before=cap.before, after=cap.after)
-            for cap in cap_times(changes, findings)
+            for cap in cap_times(changes, findings, effects.agent)
         ),
         alerts=tuple(
             PlannedAlert(key=alert.key, title=alert.title, before=alert.before, after=alert.after)
