@@ -38,6 +38,11 @@ from breakwater.replay.views import (
 
 _INCREASE = re.compile(r"(\d+(?:\.\d+)?)\s*%?")
 
+_Since = Annotated[str, typer.Option("--since", metavar="AGO", help="Jobs since: 12h, 30d, or a time.")]
+_Until = Annotated[
+    str | None, typer.Option("--until", metavar="AGO", help="And before: 1d, or a time.", show_default="now")
+]
+
 
 class UnknownJobs(StrEnum):
     """The place in the report of jobs whose end history can't tell."""
@@ -50,10 +55,8 @@ class UnknownJobs(StrEnum):
 def plan(
     api: Api,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The changed config.")],
-    since: Annotated[str, typer.Option("--since", metavar="AGO", help="Jobs since: 12h, 30d, or a time.")] = "30d",
-    until: Annotated[
-        str | None, typer.Option("--until", metavar="AGO", help="And before: 1d, or a time.", show_default="now")
-    ] = None,
+    since: _Since = "30d",
+    until: _Until = None,
     agent: Annotated[str | None, typer.Option("--agent", help="Report on the jobs of one agent.")] = None,
     before: Annotated[
         Path | None,
@@ -136,10 +139,8 @@ def suggest(
         Path | None,
         typer.Argument(metavar="FILE", help="The config that the jobs ran under.", show_default="the plane's"),
     ] = None,
-    since: Annotated[str, typer.Option("--since", metavar="AGO", help="Jobs since: 12h, 30d, or a time.")] = "30d",
-    until: Annotated[
-        str | None, typer.Option("--until", metavar="AGO", help="And before: 1d, or a time.", show_default="now")
-    ] = None,
+    since: _Since = "30d",
+    until: _Until = None,
     agent: Annotated[str | None, typer.Option("--agent", help="Try the settings of one agent.")] = None,
     time_limit_s: Annotated[
         float, typer.Option("--time-limit", metavar="SECONDS", min=1, help="Time limit of the search in seconds.")
