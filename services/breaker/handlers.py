@@ -21,7 +21,7 @@ from breakwater.breakers.rules.breaker import (
     wait_for_call,
 )
 from breakwater.breakers.rules.observations import observation_of
-from breakwater.breakers.rules.shadow import Shadow, ShadowedCall, follow, without
+from breakwater.breakers.rules.shadow import Shadow, ShadowedCall, follow
 from breakwater.breakers.rules.transitions import transition
 from breakwater.breakers.settings import BreakerProbe
 from breakwater.breakers.store import Breakers
@@ -155,13 +155,11 @@ class BreakerHandler:
             key = keys[name]
             return follow(key, shadow, calls_by_shadow[key], self._jitter())
 
-        published: dict[str, tuple[BreakerTransition, ...]] = {}
-        for name, shadow in (await self._shadows.change(keys, decide)).items():
-            for event in shadow.unpublished:
-                subject = subjects.shadow_breaker(event.agent, event.model)
-                await self._publisher.event(subject, event, id=event.transition_id, at=event.at)
-                published[name] = shadow.unpublished
-        await self._shadows.change(published, lambda name, shadow: without(shadow, published[name]))
+        def publish(event: BreakerTransition) -> Awaitable[object]:
+            subject = subjects.shadow_breaker(event.agent, event.model)
+            return self._publisher.event(subject, event, id=event.transition_id, at=event.at)
+
+        await self._shadows.publish(await self._shadows.change(keys, decide), publish)
 
     async def forget_shadows(self) -> None:
         """Has the shadows begin anew, on another log. Raises StateUnavailableError."""

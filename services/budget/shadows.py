@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
 from zoneinfo import ZoneInfo
 
@@ -16,7 +16,7 @@ from breakwater.limits.rules.budget import Counter, LimitTable, periods_at
 from breakwater.limits.rules.ledger import charged_at
 from breakwater.limits.rules.scopes import CallNames, Dimensions
 from breakwater.limits.store.budgets import Totals
-from breakwater.replay.rules.shadow_limits import PaidCall, ShadowLimit, count, without
+from breakwater.replay.rules.shadow_limits import PaidCall, ShadowLimit, count
 
 
 class LimitShadows:
@@ -68,10 +68,8 @@ class LimitShadows:
             totals = {total.period.name: total.spent for total in settled if total.key == counter.key}
             return count(counter, shadow, calls[name], totals)
 
-        sent: dict[str, tuple[BudgetEvent, ...]] = {}
-        for name, shadow in (await self._shadows.change(calls, decide)).items():
-            for event in shadow.unpublished:
-                subject = subjects.shadow_budget(event.scope, event.window)
-                await self._publisher.event(subject, event, id=event.event_id, at=event.at)
-                sent[name] = shadow.unpublished
-        await self._shadows.change(sent, lambda name, shadow: without(shadow, sent[name]))
+        def publish(event: BudgetEvent) -> Awaitable[object]:
+            subject = subjects.shadow_budget(event.scope, event.window)
+            return self._publisher.event(subject, event, id=event.event_id, at=event.at)
+
+        await self._shadows.publish(await self._shadows.change(calls, decide), publish)

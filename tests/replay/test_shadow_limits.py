@@ -11,7 +11,7 @@ from breakwater.breakers.settings import MAX_KEPT
 from breakwater.limits.contract import LimitAction, LimitSettings
 from breakwater.limits.rules.budget import Counter, LimitTable, Period
 from breakwater.limits.rules.limit import limit_of
-from breakwater.replay.rules.shadow_limits import PaidCall, ShadowLimit, count, without
+from breakwater.replay.rules.shadow_limits import PaidCall, ShadowLimit, count
 
 DAY_MS = 86_400_000
 TODAY = Period("daily", "2026-11-21", 20_000 * DAY_MS, 20_001 * DAY_MS)
@@ -50,7 +50,6 @@ def test_what_does_not_fit_is_refused_and_not_spent_and_leaves_its_room() -> Non
     ]
     assert {event.shadow for event in shadow.unpublished} == {True}
     assert len({event.event_id for event in shadow.unpublished}) == 3
-    assert without(shadow, shadow.unpublished[1:]).unpublished == shadow.unpublished[:1]
 
 
 def test_an_alert_alone_refuses_nothing() -> None:

@@ -117,4 +117,5 @@ async def test_a_shadow_opens_beside_a_breaker_that_stays_closed_and_is_recorded
         assert [tuple(row) for row in rows.rows] == expected
         assert (await analytics.query("SELECT count() FROM breaker_openings")).rows[0][0] == 0
     await bus.handler.forget_shadows()
-    assert await redis.client.keys("bw:shadow*") == []
+    [status] = await shadow_statuses(CONFIG, shadows_in(redis))
+    assert (status.state, status.refused, status.version) == ("closed", 0, 0)

@@ -8,7 +8,7 @@ does. Calls that the real breaker refuses have no outcome, and teach it nothing.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from breakwater.breakers.contract import BreakerTransition
 from breakwater.breakers.rules.admission import admit
@@ -69,11 +69,6 @@ def follow(key: BreakerKey, shadow: Shadow, calls: Sequence[ShadowedCall], jitte
     for call in calls:
         shadow = _after(key, shadow, call, jitter)
     return shadow
-
-
-def without(shadow: Shadow, published: Collection[BreakerTransition]) -> Shadow:
-    """Returns a shadow without transitions that are published."""
-    return changed(shadow, unpublished=tuple(event for event in shadow.unpublished if event not in published))
 
 
 def _after(key: BreakerKey, shadow: Shadow, call: ShadowedCall, jitter: float) -> Shadow:

@@ -13,3 +13,9 @@ end
 redis.call('HSET', KEYS[1], 'text', text, 'revision', revision + 1)
 redis.call('PEXPIRE', KEYS[1], keep_ms)
 return 1
+
+--- forget
+-- Its revision goes on, or a document that was read before could be saved over a later one.
+redis.call('HDEL', KEYS[1], 'text')
+redis.call('HINCRBY', KEYS[1], 'revision', 1)
+redis.call('PEXPIRE', KEYS[1], ARGV[1])

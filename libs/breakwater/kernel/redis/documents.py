@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from typing import Generic, TypeVar
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from contextlib import suppress
+from typing import Any, Generic, Protocol, TypeVar
 
 from pydantic import TypeAdapter
 
+from breakwater.kernel.immutable import changed
+from breakwater.kernel.nats.errors import EventStreamFullError
 from breakwater.kernel.redis.connection import Redis, ScriptCommand, scripts_of
 
-T = TypeVar("T")
+
+class Document(Protocol):
+    """A dataclass that holds the events which its changes cause, until they are published."""
+
+    @property
+    def unpublished(self) -> tuple[Any, ...]:
+        """Events that may not be published yet, in order."""
+        ...
+
+
+T = TypeVar("T", bound=Document)
 
 _LUA = scripts_of(__file__)
 
@@ -63,10 +76,34 @@ class Documents(Generic[T]):
             waiting = [name for name, is_saved in zip(waiting, saved, strict=True) if not is_saved]
         return documents
 
+    async def publish(self, documents: Mapping[str, T], publish: Callable[[Any], Awaitable[object]]) -> None:
+        """Publishes the events of documents, and takes them out of these.
+
+        Where EVENTS is full, the rest stays in the documents until these change again: nobody has to wait for it.
+
+        Args:
+            documents: the documents, by name, as `change` returned them.
+            publish: publishes an event, which it may be given again.
+
+        Raises:
+            StateUnavailableError: and what `publish` raises; it may be repeated.
+        """
+        published: dict[str, list[Any]] = {}
+        with suppress(EventStreamFullError):
+            for name, document in documents.items():
+                for event in document.unpublished:
+                    await publish(event)
+                    published.setdefault(name, []).append(event)
+
+        def without(name: str, document: T) -> T:
+            left = tuple(event for event in document.unpublished if event not in published[name])
+            return changed(document, unpublished=left)
+
+        await self.change(published, without)
+
     async def forget(self, names: Collection[str]) -> None:
-        """Has documents begin anew. Raises StateUnavailableError."""
-        if names:
-            await self._redis.client.delete(*(self._prefix + name for name in names))
+        """Has documents begin anew; who read one before can't save it any more. Raises StateUnavailableError."""
+        await self._redis.run([ScriptCommand(_LUA["forget"], [self._prefix + name], [self._keep_ms]) for name in names])
 
     async def _read(self, names: list[str]) -> list[tuple[T, str]]:
         """Reads documents, each with its revision."""

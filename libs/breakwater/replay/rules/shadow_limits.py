@@ -7,7 +7,7 @@ fitted is counted as refused, and not as spent: further calls find the room that
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from breakwater.breakers.settings import MAX_KEPT
 from breakwater.kernel.immutable import changed, immutable
@@ -84,11 +84,6 @@ def count(counter: Counter, shadow: ShadowLimit, calls: Sequence[PaidCall], tota
         if call.period.start_ms == shadow.start_ms:
             shadow = _after(counter, shadow, call)
     return shadow
-
-
-def without(shadow: ShadowLimit, published: Collection[BudgetEvent]) -> ShadowLimit:
-    """Returns a shadow without events that are published."""
-    return changed(shadow, unpublished=tuple(event for event in shadow.unpublished if event not in published))
 
 
 def _after(counter: Counter, shadow: ShadowLimit, call: PaidCall) -> ShadowLimit:
