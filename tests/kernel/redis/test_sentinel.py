@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 from pathlib import Path
+from time import monotonic
 
 import pytest
 import redis.asyncio as aioredis
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from breakwater.kernel.redis.connection import KEPT_SINCE, Redis, Script, ScriptCommand, StateUnavailableError
-from breakwater.kernel.redis.sentinel import Sentinels
+from breakwater.kernel.redis.sentinel import ANSWER_S, Sentinels
 from breakwater.kernel.security.secret_refs import mask_url
 from tests.helpers import until
 from tests.sentinel import PASSWORD, watched_servers
@@ -57,6 +61,18 @@ async def test_the_next_primary_is_found_and_the_data_begin_anew(tmp_path: Path)
             await redis.close()
 
 
+async def test_a_sentinel_that_is_silent_is_waited_for_once() -> None:
+    """As that on the machine that was lost with the primary is: the next one must be asked soon."""
+    with socket.create_server(("127.0.0.1", 0), backlog=50) as silent:
+        sentinels = Sentinels(f"redis+sentinel://:pw@127.0.0.1:{silent.getsockname()[1]}/mymaster/0", {})
+        begun = monotonic()
+        async with asyncio.timeout(10 * ANSWER_S):
+            with pytest.raises(RedisConnectionError, match="^no Sentinel answers that names a primary of mymaster"):
+                await sentinels.primary()
+        assert monotonic() - begun < 5 * ANSWER_S
+        await sentinels.close()
+
+
 @each_row(
     "url, problem",
     [
@@ -64,6 +80,7 @@ async def test_the_next_primary_is_found_and_the_data_begin_anew(tmp_path: Path)
         ("redis+sentinel://s1:1/mymaster/0/1", "name the primary"),
         ("redis+sentinel://s1:1,/mymaster/0", "has no host"),
         ("redis+sentinel://s1:1/mymaster/0?password=x", "unknown: password"),
+        ("redis+sentinel://s1:1/mymaster/0?hunter2", "^after `.` belong only"),
     ],
 )
 def test_a_url_that_names_no_primary_is_refused(url: str, problem: str) -> None:

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from typing import Any, cast
 from urllib.parse import parse_qs, urlsplit, urlunsplit
 
-from redis.asyncio.sentinel import Sentinel
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import MasterNotFoundError, Sentinel
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError
 
 from breakwater.kernel.server_urls import server_urls
@@ -52,7 +55,10 @@ class Sentinels:
         if not self.name or "/" in database:
             raise ValueError("name the primary and the database: redis+sentinel://host:26379,host:26379/mymaster/0")
         hosts = [urlsplit(address) for address in server_urls(url)]
-        options = parse_qs(query, strict_parsing=bool(query))
+        try:
+            options = parse_qs(query, strict_parsing=bool(query))
+        except ValueError:  # its text repeats a part, which may be a password
+            raise ValueError("after `?` belong only sentinel_username=… and sentinel_password=…") from None
         if unknown := options.keys() - {"sentinel_username", "sentinel_password"}:
             raise ValueError(f"unknown: {', '.join(sorted(unknown))}")
         login = {name.removeprefix("sentinel_"): values[-1] for name, values in options.items()}
@@ -60,7 +66,13 @@ class Sentinels:
             (scheme.partition("+")[0], f"{credentials}{at}primary", f"/{database or 0}", "", "")
         )
         """The URL of the primary, whose host is yet to be asked for."""
-        settings = {"socket_timeout": ANSWER_S, "socket_connect_timeout": ANSWER_S, "decode_responses": True}
+        settings = {
+            "socket_timeout": ANSWER_S,
+            "socket_connect_timeout": ANSWER_S,
+            "decode_responses": True,
+            # The next one is asked at once: by itself, redis-py asks a silent one for a quarter of a minute.
+            "retry": Retry(NoBackoff(), 0),
+        }
         self._sentinels = Sentinel(
             [(str(host.hostname), host.port or PORT) for host in hosts],
             sentinel_kwargs={**settings, **login, **({"ssl": True, **tls} if tls else {})},
@@ -72,7 +84,10 @@ class Sentinels:
         Raises:
             RedisError, OSError: no Sentinel answers, or they see it down.
         """
-        host, port = cast(tuple[str, int], await self._sentinels.discover_master(self.name))
+        try:
+            host, port = cast(tuple[str, int], await self._sentinels.discover_master(self.name))
+        except MasterNotFoundError:  # its text is pages of settings
+            raise RedisConnectionError(f"no Sentinel answers that names a primary of {self.name} which is up") from None
         return host, port
 
     async def facts(self) -> SentinelFacts:
