@@ -21,6 +21,7 @@ from breakwater.erasure.erase import Eraser, UnfinishedJobsError
 from breakwater.erasure.messages import READERS, NotHandledError
 from breakwater.erasure.rules import DataSubject
 from breakwater.erasure.search import Samples, StoreSearch, samples_of
+from breakwater.erasure.store import SubjectKeys
 from breakwater.identity.audit import Actor, AuditLog
 from breakwater.jobs.contract.execution import Attempt, Execution
 from breakwater.kernel.clickhouse.client import Analytics
@@ -34,8 +35,8 @@ from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.nats.topology import Plan
 from breakwater.kernel.redis.connection import Redis
 from breakwater.limits.rules.budget import TOTAL
-from breakwater.records.rows import alert_row, attempt_row, execution_row
-from breakwater.records.schema import ALERTS, ATTEMPTS, EXECUTIONS
+from breakwater.records.rows import alert_row, attempt_row, budget_row, execution_row
+from breakwater.records.schema import ALERTS, ATTEMPTS, BUDGET_EVENTS, EXECUTIONS
 from breakwater.records.spend import spend
 from breakwater.redaction.rules.redact import Redactor
 from breakwater.redaction.settings import RedactionRules
@@ -284,3 +285,45 @@ async def test_nothing_is_erased_while_a_job_has_not_ended_or_a_service_is_behin
         await eraser.erase(await eraser.find(), OPERATOR, str)
     assert text(USERS[0], "prompt").encode() in await contents(stores)
     assert before.count(USERS[0].encode()) <= (await contents(stores)).count(USERS[0].encode()) + 1
+
+
+async def test_counters_of_another_user_stay_and_those_of_rates_go_too(redis: Redis) -> None:
+    """Where a counter of another's limit is lost, calls pass it."""
+    client: Any = redis.client
+    day = "bw:limits:daily:2026-11-30"
+    both = ("anna", "anna, Ltd.")
+    counters = {f"{kind}:user:{name}": "7" for kind in ("spent", "tokens") for name in both}
+    await client.hset(day, mapping={**counters, "announced:user:anna@9@50": "1", "reserved:user:anna": "3"})
+    await client.hset(day, "spent:user:anna\vtenant:acme", "2")
+    rates = {name: f"bw:limits:window:minute:user:{name}" for name in both}
+    for key in rates.values():
+        await client.hset(key, "r", "1")
+        await client.hset(f"bw:limits:waiters:{key}", "k", "1")
+        await client.zadd("bw:limits:names:a-key", {key: 9})
+    await client.zadd("bw:limits:slots:user:anna", {"attempt": 9})
+    of_acme = SubjectKeys(redis, DataSubject("anna", "acme"))
+    assert await of_acme.counters() == [(day, "spent:user:anna\vtenant:acme")], "what all tenants share stays"
+    of_anna = SubjectKeys(redis, DataSubject("anna"))
+    await of_anna.delete([], await of_anna.counters())
+    assert set(await client.hgetall(day)) == {"spent:user:anna, Ltd.", "tokens:user:anna, Ltd.", "reserved:user:anna"}
+    others = rates[both[1]]
+    assert {key async for key in client.scan_iter("bw:limits:*")} == {
+        *(day, others, f"bw:limits:waiters:{others}", "bw:limits:names:a-key")
+    }
+    assert await client.zrange("bw:limits:names:a-key", 0, -1) == [others]
+
+
+async def test_events_of_the_limits_on_a_user_go_also_where_another_scope_counts_within(stores: Stores) -> None:
+    annas = [
+        {"scope": "user", "name": "anna"},
+        {"scope": "agent", "agent": "writer", "within": "user:anna"},
+        {"scope": "user", "name": "anna", "within": "tenant:acme"},
+    ]
+    others = [{"scope": "user", "name": "anna, Ltd."}, {"scope": "team", "name": "anna"}]
+    for number, scope in enumerate([*annas, *others]):
+        event = samples.budget_event(event_id=f"e-{number}", **{"name": None, "agent": None, **scope})
+        sequence = await stores.publish("bw.budgets.soft_cap", event.json_bytes())
+        await stores.analytics.insert(BUDGET_EVENTS, [budget_row(event, sequence)])
+    for subject, count in ((DataSubject("anna", "acme"), 1), (DataSubject("anna"), len(annas))):
+        counted = (await stores.eraser(subject).find()).stores
+        assert counted == {"EVENTS": count, "budget_events": count}

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from breakwater.erasure.rules import DataSubject, mentions, stored_forms, texts_of
+from breakwater.limits.rules.scopes import parts_of
 
 ANNA = DataSubject("anna@example.com")
 ANNA_OF_ACME = DataSubject("anna@example.com", "acme")
@@ -49,19 +50,23 @@ def test_a_data_subject_has_a_name_and_a_digest_of_it() -> None:
 
 
 SCOPES = [
-    ("user:anna@example.com", True),
-    ("spent:agent:writer;user:anna@example.com", True),
-    ("announced:user:anna@example.com@100@50", False),
-    ("user:anna@example.community", False),
-    ("user:joanna@example.com", False),
-    ("team:anna@example.com", False),
+    ("user:anna@example.com", True, False),
+    ("agent:writer\vuser:anna@example.com", True, False),
+    ("user:anna@example.com\vtenant:acme", True, True),
+    ("user:anna@example.com\vtenant:acme-2", True, False),
+    ("user:anna@example.com, Ltd.", False, False),
+    ("user:anna@example.com/second", False, False),
+    ("user:joanna@example.com", False, False),
+    ("team:anna@example.com", False, False),
+    ("agent:x user:anna@example.com", False, False),
 ]
 
 
-def test_the_scope_of_a_limit_names_a_user_whole() -> None:
-    for scope, expected in SCOPES:
-        assert ANNA.is_in_scope(scope) is expected, scope
-    assert not ACME.is_in_scope("tenant:acme")
+def test_the_scope_of_a_limit_names_a_user_whole_and_of_the_one_tenant() -> None:
+    for scope, is_annas, is_annas_of_acme in SCOPES:
+        assert ANNA.has_scope(parts_of(scope)) is is_annas, scope
+        assert ANNA_OF_ACME.has_scope(parts_of(scope)) is is_annas_of_acme, scope
+    assert not ACME.has_scope(parts_of("tenant:acme"))
 
 
 def test_an_alert_is_theirs_if_it_names_one_of_their_jobs() -> None:
@@ -69,7 +74,19 @@ def test_an_alert_is_theirs_if_it_names_one_of_their_jobs() -> None:
     assert mentions({"title": "Job order-1 was dead-lettered."}, ids, ANNA)
     assert mentions({"payload": {"execution_ids": ["x-1f"]}}, ids, ANNA)
     assert mentions({"payload": {"scope": "user:anna@example.com"}}, ids, ANNA)
+    assert mentions({"payload": {"scope": "user", "name": "anna@example.com"}}, ids, ANNA)
+    assert mentions({"payload": {"scope": "agent", "agent": "writer", "within": "user:anna@example.com"}}, ids, ANNA)
+    assert mentions({"execution_id": "y", "user": "anna@example.com"}, ids, ANNA)
     assert not mentions({"title": "Job order-11 was dead-lettered.", "payload": {"n": 1}}, ids, ANNA)
+
+
+def test_an_alert_of_an_agent_of_the_same_name_or_of_a_user_of_all_tenants_stays() -> None:
+    writer = DataSubject("writer")
+    assert not mentions({"agent": "writer", "payload": {"scope": "agent", "name": "writer"}}, (), writer)
+    assert not mentions({"severity": "warning"}, (), DataSubject("warning"))
+    of_user = {"scope": "user", "name": "anna@example.com"}
+    assert not mentions({"payload": of_user}, (), ANNA_OF_ACME)
+    assert mentions({"payload": {**of_user, "within": "tenant:acme"}}, (), ANNA_OF_ACME)
 
 
 def test_system_prompts_and_short_texts_are_not_searched_for() -> None:

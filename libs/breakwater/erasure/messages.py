@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import orjson
 
-from breakwater.erasure.rules import DataSubject, mentions
+from breakwater.erasure.rules import DataSubject, mentions, parts_of_event
 from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.nats import subjects, topology
 from breakwater.kernel.nats.bodies import BodyReader, BodyReference
@@ -88,8 +88,7 @@ class SubjectMessages:
                 erasable.unfinished.add(f"{message.subject} {message.sequence}")
         bodies = await self._find_dead_letters(erasable)
         async for message in self._scan(Stream.EVENTS, "bw.budgets.>"):
-            event = _json(message)
-            if self._subject.is_in_scope(f"{event.get('scope')}:{event.get('name')} {event.get('within')}"):
+            if self._subject.has_scope(parts_of_event(_json(message))):
                 erasable.add(Stream.EVENTS, message.sequence)
         async for message in self._scan(Stream.RESULTS, "bw.results.>"):
             if _token(message, 2) in erasable.ids:

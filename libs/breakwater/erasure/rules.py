@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from base64 import b64encode
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from breakwater.identity.rules.callers import Attribution
 from breakwater.jobs.contract.job import Job
 from breakwater.jobs.rules.attribution import attribution_of
+from breakwater.limits.rules.scopes import ScopePart, parts_of
 
 _WORD = re.compile(r"[^\s\"'`,;()\[\]{}]+")
 _UNESCAPED = re.compile(r"[^\x00-\x1f\x7f\"\\]+")
@@ -63,13 +64,38 @@ class DataSubject:
             self.tenant is None or fields.get("tenant") == self.tenant
         )
 
-    def is_in_scope(self, scope: str) -> bool:
-        """Returns True if the scope of a limit names the user: `user:anna`, `agent:writer;user:anna`."""
-        return self.user is not None and re.search(_scope_pattern(self.user), scope) is not None
+    def has_scope(self, scope: Iterable[ScopePart]) -> bool:
+        """Returns True if what counts in the scope of a limit is theirs; a user of all tenants is not one tenant's."""
+        return self.user is not None and self._parts <= set(scope)
+
+    def is_named_in(self, document: object) -> bool:
+        """Returns True if an alert is about a limit on the user, or names the user as such."""
+        if isinstance(document, str):
+            # A title or a key: a longer name that begins alike is taken for theirs.
+            return self.user is not None and all(
+                re.search(rf"(?<![\w-]){re.escape(str(part))}(?![\w.@+-])", document) for part in self._parts
+            )
+        if isinstance(document, Mapping):
+            fields = cast(Mapping[str, object], document)
+            if "scope" in fields and self.has_scope(parts_of_event(fields)):
+                return True
+            if self.user is not None and "user" in fields and self.has(fields):
+                return True
+            return any(map(self.is_named_in, fields.values()))
+        return isinstance(document, list | tuple) and any(map(self.is_named_in, cast(list[object], document)))
+
+    @property
+    def _parts(self) -> set[ScopePart]:
+        names = {"user": self.user, "tenant": self.tenant}
+        return {ScopePart(kind, name) for kind, name in names.items() if name is not None}
 
 
-def _scope_pattern(user: str) -> str:
-    return rf"(?<![\w-])user:{re.escape(user)}(?![\w.@+-])"
+def parts_of_event(event: Mapping[str, object]) -> tuple[ScopePart, ...]:
+    """Returns the scope of a budget's event."""
+    kind = str(event.get("scope"))
+    name = event.get(kind) if kind in ("agent", "tenant") else event.get("name")
+    within = event.get("within")
+    return (ScopePart(kind, str(name)), *(() if within is None else parts_of(str(within))))
 
 
 def _own_users(fields: Mapping[str, Any]) -> set[str]:
@@ -109,12 +135,8 @@ def strings(value: object) -> Iterator[str]:
 
 def mentions(document: object, ids: Collection[str], subject: DataSubject) -> bool:
     """Returns True if an alert names one of their jobs, or the user."""
-    return any(
-        text in ids
-        or text == subject.user
-        or subject.is_in_scope(text)
-        or any(word.rstrip(".:") in ids for word in _WORD.findall(text))
-        for text in strings(document)
+    return subject.is_named_in(document) or any(
+        text in ids or any(word.rstrip(".:") in ids for word in _WORD.findall(text)) for text in strings(document)
     )
 
 

@@ -13,13 +13,18 @@ from redis.exceptions import ResponseError
 
 from breakwater.erasure.rules import DataSubject
 from breakwater.kernel.redis.connection import Redis
+from breakwater.limits.rules.scopes import parts_of
 
 PART = 500
 _CACHE = "bw:cache:*"
 _LIMITS = "bw:limits:*"
 POLL_S = 0.25
-_THRESHOLD = re.compile(r"@\d+@\d+$")
-"""The end of the field of a threshold that was announced: its limit and its percentage, after the scope."""
+_THRESHOLD = re.compile(r"^announced:(.*)@\d+@\d+$")
+"""The field of a threshold that was announced: its limit and its percentage come after the scope."""
+_RATE = re.compile("^bw:limits:(?:(?:queue|waiters):bw:limits:)?(?:window:[^:]+|slots):")
+"""The beginning of the keys of a limit on a rate; the scope comes after it."""
+_NAMES = "bw:limits:names:"
+"""The keys of the limits on rates that a caller's names have begun."""
 
 
 class SubjectKeys:
@@ -60,27 +65,36 @@ class SubjectKeys:
         return keys
 
     async def counters(self) -> list[tuple[str, str]]:
-        """The fields of counters that name the user, with their keys. Reserved amounts stay until they are zero."""
+        """The fields of counters on the user, with their keys; no field for a whole key.
+
+        Reserved amounts stay until they are zero.
+        """
         fields: list[tuple[str, str]] = []
         async for part in self._scan(_LIMITS):
             for key in part:
-                if await self._client.type(key) != "hash":
-                    continue
-                pairs = cast(AsyncIterator[tuple[str, str]], self._client.hscan_iter(key, count=1_000))
-                async for name, value in pairs:
-                    is_reserved = name.startswith("reserved") and value != "0"
-                    if not is_reserved and self._subject.is_in_scope(_THRESHOLD.sub("", name)):
-                        fields.append((key, name))
+                if _RATE.match(key):
+                    fields += [(key, "")] if self._has_rate(key) else []
+                elif key.startswith(_NAMES):
+                    names = cast(list[str], await self._client.zrange(key, 0, -1))
+                    fields += [(key, name) for name in names if self._has_rate(name)]
+                elif await self._client.type(key) == "hash":
+                    pairs = cast(AsyncIterator[tuple[str, str]], self._client.hscan_iter(key, count=1_000))
+                    fields += [(key, name) async for name, value in pairs if self._has_counter(name, value)]
         return fields
 
     async def delete(self, keys: Sequence[str], fields: Sequence[tuple[str, str]]) -> None:
-        """Deletes keys, and fields of hashes."""
+        """Deletes keys, and what `counters` has returned."""
         for part in _parts(keys):
             await self._client.unlink(*part)
         for part in _parts(fields):
             async with self._client.pipeline(transaction=False) as pipe:
                 for key, name in part:
-                    pipe.hdel(key, name)
+                    if not name:
+                        pipe.unlink(key)
+                    elif key.startswith(_NAMES):
+                        pipe.zrem(key, name)
+                    else:
+                        pipe.hdel(key, name)
                 await pipe.execute()
 
     async def rewrite_files(self, wait_s: float) -> str | None:
@@ -114,6 +128,14 @@ class SubjectKeys:
             return Path((await self._client.config_get("dir"))["dir"])
         except (ResponseError, KeyError):
             return None
+
+    def _has_counter(self, name: str, value: str) -> bool:
+        threshold = _THRESHOLD.match(name)
+        scope = name.partition(":")[2] if threshold is None else threshold[1]
+        return not (name.startswith("reserved") and value != "0") and self._subject.has_scope(parts_of(scope))
+
+    def _has_rate(self, key: str) -> bool:
+        return self._subject.has_scope(parts_of(_RATE.sub("", key)))
 
     async def _scan(self, pattern: str) -> AsyncIterator[list[str]]:
         part: list[str] = []

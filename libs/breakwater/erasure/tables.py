@@ -73,10 +73,10 @@ class SubjectRows:
 
     async def find(self) -> ErasableRows:
         """Returns the rows that are to be erased, without alerts, which need the ids of all jobs."""
-        for name in (self._subject.user, self._subject.tenant):
-            if name is not None:
-                sql = f"SELECT hex(sipHash128Keyed(({self._key}), {{name:String}}))"
-                self._hashes[name] = str((await self._analytics.query(sql, {"name": name})).rows[0][0])
+        for kind, name in (("user", self._subject.user), ("tenant", self._subject.tenant)):
+            for text in () if name is None else (name, f"{kind}:{name}"):
+                sql = f"SELECT hex(sipHash128Keyed(({self._key}), {{text:String}}))"
+                self._hashes[text] = str((await self._analytics.query(sql, {"text": text})).rows[0][0])
         erasable = ErasableRows()
         sql = f"SELECT execution_id, job_id FROM executions FINAL WHERE {self._is_own(EXECUTIONS.time)}"  # noqa: S608
         for execution_id, job_id in (await self._analytics.query(sql)).rows:
@@ -143,10 +143,19 @@ class SubjectRows:
     def _conditions(self) -> Iterator[tuple[str, str]]:
         """The rows of each table, in the order in which they are erased."""
         yield ATTEMPTS.name, self._is_own("completed_at")
-        if self._subject.user is not None and self._subject.tenant is None:
-            yield BUDGET_EVENTS.name, f"scope = 'user' AND {self._equals('name', self._subject.user)}"
+        if self._subject.user is not None:
+            yield BUDGET_EVENTS.name, self._is_of_their_limit(self._subject.user)
         yield CLOSED_SPEND.name, f"user IS NOT NULL AND {self._is_own()}"
         yield EXECUTIONS.name, self._is_own(EXECUTIONS.time)
+
+    def _is_of_their_limit(self, user: str) -> str:
+        """The condition of the events that `DataSubject.has_scope` is true of."""
+        of_user = f"scope = 'user' AND {self._equals('name', user)}"
+        within_user = self._equals("within", f"user:{user}")
+        if self._subject.tenant is not None:
+            of_user += f" AND {self._equals('within', f'tenant:{self._subject.tenant}')}"
+            within_user += f" AND scope = 'tenant' AND {self._equals('tenant', self._subject.tenant)}"
+        return f"({of_user} OR {within_user})"
 
     def _is_own(self, time: str | None = None) -> str:
         conditions = [

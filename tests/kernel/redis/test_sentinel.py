@@ -67,7 +67,7 @@ async def test_a_sentinel_that_is_silent_is_waited_for_once() -> None:
         sentinels = Sentinels(f"redis+sentinel://:pw@127.0.0.1:{silent.getsockname()[1]}/mymaster/0", {})
         begun = monotonic()
         async with asyncio.timeout(10 * ANSWER_S):
-            with pytest.raises(RedisConnectionError, match="^no Sentinel answers that names a primary of mymaster"):
+            with pytest.raises(RedisConnectionError, match=r"^no Sentinel answers that names a primary of mymaster"):
                 await sentinels.primary()
         assert monotonic() - begun < 5 * ANSWER_S
         await sentinels.close()
