@@ -8,6 +8,7 @@ import resource
 import sys
 import threading
 import time
+from datetime import datetime
 
 from pydantic import SecretStr
 
@@ -20,7 +21,6 @@ from breakwater.kernel.process import background, prctl
 from breakwater.replay.contract import ConfigPlanError, ConfigPlanLine
 from breakwater.replay.plan import MAX_SILENCE_S, plan_config
 from breakwater.replay.process import PlanTask
-from breakwater.replay.rules.engine import ReplayedJob
 
 MAX_MEMORY_BYTES = 768 << 20
 """The most memory of the process: `request` is given 1 GB in compose.yaml."""
@@ -33,19 +33,28 @@ SILENCE_S = 10.0
 """The longest time in seconds without a line."""
 
 
-class _Progress:
+class Progress:
     """Writes how far a plan is: when it has moved, and in any case so often that no proxy takes it for dead."""
 
-    def __init__(self, task: PlanTask) -> None:
-        self._since = task.since
-        self._length_s = max((task.until - task.since).total_seconds(), 0.001)
-        self._latest = task.since
+    def __init__(self, until: datetime) -> None:
+        self._until = until
+        self._first: datetime | None = None
+        self._latest = until
         self._jobs = 0
 
-    def add(self, run: ReplayedJob) -> None:
+    @property
+    def share(self) -> float:
+        """The share of the time from the first job to the end that is replayed, from 0 to 1."""
+        if self._first is None:
+            return 0.0
+        length_s = max((self._until - self._first).total_seconds(), 0.001)
+        return min(1.0, max(0.0, (self._latest - self._first).total_seconds() / length_s))
+
+    def add(self, started_at: datetime) -> None:
         """Counts a job that was replayed."""
         self._jobs += 1
-        self._latest = run.job.record.dispatched_at
+        self._first = self._first or started_at  # the record may begin long after the window
+        self._latest = started_at
 
     async def run(self) -> None:
         """Writes until it is cancelled."""
@@ -55,8 +64,7 @@ class _Progress:
             if self._jobs != written_jobs or time.monotonic() - written_at >= SILENCE_S:
                 written_jobs = self._jobs
                 written_at = time.monotonic()
-                share = (self._latest - self._since).total_seconds() / self._length_s
-                _write(ConfigPlanLine(progress=min(1.0, max(0.0, share)), jobs=written_jobs))
+                _write(ConfigPlanLine(progress=self.share, jobs=written_jobs))
             await asyncio.sleep(PROGRESS_EVERY_S)
 
 
@@ -80,13 +88,13 @@ async def _plan(task: PlanTask) -> ConfigPlanLine:
     for name in task.renames.values():
         if name not in config.agents:
             return _error("unknown_agent", f"the changed config has no agent {name!r}{hint(name, config.agents)}")
-    progress = _Progress(task)
+    progress = Progress(task.until)
     writing = asyncio.create_task(progress.run())
     analytics = connect(SecretStr(task.clickhouse_url), answer_timeout_s=MAX_SILENCE_S)
     try:
         report = await plan_config(
             *(analytics, config, before, task.since, task.until, task.agent),
-            on_end=progress.add,
+            on_end=lambda run: progress.add(run.job.record.dispatched_at),
             renames=task.renames,
             leaves_out_unknown=task.leaves_out_unknown,
         )

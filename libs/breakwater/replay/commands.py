@@ -20,6 +20,7 @@ from breakwater.local.plane import config_to_edit
 from breakwater.records.commands.record_source import CLICKHOUSE_VARIABLE
 from breakwater.replay.contract import ConfigPlan, ConfigSuggestions
 from breakwater.replay.plan import MAX_SILENCE_S, plan_config
+from breakwater.replay.rules.renames import renames_of
 from breakwater.replay.suggest import suggest_settings
 from breakwater.replay.views import (
     ALERTS,
@@ -109,7 +110,7 @@ def plan(
     if agent is not None and agent not in {*config.agents, *was.agents}:
         raise usage_error(f"neither config has an agent {agent!r}")
     planning = _plan(
-        *(api.plane.clickhouse_url, config, was, begin, end, new_names.get(agent or "", agent)),
+        *(api.plane.clickhouse_url, config, was, begin, end, agent),
         renames=new_names,
         leaves_out_unknown=unknown is UnknownJobs.EXCLUDE,
         console_url=api.plane.console_url,
@@ -223,17 +224,14 @@ async def _plan(
 
 
 def _renames(texts: Sequence[str], config: Config) -> dict[str, str]:
-    """Returns the new names of agents by their old ones."""
-    names: dict[str, str] = {}
-    for text in texts:
-        old, separator, new = text.partition("=")
-        if not (old and separator and new):
-            raise usage_error(f"--rename {text!r} names no two agents", "Write it like old=new.")
+    """Returns the new names of agents by their old ones. Raises CliError: the config has no such agent."""
+    try:
+        names = renames_of(texts)
+    except ValueError as error:
+        raise usage_error(f"--rename {error}", "Write it like old=new.") from error
+    for new in names.values():
         if new not in config.agents:
-            raise usage_error(f"--rename {text}: the changed config has no agent {new!r}{hint(new, config.agents)}")
-        if old in names:
-            raise usage_error(f"--rename names {old!r} twice", "An agent has one new name.")
-        names[old] = new
+            raise usage_error(f"--rename: the changed config has no agent {new!r}{hint(new, config.agents)}")
     return names
 
 

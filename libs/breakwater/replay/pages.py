@@ -32,6 +32,7 @@ from breakwater.kernel.time_window import TimeWindow
 from breakwater.kernel.types import format_time
 from breakwater.records.events import ConfigChange, config_changes
 from breakwater.replay.contract import MAX_CONFIG, ConfigPlan, ConfigPlanLine
+from breakwater.replay.rules.renames import renames_of
 from breakwater.replay.views import ALERTS, DAYS, JOBS, LIMITS, SHOWN_ALERTS, headline, line_columns, lines_of
 
 _MINUTE = "%b %d %H:%M"
@@ -41,7 +42,7 @@ HISTORY_WINDOW = timedelta(days=30)
 MAX_LIMITS = 50
 """The most limits that are listed."""
 
-_FIELDS = ("config", "version", "window", "agent")
+_FIELDS = ("config", "version", "window", "agent", "renames", "unknown")
 
 HISTORY: tuple[Column[ConfigChange], ...] = (
     Column("applied", lambda change: change.at, "time"),
@@ -116,13 +117,19 @@ async def _pieces(context: PageContext, session: Session, fields: Fields) -> Asy
     """Yields lines of JSON: the progress, and at the end the HTML of the result."""
     window = fields.get("window")
     now = context.now()
-    request = {
+    request: dict[str, Any] = {
         "config": fields.get("config") or None,
         "version": None if fields.get("config") else fields.get("version") or None,
         "since": format_time(now - WINDOWS.get(window, WINDOWS["24h"])),
         "until": format_time(now),
         "agent": fields.get("agent").strip() or None,
+        "unknown": "exclude" if fields.get("unknown") == "exclude" else "count",
     }
+    try:
+        request["renames"] = renames_of(filter(str.strip, fields.get("renames").split(",")))
+    except ValueError as error:
+        yield _piece(html=context.pages.fragment("config_plan.html", problem=f"Renamed agents: {error}"))
+        return
     if request["config"] is None and request["version"] is None:
         yield _piece(html=context.pages.fragment("config_plan.html", problem=NO_CONFIG))
         return
@@ -154,11 +161,14 @@ def _piece(**values: object) -> bytes:
 
 async def _lines(content: aiohttp.StreamReader) -> AsyncGenerator[ConfigPlanLine]:
     """Yields the lines of a response; a report is longer than aiohttp lets a line be."""
-    incomplete = b""
+    incomplete = bytearray()
     async for chunk in content.iter_any():
-        *texts, incomplete = (incomplete + chunk).split(b"\n")
-        for text in texts:
-            yield ConfigPlanLine.model_validate_json(text)
+        *ends, rest = chunk.split(b"\n")
+        for end in ends:
+            incomplete += end
+            yield ConfigPlanLine.model_validate_json(bytes(incomplete))
+            incomplete.clear()
+        incomplete += rest
 
 
 def view_plan(report: ConfigPlan) -> dict[str, Any]:

@@ -41,7 +41,7 @@ async def plan_config(
         before: the config that the jobs ran under.
         since: the beginning.
         until: the end.
-        agent: the only agent whose jobs are reported on; None for all.
+        agent: the only agent whose jobs are reported on, by its old or new name; None for all.
         on_end: is called with each job that has been replayed, perhaps in another thread.
         renames: the names of agents in the changed config, by those in the record.
         leaves_out_unknown: True if jobs do not count whose end history can't tell.
@@ -53,6 +53,7 @@ async def plan_config(
     Raises:
         QueryError, AnalyticsUnavailableError: as `Analytics.query`.
     """
+    agent = (renames or {}).get(agent or "", agent)
     covered = await coverage(analytics, since, until, datetime.now(UTC))
     since = covered.since
     step_ms = step_ms_of((until - since) // timedelta(milliseconds=1))

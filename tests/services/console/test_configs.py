@@ -20,12 +20,16 @@ async def test_a_plan_is_shown_beside_its_form(console: Console) -> None:
     report = made(newly_refused=3, spend=(4_000_000, 2_000_000))
     progress = ConfigPlanLine(progress=0.5, jobs=600)
     console.interface.answers["POST config/plan"] = (200, lines(progress, ConfigPlanLine(report=report)))
-    page = await console.submit("/config", "/config", config="agents: {}", window="7d", agent=" writer ")
+    more = {"renames": "old=new, a = b,", "unknown": "exclude"}
+    page = await console.submit("/config", "/config", config="agents: {}", window="7d", agent=" writer ", **more)
     assert page.status == 200
     assert "3 more of 1,204 jobs would have been refused; spend −50 % ($0.004 → $0.002)" in page.words
     assert ">agents: {}</textarea>" in page.text
     _, asked = console.interface.asked[-1]
     assert (asked["config"], asked["version"], asked["agent"]) == ("agents: {}", None, "writer")
+    assert (asked["renames"], asked["unknown"]) == ({"old": "new", "a": "b"}, "exclude")
+    assert 'value="old=new, a = b,"' in page.text
+    assert '<option value="exclude" selected>' in page.text
     length = datetime.fromisoformat(asked["until"]) - datetime.fromisoformat(asked["since"])
     assert length == timedelta(days=7)
     assert datetime.now(UTC) - datetime.fromisoformat(asked["until"]) < timedelta(minutes=5)
@@ -43,6 +47,10 @@ async def test_a_script_gets_the_progress_and_then_the_result(console: Console) 
 
 async def test_why_there_is_no_result_is_said(console: Console) -> None:
     assert "Paste a config, or choose a version." in (await console.submit("/config", "/config")).words
+    for renames, said in (("old", "'old' names no two agents"), ("a=b,a=c", "'a' has two new names, 'b' and 'c'")):
+        assert (
+            f"Renamed agents: {said}" in (await console.submit("/config", "/config", config="x", renames=renames)).words
+        )
     for code, said in (
         ("invalid_config", "agents.writer.modle: is not a known setting (line 2) <b>"),
         ("unavailable", "ClickHouse does not answer"),

@@ -103,8 +103,9 @@ async def test_what_is_wrong_with_a_request_or_a_config_is_said_with_its_place(p
 
 async def test_jobs_of_a_renamed_agent_are_those_of_its_new_name(planned: Planned) -> None:
     config = CHANGED.replace("writer:", "author:")
-    *_, last = await planned.lines(config=config, renames={"writer": "author"})
-    assert (last["report"]["jobs"], last["report"]["newly_refused"]["after"]) == (JOBS, 3)
+    for agent in (None, "writer", "author"):
+        *_, last = await planned.lines(config=config, renames={"writer": "author"}, agent=agent)
+        assert (last["report"]["jobs"], last["report"]["newly_refused"]["after"]) == (JOBS, 3)
     *_, last = await planned.lines(config=config, unknown="exclude")
     assert (last["report"]["jobs"], last["report"]["left_out"]) == (0, JOBS)
 

@@ -20,6 +20,22 @@ Renames = Mapping[str, str]
 EventT = TypeVar("EventT", BreakerTransition, BudgetEvent, GuardEvent, Alert)
 
 
+def renames_of(texts: Iterable[str]) -> dict[str, str]:
+    """Reads names of agents, written like `old=new`.
+
+    Raises:
+        ValueError: a text is no such pair, or an agent has two new names; says so in words.
+    """
+    names: dict[str, str] = {}
+    for text in texts:
+        old, separator, new = (part.strip() for part in text.partition("="))
+        if not (old and separator and new):
+            raise ValueError(f"{text!r} names no two agents")
+        if names.setdefault(old, new) != new:
+            raise ValueError(f"{old!r} has two new names, {names[old]!r} and {new!r}")
+    return names
+
+
 def policy_with(renames: Renames, policy: Policy) -> Policy:
     """Returns the policy that jobs ran under, with the new names of agents."""
     breakers = {key._replace(agent=renames.get(key.agent, key.agent)): rules for key, rules in policy.breakers.items()}

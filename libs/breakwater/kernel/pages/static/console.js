@@ -53,7 +53,7 @@ function shortcuts() {
     if (link) link.click();
     else if (event.key === "?") dialog.showModal();
     else if (event.key === "/") {
-      const search = [...document.querySelectorAll("main input[type=search]")].find((one) => one.checkVisibility());
+      const search = [...document.querySelectorAll("main input[type=search]")].find((input) => input.checkVisibility());
       if (search) search.select(); else location.assign("/executions#f-text");
     } else return;
     event.preventDefault();
@@ -256,7 +256,7 @@ function planning() {
       for (let { value, done } = await reader.read(); !done; { value, done } = await reader.read()) {
         const lines = (text + value).split("\n");
         text = lines.pop();
-        for (const line of lines.map((one) => JSON.parse(one))) {
+        for (const line of lines.map((json) => JSON.parse(json))) {
           html = line.html ?? html;
           if (!line.jobs) continue;
           bar.value = line.progress;
@@ -288,8 +288,8 @@ function choosing() {
   const show = () => {
     const listed = boxes(), chosen = listed.filter((box) => box.checked).length;
     for (const [part, unscripted] of texts) {
-      const [many, one] = part.dataset.chosen.split("|");
-      part.textContent = chosen ? (chosen === 1 && one || many).replace("#", chosen) : unscripted;
+      const [plural, singular] = part.dataset.chosen.split("|");
+      part.textContent = chosen ? (chosen === 1 && singular || plural).replace("#", chosen) : unscripted;
       if (part.matches("button")) part.disabled = chosen === 0;
     }
     all.checked = chosen > 0 && chosen === listed.length;
