@@ -140,13 +140,13 @@ def rough_duration(seconds: float) -> str:
 
 def elapsed(seconds: float) -> str:
     """Writes a duration that goes on, with two units: `45 s`, `12 min 05 s`, `3 h 12 min`, `2 d 3 h`."""
-    whole = max(0, int(seconds))
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3_600:
-        return f"{whole // 60} min {whole % 60:02} s"
-    hours = whole // 3_600
-    return f"{hours} h {whole // 60 % 60:02} min" if hours < 24 else f"{hours // 24} d {hours % 24} h"
+    whole_s = max(0, int(seconds))
+    if whole_s < 60:
+        return f"{whole_s} s"
+    if whole_s < 3_600:
+        return f"{whole_s // 60} min {whole_s % 60:02} s"
+    hours = whole_s // 3_600
+    return f"{hours} h {whole_s // 60 % 60:02} min" if hours < 24 else f"{hours // 24} d {hours % 24} h"
 
 
 def time_until(moment: datetime) -> str:

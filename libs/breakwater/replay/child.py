@@ -33,7 +33,7 @@ SILENCE_S = 10.0
 """The longest time in seconds without a line."""
 
 
-class Progress:
+class PlanProgress:
     """Writes how far a plan is: when it has moved, and in any case so often that no proxy takes it for dead."""
 
     def __init__(self, until: datetime) -> None:
@@ -88,7 +88,7 @@ async def _plan(task: PlanTask) -> ConfigPlanLine:
     for name in task.renames.values():
         if name not in config.agents:
             return _error("unknown_agent", f"the changed config has no agent {name!r}{hint(name, config.agents)}")
-    progress = Progress(task.until)
+    progress = PlanProgress(task.until)
     writing = asyncio.create_task(progress.run())
     analytics = connect(SecretStr(task.clickhouse_url), answer_timeout_s=MAX_SILENCE_S)
     try:

@@ -163,12 +163,12 @@ async def _lines(content: aiohttp.StreamReader) -> AsyncGenerator[ConfigPlanLine
     """Yields the lines of a response; a report is longer than aiohttp lets a line be."""
     incomplete = bytearray()
     async for chunk in content.iter_any():
-        *ends, rest = chunk.split(b"\n")
+        *ends, unfinished = chunk.split(b"\n")
         for end in ends:
             incomplete += end
             yield ConfigPlanLine.model_validate_json(bytes(incomplete))
             incomplete.clear()
-        incomplete += rest
+        incomplete += unfinished
 
 
 def view_plan(report: ConfigPlan) -> dict[str, Any]:

@@ -96,8 +96,8 @@ class Documents(Generic[T]):
                     published.setdefault(name, []).append(event)
 
         def without(name: str, document: T) -> T:
-            left = tuple(event for event in document.unpublished if event not in published[name])
-            return changed(document, unpublished=left)
+            remaining = tuple(event for event in document.unpublished if event not in published[name])
+            return changed(document, unpublished=remaining)
 
         await self.change(published, without)
 
