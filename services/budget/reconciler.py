@@ -212,7 +212,10 @@ class Reconciler:
             self._source = filled
             self._looked.set()
             since = await self._counters.kept_since()
-            if filled.since not in {None, since}:
+            if filled.since is None:
+                # An earlier version has filled them. Without this, nothing would tell when another primary comes.
+                await self._counters.confirm(since)
+            elif filled.since != since:
                 await self._confirm(since)
             self._metrics.set_complete(yes=True)
             # Redis may have restarted with older data.

@@ -33,7 +33,7 @@ from breakwater.limits.rules.budget import TOTAL, LimitTable, Period, periods_at
 from breakwater.limits.rules.scopes import CallNames, Dimensions, key_of, parse_scope
 from breakwater.limits.settings import Caps
 from breakwater.limits.store.budget_counters import BudgetCounters
-from breakwater.limits.store.budgets import Budgets, NotFilledError, Reserved, Settlement, period_key
+from breakwater.limits.store.budgets import FILLED, Budgets, NotFilledError, Reserved, Settlement, period_key
 from breakwater.records import schema
 from breakwater.records.reconciliation import BudgetComparison, RecordedSpend, compare
 from breakwater.records.rows import StoredRow, attempt_row
@@ -334,6 +334,20 @@ async def test_what_another_primary_lacks_is_counted_again_before_a_call_is_made
     }
     assert total == sum(COSTS) + 600_000, "an event that comes again counts once"
     assert len(events_of(logs, "budgets_confirmed")) == 1
+
+
+async def test_counters_that_an_earlier_version_has_filled_are_watched_from_then_on(plane: BudgetPlane) -> None:
+    await plane.fill()
+    await plane.redis.client.hdel(FILLED, "since")  # pyright: ignore[reportGeneralTypeIssues]
+    async with plane.kept(plane.reconciler()):
+
+        async def is_noted() -> bool:
+            source = await plane.counters.source()
+            return source is not None and source.since == await plane.redis.client.get(KEPT_SINCE)
+
+        await until(is_noted, "the service to note since when they are right")
+    await plane.redis.client.incr(KEPT_SINCE)
+    assert not await plane.budgets.has_counters(), "another primary may lack something"
 
 
 # Redis is wrong
