@@ -326,6 +326,12 @@ def test_workers_are_scaled_by_the_consumer_of_each_agent() -> None:
     triggers = {one["metadata"]["consumer"]: one for one in spec["triggers"] if one["type"] == "nats-jetstream"}
     assert set(triggers) == set(ours)
     assert {one["metadata"]["stream"] for one in triggers.values()} == {Stream.JOBS}
+    # From KEDA's own namespace.
+    [server] = {one["metadata"]["natsServerMonitoringEndpoint"] for one in triggers.values()}
+    assert server == "nats-headless.llm.svc.cluster.local:8222"
+    elsewhere = {**scaling, "natsMonitoring": "nats.messaging.svc:8222"}
+    [scaled] = of_kind(render({"config": AGENTS, "autoscaling": elsewhere}), "ScaledObject").values()
+    assert scaled["spec"]["triggers"][0]["metadata"]["natsServerMonitoringEndpoint"] == "nats.messaging.svc:8222"
     [account] = {one["metadata"]["account"] for one in triggers.values()}
     users = (ROOT / "deploy/nats/users.conf").read_text()
     assert f'"{account}": {{\n    "jetstream": "enabled",\n    "users": [\n      {{\n        "user": "worker"' in users
