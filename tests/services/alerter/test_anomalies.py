@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 
 from breakwater.alerts.rules.anomaly import Baseline, Minute, Place, signals, unwatched_signals
@@ -12,13 +13,16 @@ from breakwater.config import Config
 from breakwater.kernel.clickhouse.client import Analytics, connect
 from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.publisher import Publisher
+from breakwater.kernel.process import background
 from breakwater.local.ports import free_port
 from breakwater.records import schema
+from breakwater.records.anomalies import GRACE
 from breakwater.records.rows import execution_row
 from breakwater.redaction.rules.redact import Redactor
 from breakwater.redaction.settings import RedactionRules
 from breakwater.services.alerter.anomalies import MAX_FAILURES, AnomalyWatch
 from breakwater.services.alerter.incident_recorder import IncidentRecorder
+from tests.helpers import until
 from tests.records.samples import NOON, execution, new_database
 from tests.server_sources import RunningServer
 from tests.services.alerter.kit import Bus, alerter, bus_of, config_of
@@ -97,6 +101,30 @@ async def test_while_nothing_happens_clickhouse_only_has_to_answer(own_nats_serv
         following = AnomalyWatch(away, config.alerts, incidents, lookup, lambda: NOON)
         assert [await following.is_unchanged() for _ in range(3)] == [False, False, False], "its incident is open"
     await away.close()
+
+
+async def test_each_minute_is_asked_about_once_it_is_recorded_and_not_again_while_nothing_happens(
+    own_nats_server: RunningServer, clickhouse_server: RunningServer
+) -> None:
+    config = config_of(anomalies={"minimum_calls": 1})
+    # Each next question is due in 50 ms, as this clock stands still.
+    now = NOON + 44 * MINUTE + GRACE - timedelta(milliseconds=50)
+    async with bus_of(own_nats_server.url, config) as bus, new_database(clickhouse_server.url) as analytics:
+        lookup = Lookup(lambda: bus.client)
+        watch = AnomalyWatch(analytics, config.alerts, recorder_of(bus, config), lookup, lambda: now)
+        await store_calls(analytics, 0, 40, duration_ms=1000)
+        running = asyncio.create_task(watch.run())
+        try:
+            await until(lambda: watch._unchanged > 1, "nothing to happen")
+            await store_calls(analytics, 40, 43, duration_ms=9000)
+            unchanged = watch._unchanged
+            await until(lambda: watch._unchanged > unchanged + 2, "further minutes")
+            assert await bus.alerts() == [], "ClickHouse only had to answer"
+            await bus.client.jetstream().publish("bw.attempts.writer.e.1", b"{}")
+            [anomaly] = await until(bus.alerts, "the anomaly", timeout_s=20)
+        finally:
+            await background.stop(running)
+    assert (anomaly.key, anomaly.change) == ("agent_anomaly/writer/latency", "opened")
 
 
 async def test_a_database_that_lacks_the_view_is_no_answer_either(
