@@ -40,4 +40,4 @@ class TextExpiry:
         settings = self.settings()
         layout = Layout(settings.cluster)
         if count := await expire_texts(self.analytics, settings.text_days, self.now(), layout):
-            structlog.get_logger().info("texts_expired", executions=count)
+            structlog.get_logger().info("texts_expired", rows=count)

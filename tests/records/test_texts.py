@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import timedelta
 
 from breakwater.kernel.clickhouse.client import Analytics
-from breakwater.records.rows import execution_row
-from breakwater.records.schema import EXECUTIONS
+from breakwater.records.rows import attempt_row, execution_row
+from breakwater.records.schema import ATTEMPTS, EXECUTIONS
 from breakwater.records.search import find_execution
 from breakwater.records.settings import TextDays
 from breakwater.records.texts import expire_texts
@@ -53,3 +53,24 @@ async def test_texts_are_kept_for_the_fewest_days_that_apply(analytics: Analytic
     kept = await find_execution(analytics, "e1")
     assert kept is not None
     assert (kept.total_cost, kept.total_tokens) == (records[1].total_cost, records[1].total_tokens)
+
+
+async def test_error_messages_of_calls_go_with_the_texts_of_their_jobs(analytics: Analytics) -> None:
+    """A provider's error may quote the prompt."""
+    error = {"kind": "client", "class": "Refused", "message": "refused: a prompt", "retryable": False}
+    attempts = [
+        samples.attempt(
+            f"e{number}", agent="brief", outcome="error", error=error, started_at=NOON - timedelta(days=days)
+        )
+        for number, days in enumerate((1, 3))
+    ]
+    rows = [attempt_row(attempt, number, NOON) for number, attempt in enumerate(attempts)]
+    await analytics.insert(ATTEMPTS, rows)
+    assert await expire_texts(analytics, DAYS, NOON) == 1
+
+    async def messages() -> bool:
+        stored = await analytics.query("SELECT error_message, error_class FROM attempts FINAL ORDER BY execution_id")
+        return stored.rows == (("refused: a prompt", "Refused"), ("erased", "Refused"))
+
+    await until(messages, "the older message to go", timeout_s=30)
+    assert await expire_texts(analytics, DAYS, NOON) == 0

@@ -45,7 +45,7 @@ class RetentionDays(Message):
 
 
 class TextDays(Message):
-    """Number of days for which executions keep their prompts, answers, metadata and error messages.
+    """Number of days for which jobs keep their prompts, answers, metadata and error messages.
 
     Of the numbers that apply to a job, the lowest counts. Rows stay, with times, tokens and costs.
     """

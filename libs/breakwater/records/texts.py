@@ -1,13 +1,14 @@
-"""The texts of jobs in `executions`, which may be emptied before their rows expire. Money, tokens and times stay."""
+"""The texts of jobs in `executions` and `attempts`, which may be emptied before their rows expire. Sums stay."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from breakwater.kernel.clickhouse.client import Analytics
-from breakwater.kernel.clickhouse.table import PLAIN, Layout
-from breakwater.records.schema import EXECUTIONS
+from breakwater.kernel.clickhouse.table import PLAIN, Layout, Table
+from breakwater.records.schema import ATTEMPTS, EXECUTIONS
 from breakwater.records.settings import TextDays
 
 ERASED = "erased"
@@ -37,12 +38,30 @@ def emptying(columns: Iterable[str], changes: Mapping[str, str], condition: str,
     return f"UPDATE {emptied} WHERE {condition}, UPDATE {nulled} WHERE {then}"
 
 
-_HAS_TEXTS = " OR ".join(
-    (
-        *(f"{column} IS NOT NULL" for column in TEXTS),
-        "metadata != '{}'",
-        f"ifNull(error_message, '{ERASED}') != '{ERASED}'",
-    )
+_HAS_ERROR = f"ifNull(error_message, '{ERASED}') != '{ERASED}'"
+_HAS_TEXTS = " OR ".join((*(f"{column} IS NOT NULL" for column in TEXTS), "metadata != '{}'", _HAS_ERROR))
+
+
+@dataclass(frozen=True, slots=True)
+class _Texts:
+    """The texts of a table."""
+
+    table: Table
+    columns: Sequence[str]
+    """Those that become NULL."""
+    changes: Mapping[str, str]
+    there: str
+    """The condition of rows with texts."""
+
+
+_EXPIRING = (
+    _Texts(EXECUTIONS, TEXTS, {"error_message": ERROR_MESSAGE, "metadata": "'{}'"}, _HAS_TEXTS),
+    _Texts(
+        ATTEMPTS,
+        ("error_user_message",),
+        {"error_message": ERROR_MESSAGE},
+        f"error_user_message IS NOT NULL OR {_HAS_ERROR}",
+    ),
 )
 
 
@@ -50,14 +69,19 @@ async def expire_texts(analytics: Analytics, rules: TextDays, now: datetime, lay
     """Begins to empty the texts that are older than the rules allow. Raises as `Analytics.query` does.
 
     Returns:
-        The number of executions with such texts; 0 while an earlier change of the table has not ended.
+        The number of executions and attempts with such texts, but for a table whose earlier change has not ended.
     """
+    return sum([await _expire(analytics, texts, rules, now, layout) for texts in _EXPIRING])
+
+
+async def _expire(analytics: Analytics, texts: _Texts, rules: TextDays, now: datetime, layout: Layout) -> int:
+    name = texts.table.name
     parameters: dict[str, object] = {}
-    old = " OR ".join(_conditions(rules, now, parameters))
+    old = " OR ".join(_conditions(texts.table.time, rules, now, parameters))
     if not old:
         return 0
-    condition = f"({old}) AND ({_HAS_TEXTS})"
-    counted = f"SELECT count() FROM {EXECUTIONS.name} WHERE {condition}"  # noqa: S608  of constants and parameters
+    condition = f"({old}) AND ({texts.there})"
+    counted = f"SELECT count() FROM {name} WHERE {condition}"  # noqa: S608  of constants and parameters
     count = int((await analytics.query(counted, parameters)).rows[0][0])
     if not count:
         return 0
@@ -65,16 +89,14 @@ async def expire_texts(analytics: Analytics, rules: TextDays, now: datetime, lay
         "SELECT count() FROM system.mutations"
         " WHERE database = {database:String} AND table = {table:String} AND NOT is_done"
     )
-    where = {"database": analytics.database, "table": EXECUTIONS.name}
-    if (await analytics.query(unfinished, where)).rows[0][0]:
+    if (await analytics.query(unfinished, {"database": analytics.database, "table": name})).rows[0][0]:
         return 0
-    changes = {"error_message": ERROR_MESSAGE, "metadata": "'{}'"}
-    clauses = emptying(TEXTS, changes, condition, old)
-    await analytics.execute(f"ALTER TABLE {EXECUTIONS.name}{layout.on_cluster} {clauses}", parameters)
+    clauses = emptying(texts.columns, texts.changes, condition, old)
+    await analytics.execute(f"ALTER TABLE {name}{layout.on_cluster} {clauses}", parameters)
     return count
 
 
-def _conditions(rules: TextDays, now: datetime, parameters: dict[str, object]) -> Iterator[str]:
+def _conditions(time: str, rules: TextDays, now: datetime, parameters: dict[str, object]) -> Iterator[str]:
     """Yields the conditions of old texts in SQL, and adds their parameters."""
     named = (
         *(((), days) for days in (rules.all,) if days is not None),
@@ -83,7 +105,7 @@ def _conditions(rules: TextDays, now: datetime, parameters: dict[str, object]) -
     )
     for number, (scope, days) in enumerate(named):
         parameters[f"before{number}"] = now - timedelta(days=days)
-        condition = f"{EXECUTIONS.time} < {{before{number}:DateTime64(3, 'UTC')}}"
+        condition = f"{time} < {{before{number}:DateTime64(3, 'UTC')}}"
         if scope:
             parameters[f"name{number}"] = scope[1]
             condition = f"{scope[0]} = {{name{number}:String}} AND {condition}"
