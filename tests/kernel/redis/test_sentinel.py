@@ -37,6 +37,12 @@ async def test_the_next_primary_is_found_and_the_data_begin_anew(tmp_path: Path)
             facts = await redis.sentinels.facts()
             assert (facts.primary, facts.replicas, facts.sentinels) == (f"127.0.0.1:{first}", 1, 3)
             assert facts.problem is None
+            async with aioredis.Redis(port=first, password=PASSWORD) as client:
+                await client.execute_command("ACL", "SETUSER", "blind", "on", ">pw", "~*", "+@all", "-info")
+            blind = Redis(watched.url.replace(f":{PASSWORD}@", "blind:pw@"))
+            with pytest.raises(StateUnavailableError, match="may not ask for INFO"):
+                await add(blind)
+            await blind.close()
             # The replica must have what was written.
             async with aioredis.Redis(port=first, password=PASSWORD) as client:
                 await client.wait(1, 1_000)

@@ -184,19 +184,21 @@ async def _greet(connection: _PacksInC) -> None:
     """Begins a connection, and asks the server what it is: `redis_connect_func` of redis-py.
 
     Raises:
-        RedisConnectionError: it is a replica, although a Sentinel says otherwise.
+        RedisConnectionError: it is a replica, although a Sentinel says otherwise; or it does not tell.
     """
+    is_by_sentinels: bool = isinstance(connection, _AsksSentinels)
     await connection.on_connect()
     await connection.send_command("INFO", "replication", check_health=False)
     try:
         text = str(await connection.read_response())
-    except ResponseError:
+    except ResponseError as error:
+        if is_by_sentinels:  # a failover would go unnoticed, and calls would pass hard limits after it
+            raise RedisConnectionError(f"its user may not ask for INFO replication: {error}") from None
         return  # some managed servers hide it
     facts: dict[str, str] = {}
     for line in text.splitlines():
         name, _, value = line.partition(":")
         facts[name] = value
-    is_by_sentinels: bool = isinstance(connection, _AsksSentinels)
     if is_by_sentinels and facts.get("role") != "master":
         raise RedisConnectionError("that server is a replica by now")
     # A server that never had replicas loses nothing by a restart, which changes its id, too.
