@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 from breakwater.config import parse_config
@@ -11,7 +13,9 @@ from breakwater.jobs.rules.record import status_of, totals
 from breakwater.kernel.types import time_from_ms
 from breakwater.replay.policy import policy_of
 from breakwater.replay.rules.effects import Effects
+from breakwater.replay.rules.engine import LATE_ALERTER, WORKER_LOST, ReplayFindings
 from breakwater.replay.rules.history import Changes, LoggedAttempt, Policy, RecordedJob
+from breakwater.replay.rules.identity import UNEXPLAINED, identity
 from tests.replay.storms import Storm, replayed
 
 BEGIN_MS = 1_795_000_000_000
@@ -206,3 +210,64 @@ def test_whether_the_call_of_a_lost_worker_was_admitted_is_taken_from_the_record
     findings, ended = replayed(storm_of(jobs), guarded)
     assert findings.races["worker lost"] == 1
     assert [run.attempts[0].outcome for run in ended] == ["success", "worker_lost"]
+
+
+def test_a_job_with_retries_of_its_own_ends_where_a_fallback_is_taken_away() -> None:
+    job = job_of(1, (0, 50, False), (175, 50, True))
+    first, second = job.attempts
+    fallback = second.attempt.model_copy(update={"model": "m2", "cause": "fallback"})
+    chain = {"fallback_chain": ("m", "m2"), "chosen_model": "m2"}
+    own = RecordedJob(
+        job.record.model_copy(update=chain | {"own_rules": ("retry",)}), (first, second._replace(attempt=fallback))
+    )
+    before = policy(retry={"max_attempts": 1})
+    before = replace(before, agents={"writer": replace(before.agents["writer"], chain=("m", "m2"))})
+    findings, [run] = replayed(storm_of([own]), before)
+    assert (findings.differences, run.chosen_model) == ([], "m2")
+    findings, [run] = replayed(storm_of([own]), policy(), before)
+    assert [difference.kind for difference in findings.differences] == ["step"]
+    assert (run.reason, len(run.attempts)) == ("error", 1)
+
+
+def test_a_breaker_that_did_not_exist_explains_the_failures_that_were_alerted_on() -> None:
+    jobs = [job_of(number, (number * 100, 50, False)) for number in range(3)]
+    jobs.append(job_of(3, (60_000, 50, True)))
+    once = {"max_attempts": 1}
+    without, guarded = policy(retry=once), policy(retry=once, breaker={"consecutive_failures": 3, "cooldown_s": 300})
+    recorded = Changes(alerts=replayed(storm_of(jobs), without)[0].alerts)
+    assert {alert.event for alert in recorded.alerts} == {"job_dead_lettered"}
+    findings, _ = replayed((jobs, recorded), guarded, without)
+    assert [(alert.event, alert.change) for alert in findings.alerts] == [("breaker_open", "opened")]
+
+
+def test_an_alert_on_failures_is_late_only_near_an_incident_that_explains_it() -> None:
+    jobs = [job_of(number, (number * 100, 50, False)) for number in range(3)]
+    jobs.append(job_of(3, (900_000, 50, True)))
+    once = {"max_attempts": 1}
+    [opened, resolved] = replayed(storm_of(jobs), policy(retry=once))[0].alerts
+    breaker = policy(retry=once, breaker={"consecutive_failures": 3, "cooldown_s": 10_000})
+    [explains] = replayed(storm_of(jobs), breaker)[0].alerts
+    assert (opened.change, resolved.change, explains.event) == ("opened", "resolved", "breaker_open")
+    later = resolved.model_copy(update={"at": resolved.at + timedelta(seconds=15)})
+    much_later = resolved.model_copy(update={"at": resolved.at + timedelta(seconds=25)})
+    for recorded, planned, causes in (
+        ([opened], [], {UNEXPLAINED: 1}),
+        ([opened, explains], [explains], {LATE_ALERTER: 1}),
+        ([opened, resolved], [opened, later], {LATE_ALERTER: 2}),
+        ([opened, resolved], [opened, much_later], {UNEXPLAINED: 2}),
+    ):
+        parts = identity(jobs, Changes(alerts=recorded), ReplayFindings(alerts=planned))
+        assert parts["alerts"].unequal == causes
+
+
+def test_a_lost_worker_explains_only_what_its_task_did_afterwards() -> None:
+    lost = job_of(2, (60_000, 50, True), task="t")
+    [logged] = lost.attempts
+    attempt = logged.attempt.model_copy(update={"outcome": "worker_lost"})
+    jobs = [job_of(1, (0, 50, True), task="t"), RecordedJob(lost.record, (logged._replace(attempt=attempt),))]
+    [trip] = replayed(storm_of([job_of(1, (0, 50, False), task="t")]), policy(guard={"consecutive_failures": 1}))[
+        0
+    ].guards
+    for at_ms, cause in (0, UNEXPLAINED), (61_000, WORKER_LOST):
+        event = trip.model_copy(update={"at": time_from_ms(BEGIN_MS + at_ms)})
+        assert identity(jobs, Changes(guards=[event]), ReplayFindings())["trips"].unequal == {cause: 1}

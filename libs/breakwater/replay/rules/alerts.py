@@ -104,7 +104,12 @@ class ReplayedAlerts:
         self._incidents = Incidents()
         self._ends = JobEnds(alerts, self._incidents.of)
         self._groups = SignalGroups[None]()
+        recorded = list(recorded)
         self._recorded = _of_jobs(recorded)
+        self._occurred: dict[str, list[int]] = defaultdict(list)
+        """The times of what happened in recorded incidents, by their keys."""
+        for alert in recorded:
+            self._occurred[alert.key].append(ms_from_time(alert.last_at))
         self.unexplained_then = 0
         """The number of groups with an alert, although an incident explains them that the alerter did not know then."""
 
@@ -185,11 +190,13 @@ class ReplayedAlerts:
         alert = decide(signal, self._incidents.of(key), self._rules)
         recorded = self._recorded_group(key, signal, due_ms + VERY_LATE_MS)
         is_recorded = recorded is not None and alert is not None and alert.source_id == recorded.source_id
-        if may_be_explained(signal) and is_explained(signal, self._incidents.unresolved()):
-            if is_recorded:
+        unresolved = self._incidents.unresolved()
+        if may_be_explained(signal) and is_explained(signal, unresolved):
+            if is_recorded and is_explained(signal, filter(self._is_recorded, unresolved)):
                 self.unexplained_then += 1
             else:
                 alert = None
+                is_recorded = False
         if recorded is None:
             is_over = alert is None or now_ms >= due_ms + (LATE_MS if key in self._recorded else LOOK_MS)
         else:
@@ -200,6 +207,11 @@ class ReplayedAlerts:
         self._keep(alert)
         self._groups.end(group, now_ms / 1000)
         return True
+
+    def _is_recorded(self, incident: Alert) -> bool:
+        """Returns True if the record has what happened last in an incident, at about that time."""
+        at_ms = ms_from_time(incident.last_at)
+        return any(abs(other_ms - at_ms) <= VERY_LATE_MS for other_ms in self._occurred.get(incident.key, ()))
 
     def _recorded_group(self, key: str, signal: Signal, until_ms: int) -> _RecordedGroup | None:
         """Returns the group with which the record has an incident next; None if it has none until a time."""

@@ -649,7 +649,7 @@ class Replay:
                     self.findings.refusals[was] += 1
                 elif self._is_race(run, recorded, was, now_ms):
                     self.findings.races[was] += 1
-                elif self._task_of(run) in self._lost and self._is_as_it_was(run, recorded):
+                elif run.task in self._lost and self._is_as_it_was(run, recorded):
                     self.findings.races[WORKER_LOST] += 1
                 else:
                     words = (
@@ -722,10 +722,6 @@ class Replay:
             if (key := self._key_of(run, call)) is not None:
                 self._diverged.add(key)
             self._counters.diverge(call)
-
-    def _task_of(self, run: ReplayedJob) -> TaskName | None:
-        record = run.job.record
-        return None if record.task_key is None else TaskName(record.tenant, record.task_key)
 
     def _key_of(self, run: ReplayedJob, call: Attempt) -> BreakerKey | None:
         """Returns the breaker of a call; None if its agent has none."""
@@ -835,7 +831,7 @@ class Replay:
                     words = f"again after {was.delay_s:g} s", f"again after {step.delay_s:g} s"
                     self._leave(run, "step", *words, now_ms)
             return step
-        if "retry" in run.job.record.own_rules:
+        if "retry" in run.job.record.own_rules and (recorded == "again" or run.chain == run.job.record.fallback_chain):
             self.findings.followed["own rules"] += 1
             return _recorded_step(recorded, run.job.record.reason)
         if attempt.first_token_ms is not None and recorded == "end":
@@ -905,8 +901,8 @@ class Replay:
             elif record.reason in {"cancelled", "worker_lost", "invalid"}:
                 self.findings.followed[record.reason] += 1
                 run.reason = record.reason
-                if record.reason == "worker_lost" and (task := self._task_of(run)) is not None:
-                    self._lost.add(task)
+                if record.reason == "worker_lost" and run.task is not None:
+                    self._lost.add(run.task)
             else:
                 self._note_difference(run, "end", record.reason or "answered", run.reason or "answered", now_ms)
         elif run.follows:

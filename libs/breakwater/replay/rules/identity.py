@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from breakwater.alerts.contract import Alert, AlertEvent
+from breakwater.alerts.rules.alert_rules import began_with
 from breakwater.alerts.rules.deployments import FAILURES
 from breakwater.alerts.rules.signals import key_of
 from breakwater.breakers.contract import BreakerTransition
 from breakwater.kernel.types import ms_from_time
 from breakwater.limits.contract import BudgetEvent, GuardEvent
-from breakwater.replay.rules.alerts import is_replayed
+from breakwater.replay.rules.alerts import VERY_LATE_MS, is_replayed
 from breakwater.replay.rules.breakers import LAG_MS
 from breakwater.replay.rules.engine import EDGE, LATE_ALERTER, RACE_MS, WORKER_LOST, ReplayFindings
 from breakwater.replay.rules.history import Changes, RecordedJob
@@ -80,7 +82,8 @@ def identity(jobs: Iterable[RecordedJob], changes: Changes, findings: ReplayFind
     )
     _compare(parts["thresholds"], _of_budgets(changes.budgets), _of_budgets(findings.budgets))
     _compare(parts["trips"], _of_guards(changes.guards), _of_guards(findings.guards), orders.cause_of)
-    _compare(parts["alerts"], _of_alerts(changes.alerts), _of_alerts(findings.alerts), orders.cause_of_alert)
+    causes = _AlertCauses(orders, changes.alerts, findings.alerts)
+    _compare(parts["alerts"], _of_alerts(changes.alerts), _of_alerts(findings.alerts), causes.cause_of)
     for subject, (cause, times) in of_others.items():
         if times:
             parts[subject].equal -= times
@@ -138,8 +141,8 @@ class _TaskOrders:
 
     def __init__(self, jobs: Iterable[RecordedJob]) -> None:
         self._spans: dict[tuple[str | None, str], list[tuple[int, int]]] = {}
-        self._lost: set[tuple[str | None, str]] = set()
-        """The tasks of jobs whose worker was lost."""
+        self._lost_ms: dict[tuple[str | None, str], int] = {}
+        """When the first job of a task began whose worker was lost."""
         for job in jobs:
             record = job.record
             if record.task_key is not None:
@@ -147,7 +150,7 @@ class _TaskOrders:
                 span = ms_from_time(record.dispatched_at) - RACE_MS, ms_from_time(record.completed_at) + RACE_MS
                 self._spans.setdefault(task, []).append(span)
                 if any(logged.attempt.outcome == "worker_lost" for logged in job.attempts):
-                    self._lost.add(task)
+                    self._lost_ms[task] = min(span[0], self._lost_ms.get(task, span[0]))
         self._of_incidents: dict[str, str] = {}
         """The causes of such events, by the keys of their incidents."""
 
@@ -157,7 +160,7 @@ class _TaskOrders:
             case (None | str() as tenant, str(task_key), *_):
                 spans = self._spans.get((tenant, task_key), ())
                 cause = UNEXPLAINED
-                if (tenant, task_key) in self._lost:
+                if at_ms >= self._lost_ms.get((tenant, task_key), math.inf):
                     cause = WORKER_LOST
                 elif sum(begins_ms <= at_ms <= ends_ms for begins_ms, ends_ms in spans) > 1:
                     cause = TASK_ORDER
@@ -166,20 +169,43 @@ class _TaskOrders:
             case _:
                 return UNEXPLAINED
 
-    def cause_of_alert(self, alert: Hashable, at_ms: int) -> str:
+    def cause_of_incident(self, key: str) -> str | None:
+        """Returns the cause of an alert on such an event by the key of its incident; None if it is on none."""
+        return self._of_incidents.get(key)
+
+
+class _AlertCauses:
+    """Tells which alerts depend on when the alerter came to them."""
+
+    def __init__(self, orders: _TaskOrders, recorded: Iterable[Alert], replayed: Iterable[Alert]) -> None:
+        self._orders = orders
+        alerts = [*recorded, *replayed]
+        self._explaining = [ms_from_time(alert.at) for alert in alerts if began_with(alert) in _EXPLAINING]
+        """When incidents changed that may explain others."""
+        self._times: dict[Hashable, list[int]] = {}
+        for moment, at_ms in _of_alerts(alerts):
+            self._times.setdefault(moment, []).append(at_ms)
+
+    def cause_of(self, alert: Hashable, at_ms: int) -> str:
         """Returns the cause of an alert that one side alone has."""
-        del at_ms
+        others = [other_ms for other_ms in self._times[alert] if abs(other_ms - at_ms) > LAG_MS]
         match alert:
-            case (str(key), _, _) if key in self._of_incidents:
-                return self._of_incidents[key]
-            case (str(key), "opened" | "repeated" | "resolved", _) if key.partition("/")[0] in FAILURES:
+            case (str(key), _, _) if (cause := self._orders.cause_of_incident(key)) is not None:
+                return cause
+            case (str(), "resolved", "warning") if _are_near(others, at_ms):
+                # By the passing of time, which a busy alerter notices late: the other side has it later, or earlier.
                 return LATE_ALERTER
-            case (str(), "resolved", "warning"):
-                return LATE_ALERTER  # by the passing of time, which a busy alerter notices late
+            case (str(key), "opened" | "repeated" | "resolved", _) if key.partition("/")[0] in FAILURES:
+                return LATE_ALERTER if _are_near(self._explaining, at_ms) else UNEXPLAINED
             case _:
                 return UNEXPLAINED
 
 
+def _are_near(times_ms: Iterable[int], at_ms: int) -> bool:
+    return any(abs(other_ms - at_ms) <= VERY_LATE_MS for other_ms in times_ms)
+
+
+_EXPLAINING: frozenset[AlertEvent] = frozenset({"breaker_open", "deployment_failing"})
 _OF_TASKS: tuple[AlertEvent, ...] = ("guard_tripped", "guard_soft_cap")
 
 
