@@ -7,11 +7,14 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+from breakwater.breakers.rules.breaker import cooldown_ms
+from breakwater.breakers.settings import BreakerRules
 from breakwater.config import parse_config
 from breakwater.jobs.contract.execution import Attempt, ErrorInfo, Execution
 from breakwater.jobs.rules.record import status_of, totals
-from breakwater.kernel.types import time_from_ms
+from breakwater.kernel.types import ms_from_time, time_from_ms
 from breakwater.replay.policy import policy_of
+from breakwater.replay.rules.breakers import JITTER
 from breakwater.replay.rules.effects import Effects
 from breakwater.replay.rules.engine import LATE_ALERTER, WORKER_LOST, ReplayFindings
 from breakwater.replay.rules.history import Changes, LoggedAttempt, Policy, RecordedJob
@@ -271,3 +274,27 @@ def test_a_lost_worker_explains_only_what_its_task_did_afterwards() -> None:
     for at_ms, cause in (0, UNEXPLAINED), (61_000, WORKER_LOST):
         event = trip.model_copy(update={"at": time_from_ms(BEGIN_MS + at_ms)})
         assert identity(jobs, Changes(guards=[event]), ReplayFindings())["trips"].unequal == {cause: 1}
+
+
+def test_a_call_is_not_refused_after_a_shorter_cool_down_because_the_record_refused_it() -> None:
+    def refused(number: int, at_ms: int) -> RecordedJob:
+        job = job_of(number, (at_ms, 0, False))
+        [logged] = job.attempts
+        refusal = {"outcome": "short_circuited", "short_circuited": True, "refused_reason": "breaker_open", "cost": 0}
+        attempt = logged.attempt.model_copy(update=refusal | {"counts_for_breaker": False})
+        record = job.record.model_copy(update={"reason": "breaker_open"})
+        return RecordedJob(record, (logged._replace(attempt=attempt),))
+
+    answered = [job_of(number, (number * 100 - 1_000, 20, True)) for number in range(10)]
+    failed = [job_of(10 + number, (number * 100, 20, False)) for number in range(3)]
+    jobs = [*answered, *failed, *(refused(20 + number, 300 + number * 100) for number in range(40))]
+    long, short = (
+        policy(retry={"max_attempts": 1}, breaker={"consecutive_failures": 3, "cooldown_s": cooldown_s})
+        for cooldown_s in (60, 2)
+    )
+    findings, _ = replayed(storm_of(jobs), long)
+    assert (findings.differences, [event.to_state for event in findings.transitions]) == ([], ["open"])
+    findings, _ = replayed(storm_of(jobs), short, long)
+    opened, half_open = (ms_from_time(event.at) - BEGIN_MS for event in findings.transitions[:2])
+    cooled_ms = opened + cooldown_ms(short.agents["writer"].breaker or BreakerRules(), 1, JITTER)
+    assert cooled_ms <= half_open < cooled_ms + 100

@@ -585,6 +585,8 @@ class Replay:
         if rules is None or key is None:
             return None
         asked_ms = self._breakers.met_ms(key, call, now_ms) if run.follows else now_ms
+        if asked_ms != now_ms and (rules != run.before.breaker or key in self._diverged):
+            asked_ms = now_ms  # the record is of a breaker with other states
         run.version = self._breakers.closed_version(key, asked_ms)
         if run.version is not None:
             return None
