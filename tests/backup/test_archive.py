@@ -185,6 +185,13 @@ def test_a_manifest_names_no_file_outside_of_the_backup(name: str) -> None:
         Manifest.model_validate({"files": [{"name": name, "bytes": 0, "sha256": ""}]})
 
 
+async def test_a_plain_backup_is_not_taken_for_an_encrypted_one(tmp_path: Path) -> None:
+    await store(Folder(tmp_path), FILES, None)
+    for checks_only in (False, True):
+        with pytest.raises(BackupError, match="is not encrypted, and BREAKWATER_BACKUP_KEY is set: unset it"):
+            await read_manifest(Folder(tmp_path), KEY, checks_only=checks_only)
+
+
 async def test_checksums_can_be_compared_without_the_key(tmp_path: Path) -> None:
     await store(Folder(tmp_path), FILES)
     manifest = await read_manifest(Folder(tmp_path), None, checks_only=True)

@@ -10,7 +10,6 @@ import pytest
 from breakwater.backup.archive import read_manifest
 from breakwater.backup.storage import Folder
 from breakwater.kernel.commands.errors import ExitCode
-from breakwater.kernel.security.encryption import new_key
 from tests.backup.test_archive import FILES, KEY, store
 from tests.commands import run_command
 
@@ -40,7 +39,7 @@ def test_a_mistake_is_named(
 def test_verify_tells_what_a_backup_has(tmp_path: Path) -> None:
     asyncio.run(store(Folder(tmp_path / "backup"), FILES, None))
     manifest = asyncio.run(read_manifest(Folder(tmp_path / "backup"), None))
-    environment = {"PATH": os.environ["PATH"], "BREAKWATER_BACKUP_KEY": new_key()}
+    environment = {"PATH": os.environ["PATH"]}
     ran = run_command("backup", "verify", "backup", "--json", environment=environment, directory=tmp_path)
     document = json.loads(ran.stdout)
     assert (document["bytes"], document["decrypted"], document["key"]) == (manifest.bytes, True, None)

@@ -150,7 +150,8 @@ async def read_manifest(storage: Storage, key: BackupKey | None, *, checks_only:
         checks_only: True if an encrypted backup may be read without its key, for its checksums.
 
     Raises:
-        BackupError: there is no whole backup, it is of a newer version, or was encrypted with another key.
+        BackupError: there is no whole backup, it is of a newer version, was encrypted with another key, or is not
+            encrypted although there is a key.
     """
     names = await storage.names()
     if MANIFEST not in names:
@@ -168,6 +169,11 @@ async def read_manifest(storage: Storage, key: BackupKey | None, *, checks_only:
         manifest = Manifest.model_validate(fields)
     except (ValueError, TypeError, KeyError, ValidationError) as error:
         raise _damage(MANIFEST, "is not readable") from error
+    if manifest.key is None and key is not None:
+        # Nothing seals it: anyone who can write to the place could have put it there instead of an encrypted one.
+        raise BackupError(
+            f"{storage.place} is not encrypted, and BREAKWATER_BACKUP_KEY is set: unset it, if you trust this backup"
+        )
     if manifest.key is None or (key is None and checks_only):
         return manifest
     if key is None or key.id != manifest.key:
