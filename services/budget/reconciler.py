@@ -241,7 +241,9 @@ class Reconciler:
             return await self._have_returned(int(since or 0))
 
         async def is_acknowledged() -> bool:
-            return (await self._lookup.progress(Stream.EVENTS, BUDGET)).acknowledged >= delivered
+            # Who finds the counters lost meanwhile acknowledges nothing until the next check has filled them.
+            is_lost = not self._looked.is_set()
+            return is_lost or (await self._lookup.progress(Stream.EVENTS, BUDGET)).acknowledged >= delivered
 
         with suppress(TimeoutError):
             await asyncio.wait_for(_until(have_returned), RETURN_S)

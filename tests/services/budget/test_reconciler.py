@@ -336,6 +336,27 @@ async def test_what_another_primary_lacks_is_counted_again_before_a_call_is_made
     assert len(events_of(logs, "budgets_confirmed")) == 1
 
 
+async def test_counters_that_are_lost_while_another_primarys_are_confirmed_are_filled(plane: BudgetPlane) -> None:
+    await plane.fill()
+    await plane.spend(*COSTS)
+    sequence, published = await plane.publish_attempt(600_000), plane.attempts[-1]
+    subscription = await plane.client.jetstream().pull_subscribe_bind("budget", "EVENTS")
+    [message] = await subscription.fetch(1, timeout=60)
+    await plane.redis.client.incr(KEPT_SINCE)
+    reconciler, publisher = plane.reconciler(), Publisher(lambda: plane.client, "budget")
+    handler = BudgetHandler(
+        *(caps, plane.budgets, plane.counters, publisher, plane.lookup, reconciler.await_source, BudgetMetrics())
+    )
+    with capture_logs() as logs:
+        async with plane.kept(reconciler, settle_ended=handler.settle_ended):
+            await until(lambda: events_of(logs, "budgets_behind"), "the service to wait for that event")
+            await plane.redis.client.delete(FILLED)
+            await asyncio.wait_for(handler.settle([Settlement.of(sequence, published)]), 20)
+            await message.ack_sync()
+            await until(plane.budgets.has_counters, "the counters to be right")
+    assert await plane.spent() == sum(COSTS) + 600_000
+
+
 async def test_counters_that_an_earlier_version_has_filled_are_watched_from_then_on(plane: BudgetPlane) -> None:
     await plane.fill()
     await plane.redis.client.hdel(FILLED, "since")  # pyright: ignore[reportGeneralTypeIssues]
