@@ -49,6 +49,8 @@ class DeadWorkers:
         self._presence = Presence(connection, worker.id)
         self.heartbeat = Outage("heartbeat")
         """The outage of the heartbeat, which is written to Redis whether or not there are jobs."""
+        self._must_restore = False
+        """True until all claims are written again to a Redis that may have lost them."""
         self._beaten_at = self._watched_from = monotonic()
         self._unclaimed: dict[str, tuple[float, set[int]]] = {}
         """When the jobs of each dead worker were freed, and the sequences of those that had no claim then."""
@@ -82,8 +84,10 @@ class DeadWorkers:
     async def _beat(self) -> None:
         running, late = await self._workers.beat(self._worker.id, await self._presence.heard_on())
         self._worker.slots.workers = running
-        if self._workers.was_emptied:
+        self._must_restore = self._must_restore or self._workers.was_emptied
+        if self._must_restore:
             await self._worker.leases.renew(restore_all=True)
+            self._must_restore = False
         now = monotonic()
         if now - self._beaten_at > self._liveness.gap_s:
             self._watched_from = now

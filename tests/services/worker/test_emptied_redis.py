@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
-from unittest.mock import AsyncMock, Mock, patch
+from unittest.mock import DEFAULT, AsyncMock, Mock, patch
 
 import pytest
 
@@ -269,6 +269,24 @@ async def test_a_heartbeat_restores_what_redis_has_lost(start_worker: StartWorke
                 await until(lambda: plane.worker.redis.client.get(KEPT_SINCE), "a heartbeat")
                 await empty_redis(plane)
                 await until(lambda: is_restored(plane), "the checkpoint")
+        finally:
+            await background.stop(heartbeats)
+
+
+async def test_the_next_heartbeat_restores_what_one_could_not(start_worker: StartWorker) -> None:
+    held, liveness = Held(), renewed_every(600.0)
+    async with start_worker({"sim/m": model()}, {"writer": AGENT}, providers={"sim": held}, liveness=liveness) as plane:
+        leases = plane.worker.leases
+        renew = AsyncMock(wraps=leases.renew, side_effect=[StateUnavailableError("it comes and goes"), DEFAULT])
+        heartbeats = asyncio.create_task(DeadWorkers(plane.worker, lambda: plane.client, lambda: ["writer"]).run())
+        try:
+            await plane.publish(JOB)
+            await until(lambda: held.calls, "the call")
+            await until(lambda: plane.worker.redis.client.get(KEPT_SINCE), "a heartbeat")
+            with patch.object(leases, "renew", renew):
+                await empty_redis(plane)
+                await until(lambda: is_restored(plane), "the checkpoint")
+            assert renew.await_count > 1
         finally:
             await background.stop(heartbeats)
 
