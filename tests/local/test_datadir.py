@@ -246,6 +246,8 @@ def test_no_password_of_the_endpoints_is_ever_shown(data: DataDir) -> None:
         ("redis://:p@h:1/0", "redis://:***@h:1/0"),
         ("http://h:1/a@b:c", "http://h:1/a@b:c"),
         ("http://u:p%40x:y@h", "http://u:***@h"),
+        ("nats://u:p@x@h", "nats://u:***@h"),
+        ("http://h:1?a=b@c", "http://h:1?a=b@c"),
         ("nats://h:4222", "nats://h:4222"),
         ("nats://u:a@h1:1,nats://u:b@h2:2", "nats://u:***@h1:1,nats://u:***@h2:2"),
     ],

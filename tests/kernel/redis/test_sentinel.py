@@ -15,7 +15,7 @@ from breakwater.kernel.redis.connection import KEPT_SINCE, Redis, Script, Script
 from breakwater.kernel.redis.sentinel import ANSWER_S, Sentinels
 from breakwater.kernel.security.secret_refs import mask_url
 from tests.helpers import until
-from tests.sentinel import PASSWORD, watched_servers
+from tests.sentinel import PASSWORD, SENTINEL_PASSWORD, watched_servers
 from tests.tables import each_row
 
 _ADD = Script.of("return redis.call('INCRBY', KEYS[1], ARGV[1])")
@@ -24,6 +24,13 @@ _ADD = Script.of("return redis.call('INCRBY', KEYS[1], ARGV[1])")
 async def add(redis: Redis) -> int:
     [answer] = await redis.run([ScriptCommand(_ADD, ["counter"], [1])])
     return answer
+
+
+async def refused_by_sentinels(url: str) -> None:
+    wrong = Redis(url)
+    with pytest.raises(StateUnavailableError, match=r"a Sentinel refuses sentinel_password$"):
+        await add(wrong)
+    await wrong.close()
 
 
 async def test_the_next_primary_is_found_and_the_data_begin_anew(tmp_path: Path) -> None:
@@ -63,6 +70,7 @@ async def test_the_next_primary_is_found_and_the_data_begin_anew(tmp_path: Path)
             await add(again)
             await again.close()
             assert await redis.client.get(KEPT_SINCE) == since
+            await refused_by_sentinels(watched.url.replace(SENTINEL_PASSWORD, "another"))
         finally:
             await redis.close()
 

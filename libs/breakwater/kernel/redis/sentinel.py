@@ -86,8 +86,10 @@ class Sentinels:
         """
         try:
             host, port = cast(tuple[str, int], await self._sentinels.discover_master(self.name))
-        except MasterNotFoundError:  # its text is pages of settings
-            raise RedisConnectionError(f"no Sentinel answers that names a primary of {self.name} which is up") from None
+        except MasterNotFoundError as error:  # its text is pages of settings
+            refusal = "; a Sentinel refuses sentinel_password" if "AuthenticationError" in str(error) else ""
+            text = f"no Sentinel answers that names a primary of {self.name} which is up{refusal}"
+            raise RedisConnectionError(text) from None
         return host, port
 
     async def facts(self) -> SentinelFacts:

@@ -23,7 +23,7 @@ _SETTLED_S = 2.0
 """The age from which a file is known by its time: of one that has just been written, a further change may not show."""
 
 COMMAND_TIMEOUT_S = 10.0
-_CREDENTIALS = re.compile(r"(?<=//)([^/@:]*:)[^/@]*(?=@)|([?&]sentinel_password=)[^&]*")
+_CREDENTIALS = re.compile(r"(?<=//)([^/@:]*:)[^/?#]*(?=@)|([?&]sentinel_password=)[^&]*")
 
 EnvName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
