@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from breakwater.breakers.contract import BreakerTransition
-from breakwater.breakers.rules.breaker import Breaker, BreakerKey
+from breakwater.breakers.rules.breaker import Breaker, BreakerKey, CountedFailure
 from breakwater.breakers.settings import BreakerRules
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.types import ms_from_time, time_from_ms
@@ -24,10 +24,12 @@ COUNTS = ("iterations", "tokens", "cost", "consecutive_failures", "total_failure
 OPEN = Breaker(state="open", version=3, changed_ms=BEGIN_MS, open_until_ms=BEGIN_MS + 1_000, total_failures=7)
 
 
-def breakers(transitions: list[BreakerTransition], recorded: list[BreakerTransition]) -> ReplayedBreakers:
+def breakers(
+    transitions: list[BreakerTransition], recorded: list[BreakerTransition], breaker: Breaker = OPEN
+) -> ReplayedBreakers:
     """Returns breakers of which one is open, and becomes half-open by the call `1` when its cool-down is over."""
     replayed = ReplayedBreakers({KEY: RULES}, recorded, transitions.append)
-    replayed._breakers[KEY] = OPEN
+    replayed._breakers[KEY] = breaker
     replayed.admit(KEY, "1", BEGIN_MS + 1_200, 10_000, RULES, "")
     return replayed
 
@@ -60,6 +62,20 @@ def test_a_probe_is_announced_when_the_record_says_so() -> None:
     later = transitions[0].model_copy(update={"at": time_from_ms(BEGIN_MS + 1_600)})
     breakers(transitions, [later])
     assert [ms_from_time(event.at) - BEGIN_MS for event in transitions] == [1_200, 1_600]
+
+
+def test_the_errors_at_the_edge_of_a_window_are_those_of_the_same_transition() -> None:
+    failure = CountedFailure(sequence=1, at_ms=BEGIN_MS + 1_200 - 10_000 - 200, error="0badc0de")
+
+    def half_opened(recorded: list[BreakerTransition]) -> BreakerTransition:
+        transitions: list[BreakerTransition] = []
+        breakers(transitions, recorded, replace(OPEN, failures=(failure,)))
+        return transitions[0]
+
+    was = half_opened([])
+    within = was.model_copy(update={"errors": 1})
+    other = within.model_copy(update={"to_state": "isolated"})
+    assert [half_opened([event]).errors for event in (was, within, other)] == [0, 1, 0]
 
 
 def test_a_refusal_that_a_lost_worker_left_to_another_is_of_the_moment_at_which_it_stopped_its_task() -> None:

@@ -41,7 +41,7 @@ _INCREASE = re.compile(r"(\d+(?:\.\d+)?)\s*%?")
 
 _Since = Annotated[str, typer.Option("--since", metavar="AGO", help="Jobs since: 12h, 30d, or a time.")]
 _Until = Annotated[
-    str | None, typer.Option("--until", metavar="AGO", help="And before: 1d, or a time.", show_default="now")
+    str | None, typer.Option("--until", metavar="AGO", help="Jobs before: 1d, or a time.", show_default="now")
 ]
 
 

@@ -29,8 +29,8 @@ async def summary_of_change(
         within_s: the longest time in seconds.
 
     Returns:
-        Lines on refusals, spend, and breakers or durations; or a line that says why they are not known. None where
-        nothing is recorded, or nothing has changed that decides what jobs do.
+        Lines on refusals, spend, and breakers or durations; or a line that says why they are not known. Without any
+        where nothing is recorded, or nothing has changed that decides what jobs do.
     """
     if policy_of(before) == policy_of(after):
         return ()

@@ -380,10 +380,10 @@ class ReplayedBreakers:
         A failure counts from the moment at which the worker applied it, which the log does not have. At an edge of the
         window, that decides whether it is within.
         """
-        recorded = self._recorded.get((key, event.version))
+        at_ms = ms_from_time(event.at)
+        recorded = self._as_recorded(key, event.version, event.to_state, event.rule, at_ms)
         if recorded is None or recorded.errors == event.errors:
             return event
-        at_ms = ms_from_time(event.at)
         if (
             not errors_within(breaker, rules, at_ms + ORDER_MS)
             <= recorded.errors

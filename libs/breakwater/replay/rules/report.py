@@ -265,7 +265,7 @@ def _notes(effects: Effects, findings: ReplayFindings) -> Iterator[str]:
     if findings.followed:
         reasons = ", ".join(f"{_in_words(name)} {count:,}" for name, count in findings.followed.most_common(8))
         total = quantity(findings.followed.total(), "decision")
-        yield f"{total} kept as recorded, because a plan makes none of their kind: {reasons}"
+        yield f"{total} kept as recorded, because a plan makes none of that kind: {reasons}"
     if races := findings.races.total():
         yield f"{quantity(races, 'decision')} kept as recorded, because the order of two events is not known"
 
