@@ -114,7 +114,7 @@ async def test_what_comes_is_read_without_waking_the_clients_task_also_after_a_r
     async def hears_without_it() -> bool:
         await client.flush()  # the task reads the answer to this
         with monkeypatch.context() as patched:
-            patched.setattr(Parser, "parse", None)
+            patched.setattr(core._Parser, "parse", None)
             await client.publish("ours", b"news")
             return await asyncio.wait_for(came.get(), 30) == b"news"
 
