@@ -77,6 +77,11 @@ def _serve(
     if openapi := sys.modules.get("breakwater.services.request.openapi"):
         openapi.document()  # which each process else builds for itself, in 0.2 s
     _collect_silently(collect)
+    if len(threads := list(Path("/proc/self/task").iterdir())) > 1:
+        # A fork has none but its own, and would wait for the others for ever.
+        message = f"a module of the tests has started {len(threads) - 1} threads when it was imported: import it later"
+        print(message, file=sys.stderr, flush=True)
+        return
     gc.collect()
     gc.freeze()  # a collection in a worker would copy the pages of these objects
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the workers

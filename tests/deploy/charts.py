@@ -6,9 +6,9 @@ import json
 import re
 from collections.abc import Iterator
 from functools import cache, lru_cache
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-import helm_python
 import jsonschema
 import kubernetes_validate
 import yaml
@@ -16,6 +16,9 @@ from kubernetes_validate import utils
 
 from tests.compose import GIVEN, ROOT
 from tests.deploy.published_types import SPECS
+
+if TYPE_CHECKING:
+    import helm_python
 
 CHART = ROOT / "deploy/helm/breakwater"
 CONFIG = (ROOT / "examples/breakwater.yaml").read_text()
@@ -30,9 +33,14 @@ Objects = dict[tuple[str, str], dict[str, Any]]
 """Rendered objects by kind and name."""
 
 
+def helm() -> Any:
+    """Helm's package. It starts threads that a fork lacks, so it is imported after the tests have been collected."""
+    return import_module("helm_python")
+
+
 @cache
 def chart() -> helm_python.Chart:
-    return helm_python.Chart.load(CHART)
+    return helm().Chart.load(CHART)
 
 
 def values_of(shape: str) -> dict[str, Any]:

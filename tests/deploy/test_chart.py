@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import helm_python
 import pytest
 import yaml
-from helm_python import HelmRenderError, HelmValuesError
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
@@ -39,6 +37,7 @@ from tests.deploy.charts import (
     check,
     containers,
     environment,
+    helm,
     of_kind,
     pods,
     render,
@@ -50,7 +49,7 @@ from tests.test_compose_up import DOCKERFILE, IMAGE_ENVIRONMENT, IMAGE_HEALTH
 
 UNITS = {"Mi": "m", "Gi": "g"}
 LABEL = "app.kubernetes.io/component"
-OLDEST = chart().metadata["kubeVersion"].removeprefix(">=").removesuffix(".0-0")
+OLDEST = yaml.safe_load((CHART / "Chart.yaml").read_text())["kubeVersion"].removeprefix(">=").removesuffix(".0-0")
 
 
 def with_servers_of_compose(**values: Any) -> dict[str, Any]:
@@ -65,7 +64,7 @@ def with_servers_of_compose(**values: Any) -> dict[str, Any]:
 
 @each_row("shape", SHAPES)
 def test_helm_finds_nothing_to_mend(shape: str) -> None:
-    report = helm_python.lint(CHART, values_of(shape), strict=True)
+    report = helm().lint(CHART, values_of(shape), strict=True)
     assert [message for message in report["messages"] if message["error"] != "icon is recommended"] == []
     assert report["errors"] == []
 
@@ -82,7 +81,7 @@ def test_kubernetes_knows_every_object_and_field(shape: str) -> None:
 def test_the_chart_has_the_version_of_the_package(tmp_path: Path) -> None:
     metadata = chart().metadata
     assert metadata["version"] == metadata["appVersion"] == __version__
-    packaged = helm_python.package(CHART, destination=tmp_path)
+    packaged = helm().package(CHART, destination=tmp_path)
     assert Path(packaged).name == f"breakwater-{__version__}.tgz"
     images = {one["image"] for pod in pods(render({"config": CONFIG})).values() for one in containers(pod)}
     assert images == {OURS["worker"]["image"]}
@@ -441,14 +440,14 @@ def test_a_wrong_value_is_refused_by_its_name(subtests: pytest.Subtests) -> None
     }
     for place, value in wrong.items():
         with subtests.test(place):
-            with pytest.raises(HelmValuesError) as refused:
+            with pytest.raises(helm().HelmValuesError) as refused:
                 chart().validate_schema({"config": CONFIG} | nested(place, value))
             assert place.rpartition(".")[2] in str(refused.value)
     for values, why in (
         ({"config": "a: [b"}, "config: is not YAML"),
         ({"config": CONFIG, "autoscaling": {"enabled": True, "maxReplicas": 1}}, "autoscaling.maxReplicas"),
     ):
-        with subtests.test(why), pytest.raises(HelmRenderError, match=why):
+        with subtests.test(why), pytest.raises(helm().HelmRenderError, match=why):
             render(values)
 
 
