@@ -43,7 +43,6 @@ def run(*command: str | Path, cwd: Path, **variables: str) -> str:
 def test_the_bill_of_materials_has_each_pinned_package_and_what_needs_it() -> None:
     text = bill_of_materials(ROOT / "requirements", "0.1.0", COMMIT, 1_700_000_000)
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
-    assert text == bill_of_materials(ROOT / "requirements", "0.1.0", COMMIT, 1_700_000_000)
     bill = json.loads(text)
     pinned = {pin.reference: pin for name in ("embedded", "clouds") for pin in pins(ROOT / f"requirements/{name}.txt")}
     components = {component["purl"]: component for component in bill["components"]}

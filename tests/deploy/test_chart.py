@@ -490,7 +490,7 @@ AS_THEY_ARE: dict[str, Any] = {
 
 
 # Without shrinking, which takes minutes: the values are printed, and few.
-@settings(max_examples=8, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
+@settings(max_examples=3, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_whatever_the_schema_allows_is_rendered_to_valid_objects(data: st.DataObject) -> None:
     names = data.draw(st.sets(st.sampled_from(sorted(set(SCHEMA["properties"]) - {"config", "global"})), min_size=3))
