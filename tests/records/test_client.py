@@ -4,6 +4,8 @@ import asyncio
 import pickle
 import subprocess
 import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
 import pytest
@@ -122,25 +124,43 @@ async def test_one_client_works_on_after_the_server_was_killed(
     assert found.rows == (("after",), ("before",))
 
 
-@pytest.mark.parametrize("kind", ["reset", "silent"])
-async def test_rows_that_one_server_does_not_take_go_to_the_next(
-    analytics: Analytics, clickhouse_server: RunningServer, kind: Kind
-) -> None:
-    """Both addresses lead to one server, as to the replicas of a cluster, which have the same rows."""
-    direct = urlsplit(clickhouse_server.url)
+@asynccontextmanager
+async def two_addresses(analytics: Analytics, url: str) -> AsyncGenerator[tuple[Analytics, Link]]:
+    """A client of two addresses, the first through a link. Both lead to one server, as to replicas with equal rows."""
+    direct = urlsplit(url)
     link = Link(direct.hostname or "", direct.port or 0)
     addresses = f"127.0.0.1:{await link.listen()},{direct.hostname}:{direct.port}"
     user = direct.netloc.rpartition("@")[0]
     several = connect(f"http://{user}@{addresses}/{analytics.database}", answer_timeout_s=0.5)
     try:
+        yield several, link
+    finally:
+        await several.close()
+        await link.close()
+
+
+@pytest.mark.parametrize("kind", ["reset", "silent"])
+async def test_rows_that_one_server_does_not_take_go_to_the_next(
+    analytics: Analytics, clickhouse_server: RunningServer, kind: Kind
+) -> None:
+    async with two_addresses(analytics, clickhouse_server.url) as (several, link):
         await several.insert(schema.ATTEMPTS, [samples.attempt_row(samples.attempt("before"), 1)])
         link.become(kind)
         await several.insert(schema.ATTEMPTS, [samples.attempt_row(samples.attempt("during"), 2)])
         found = await several.query("SELECT execution_id FROM attempts FINAL ORDER BY execution_id")
         assert found.rows == (("before",), ("during",))
-    finally:
-        await several.close()
-        await link.close()
+
+
+async def test_what_is_counted_is_read_from_the_server_that_has_caught_up(
+    analytics: Analytics, clickhouse_server: RunningServer
+) -> None:
+    async with two_addresses(analytics, clickhouse_server.url) as (several, link):
+        caught_up = await several.caught_up(schema.ATTEMPTS)
+        assert (await caught_up.query("SELECT 1")).rows == ((1,),)
+        link.become("reset")
+        assert (await several.query("SELECT 1")).rows == ((1,),)  # by the other one, which may lack rows
+        with pytest.raises(AnalyticsUnavailableError):
+            await caught_up.query("SELECT 1")
 
 
 async def test_a_wrong_statement_is_reported_with_its_code_and_without_the_grammar(analytics: Analytics) -> None:

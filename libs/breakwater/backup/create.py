@@ -143,11 +143,11 @@ def _is_on_disk(stream: StoredStream) -> bool:
 async def _copy_tables(
     analytics: Analytics, archive: ArchiveWriter, progress: BackupProgress
 ) -> tuple[TableInBackup, ...]:
+    analytics = await analytics.caught_up(*tables.COPIED)
     counts = {table.name: await tables.count_rows(analytics, table) for table in tables.COPIED}
     progress.expect(sum(counts.values()))
     copied: list[TableInBackup] = []
     for table in tables.COPIED:
-        await analytics.catch_up(table)
         columns = await tables.stored_columns(analytics, table)
         files: list[str] = []
         for number, part in enumerate(await tables.plan_parts(analytics, table), 1):

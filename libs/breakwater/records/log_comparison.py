@@ -95,7 +95,6 @@ async def missing_sequences(
 
     Events from before `since` count as missing.
     """
-    for table in _TABLES:
-        await analytics.catch_up(table)
+    analytics = await analytics.caught_up(*_TABLES)
     parameters = {"first": first, "last": last, "since": since, "limit": limit}
     return tuple(int(row[0]) for row in (await analytics.query(_MISSING, parameters)).rows)

@@ -65,7 +65,7 @@ async def spend(
         AttemptSums by a period's name and a scope's key; nothing for a budget without a call.
     """
     sums: dict[BudgetPlace, AttemptSums] = defaultdict(AttemptSums)
-    await analytics.catch_up(ATTEMPTS)
+    analytics = await analytics.caught_up(ATTEMPTS, CLOSED_SPEND)
     for budget_period in periods:
         counted = [dimension for dimension in dimensions.all if dimension.window == budget_period.window]
         grouping = _Grouping.by(counted)
@@ -92,7 +92,6 @@ async def spend(
 
 async def _closed_until(analytics: Analytics) -> int:
     """The moment before which all calls are in `closed_spend`, in ms since the epoch; 0 for none."""
-    await analytics.catch_up(CLOSED_SPEND)
     [(until,)] = (await analytics.query(SQL["closed_until"])).rows
     return 0 if until is None else ms_from_time(until)
 
@@ -110,12 +109,12 @@ async def close_spend(analytics: Analytics, zone: ZoneInfo, logged_since: dateti
     Returns:
         False if no further month is over for so long.
     """
+    analytics = await analytics.caught_up(ATTEMPTS, CLOSED_SPEND)
     start_ms = await _closed_until(analytics)
     # A call is stored some time after the moment that it is charged at.
     end_ms = period("monthly", logged_since - KEEP, zone).start_ms
     if end_ms <= start_ms:
         return False
-    await analytics.catch_up(ATTEMPTS)
     # Whatever is stored is of an EVENTS from before that time.
     parameters = {**_within(start_ms, end_ms, _MARGIN_MS), "log_created": time_from_ms(TOTAL.end_ms), "upto": 0}
     await analytics.execute(SQL["close_spend"] % (SQL["spend"] % SQL["names_of_closed"]), parameters)
@@ -173,7 +172,7 @@ async def stored_upto(analytics: Analytics, *, log_created: datetime) -> int:
 
     Attempts before it may be missing: batches are stored in no fixed order, and what is unstorable never is.
     """
-    await analytics.catch_up(ATTEMPTS)
+    analytics = await analytics.caught_up(ATTEMPTS)
     return (await analytics.query(SQL["stored_upto"], {"log_created": log_created})).rows[0][0]
 
 
@@ -186,7 +185,7 @@ async def stored_attempts(analytics: Analytics, attempt_ids: Sequence[str]) -> i
 
 async def budget_notes(analytics: Analytics, periods: Sequence[Period]) -> tuple[BudgetEvent, ...]:
     """The budget events of some periods, the earliest first."""
-    await analytics.catch_up(BUDGET_EVENTS)
+    analytics = await analytics.caught_up(BUDGET_EVENTS)
     parameters = {
         "windows": [budget_period.window for budget_period in periods],
         "names": [budget_period.name for budget_period in periods],

@@ -8,6 +8,7 @@ import re
 import struct
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from copy import copy
 from dataclasses import dataclass, replace
 from datetime import datetime
 from decimal import Decimal
@@ -200,6 +201,7 @@ class Analytics:
         self._addresses = addresses
         self._number = 0
         """Of the address that is in use."""
+        self._is_on_one_server = False
         self._answer_timeout_s = answer_timeout_s
         self._connecting: dict[int, asyncio.Task[AsyncClient]] = {}
         """The drivers by the numbers of their addresses."""
@@ -345,25 +347,32 @@ class Analytics:
         async with self._connected() as client:
             await client.command(sql, parameters=_bind_times(parameters))
 
-    async def catch_up(self, table: Table) -> None:
-        """Waits until the server that answers has every row that another one took; immediately without replicas.
+    async def caught_up(self, *tables: Table) -> Analytics:
+        """Returns this database on one server, once that has every row of some tables that another one took.
 
         What the sink acknowledged is on most servers of a cluster, and the one that is asked may not be of them. Before
-        money is counted, what it lacks must come. Where a balancer sends each request to another server, this helps the
-        one that got it only.
+        money is counted, what it lacks must come. Without replicas nothing is waited for. Where a balancer sends each
+        request to another server, this helps the one that got it only.
+
+        Returns:
+            A view that asks no other server, as that may lack rows, and raises AnalyticsUnavailableError instead.
 
         Raises:
             QueryError: the user may not `SYSTEM SYNC REPLICA`.
             AnalyticsUnavailableError: no answer, or the others are not reached.
         """
-        if table.name not in self._replicated:
-            engine = "SELECT engine FROM system.tables WHERE database = {database:String} AND name = {table:String}"
-            result = await self.query(engine, {"database": self.database, "table": table.name})
-            if not result.rows:
-                return
-            self._replicated[table.name] = str(result.rows[0][0]).startswith("Replicated")
-        if self._replicated[table.name]:
-            await self.execute(f"SYSTEM SYNC REPLICA {quote_name(table.name)} LIGHTWEIGHT")
+        view = copy(self)  # with the same drivers
+        view._is_on_one_server = True
+        for table in tables:
+            if table.name not in self._replicated:
+                engine = "SELECT engine FROM system.tables WHERE database = {database:String} AND name = {table:String}"
+                result = await view.query(engine, {"database": self.database, "table": table.name})
+                if not result.rows:
+                    continue
+                self._replicated[table.name] = str(result.rows[0][0]).startswith("Replicated")
+            if self._replicated[table.name]:
+                await view.execute(f"SYSTEM SYNC REPLICA {quote_name(table.name)} LIGHTWEIGHT")
+        return view
 
     async def create_database(self, on_cluster: str = "") -> bool:
         """Creates the database where it is missing; returns whether it was. Raises as `query` does.
@@ -406,7 +415,7 @@ class Analytics:
 
         What is asked may be done by several servers.
         """
-        for _ in self._addresses[1:]:
+        for _ in () if self._is_on_one_server else self._addresses[1:]:
             with suppress(AnalyticsUnavailableError):
                 async with self._connected() as client:
                     return await ask(client)
@@ -427,7 +436,7 @@ class Analytics:
             with _translated_errors():
                 yield client
         except AnalyticsUnavailableError:
-            if self._number == number:
+            if self._number == number and not self._is_on_one_server:
                 self._number = (number + 1) % len(self._addresses)
             raise
 
