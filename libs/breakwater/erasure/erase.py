@@ -6,7 +6,6 @@ found. Nothing is erased while one of the jobs has not ended: it would write its
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -18,6 +17,7 @@ from breakwater.erasure.messages import ErasableMessages, NotHandledError, Subje
 from breakwater.erasure.rules import DataSubject
 from breakwater.erasure.store import SubjectKeys
 from breakwater.erasure.tables import ErasableRows, SubjectRows
+from breakwater.erasure.waiting import comes_true
 from breakwater.identity.audit import Actor, AuditLog
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.clickhouse.table import PLAIN, Layout
@@ -29,7 +29,6 @@ WAIT_S = 90.0
 """The longest wait for services to handle what is to be deleted, and for claims, which outlast their jobs by 60 s."""
 QUEUES_WAIT_S = 10.0
 """The longest wait for empty queues."""
-POLL_S = 0.5
 
 ACTION = "erase"
 
@@ -159,9 +158,12 @@ class Eraser:
 
     async def _wait_for_claims(self, data: ErasableData) -> None:
         """Waits until no worker can still write for an ended job."""
-        loop = asyncio.get_running_loop()
-        ends = loop.time() + self._wait_s
-        while claimed := await self.keys.claimed(data.messages.ids):
-            if loop.time() >= ends:
-                raise NotHandledError(f"{claimed} of the jobs are still claimed by workers")
-            await asyncio.sleep(POLL_S)
+        claimed = 0
+
+        async def are_free() -> bool:
+            nonlocal claimed
+            claimed = await self.keys.claimed(data.messages.ids)
+            return not claimed
+
+        if not await comes_true(are_free, self._wait_s):
+            raise NotHandledError(f"{claimed} of the jobs are still claimed by workers")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from base64 import b64decode
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
@@ -13,6 +12,7 @@ from typing import Any, cast
 import orjson
 
 from breakwater.erasure.rules import DataSubject, mentions, parts_of_event
+from breakwater.erasure.waiting import comes_true
 from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.nats import subjects, topology
 from breakwater.kernel.nats.bodies import BodyReader, BodyReference
@@ -28,8 +28,6 @@ READERS: dict[Stream, tuple[str, ...]] = {
     Stream.DLQ: (topology.ALERTER_DEAD_LETTERS,),
 }
 """The consumers that must have handled a message before it may be deleted."""
-
-POLL_S = 0.2
 
 
 class NotHandledError(BreakwaterError):
@@ -120,24 +118,22 @@ class SubjectMessages:
     async def waiting(self, wait_s: float) -> tuple[Stream, ...]:
         """Waits for queues without a job, which end their files. Returns those that had jobs for all of `wait_s`."""
         waiting = {Stream.JOBS, Stream.PARKED}
-        loop = asyncio.get_running_loop()
-        ends = loop.time() + wait_s
-        while True:
+
+        async def have_been_empty() -> bool:
+            nonlocal waiting
             waiting -= {stream for stream in waiting if not (await self._lookup.facts(stream)).bytes}
-            if not waiting or loop.time() >= ends:
-                return tuple(sorted(waiting))
-            await asyncio.sleep(POLL_S)
+            return not waiting
+
+        await comes_true(have_been_empty, wait_s)
+        return tuple(sorted(waiting))
 
     async def _wait_for(self, stream: Stream, durable: str, last: int, wait_s: float) -> None:
-        loop = asyncio.get_running_loop()
-        ends = loop.time() + wait_s
-        while True:
+        async def is_handled() -> bool:
             backlog = await self._lookup.backlog(stream, durable)
-            if backlog is None or backlog.acknowledged >= last or not backlog.waiting + backlog.in_progress:
-                return
-            if loop.time() >= ends:
-                raise NotHandledError(f"the consumer {durable} has not handled message {last} of {stream} yet")
-            await asyncio.sleep(POLL_S)
+            return backlog is None or backlog.acknowledged >= last or not backlog.waiting + backlog.in_progress
+
+        if not await comes_true(is_handled, wait_s):
+            raise NotHandledError(f"the consumer {durable} has not handled message {last} of {stream} yet")
 
     async def _find_records(self, erasable: ErasableMessages, subject_filter: str) -> None:
         async for message in self._scan(Stream.EVENTS, subject_filter):

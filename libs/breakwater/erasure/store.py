@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from pathlib import Path
@@ -12,13 +11,13 @@ import orjson
 from redis.exceptions import ResponseError
 
 from breakwater.erasure.rules import DataSubject
+from breakwater.erasure.waiting import comes_true
 from breakwater.kernel.redis.connection import Redis
 from breakwater.limits.rules.scopes import parts_of
 
 PART = 500
 _CACHE = "bw:cache:*"
 _LIMITS = "bw:limits:*"
-POLL_S = 0.25
 _THRESHOLD = re.compile(r"^announced:(.*)@\d+@\d+$")
 """The field of a threshold that was announced: its limit and its percentage come after the scope."""
 _RATE = re.compile("^bw:limits:(?:(?:queue|waiters):bw:limits:)?(?:window:[^:]+|slots):")
@@ -111,16 +110,13 @@ class SubjectKeys:
         except ResponseError as error:
             if "in progress" not in str(error):
                 return f"Redis' files: {error}"
-        loop = asyncio.get_running_loop()
-        ends = loop.time() + wait_s
-        while True:
+
+        async def are_written() -> bool:
             state = await self._client.info("persistence")
             flags = ("aof_rewrite_in_progress", "aof_rewrite_scheduled", "rdb_bgsave_in_progress")
-            if not any(state.get(flag) for flag in flags):
-                return None
-            if loop.time() >= ends:
-                return "Redis' files: it is still writing them"
-            await asyncio.sleep(POLL_S)
+            return not any(state.get(flag) for flag in flags)
+
+        return None if await comes_true(are_written, wait_s) else "Redis' files: it is still writing them"
 
     async def folder(self) -> Path | None:
         """The folder of Redis' files, if its user may ask for it; it need not be on this machine."""

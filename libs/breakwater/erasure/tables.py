@@ -66,7 +66,7 @@ class SubjectRows:
         """Takes the time after which jobs that end are left as they are."""
         self._analytics = analytics
         self._subject = subject
-        self._until = f"toDateTime64('{format_time(until)[:-1].replace('T', ' ')}', 3, 'UTC')"
+        self._until = _time_in_sql(until)
         self._layout = layout
         self._key = f"toUInt64({randbits(63)}), toUInt64({randbits(63)})"
         self._hashes: dict[str, str] = {}
@@ -99,7 +99,7 @@ class SubjectRows:
 
     async def erase(self, erasable: ErasableRows, at: datetime) -> None:
         """Erases the rows. The executions come last: as long as they name the user, the erasure can be repeated."""
-        moment = f"toDateTime64('{format_time(at)[:-1].replace('T', ' ')}', 3, 'UTC')"
+        moment = _time_in_sql(at)
         now_erased = f"erased_at = {moment}"
         for start in range(0, len(erasable.alert_ids), AT_ONCE):
             ids = ", ".join(_quoted(alert_id) for alert_id in erasable.alert_ids[start : start + AT_ONCE])
@@ -175,6 +175,10 @@ class SubjectRows:
 
     async def _alter(self, table: str, clauses: str) -> None:
         await self._analytics.execute(f"ALTER TABLE {table}{self._layout.on_cluster} {clauses} {_SETTINGS}")
+
+
+def _time_in_sql(moment: datetime) -> str:
+    return f"toDateTime64('{format_time(moment)[:-1].replace('T', ' ')}', 3, 'UTC')"
 
 
 def _quoted(text: str) -> str:
