@@ -29,11 +29,12 @@ UP = "import sys; from breakwater.cli.main import main; sys.exit(main())"
 
 
 @asynccontextmanager
-async def running_stack(config: dict[str, Any], data: Path) -> AsyncGenerator[dict[str, Any]]:
+async def running_stack(config: dict[str, Any], data: Path, workers: int = 1) -> AsyncGenerator[dict[str, Any]]:
     """Runs the local stack with a config and its data below a directory. Yields its endpoints."""
     path = data / "breakwater.yaml"
     path.write_text(yaml.safe_dump(config))
-    command = [sys.executable, "-c", UP, "up", "--config", str(path), "--data", str(data / "plane"), "--json"]
+    options = ["--config", str(path), "--data", str(data / "plane"), "--workers", str(workers), "--json"]
+    command = [sys.executable, "-c", UP, "up", *options]
     up = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: ASYNC220
     assert up.stdout is not None
     try:
