@@ -26,8 +26,7 @@ from bench.history_events import daily_cap
 from bench.history_fleet import AGENTS, MODELS, PROVIDERS
 from breakwater.config import Config, parse_config
 from breakwater.kernel.clickhouse.client import connect
-from breakwater.replay.policy import policy_of
-from breakwater.replay.records import replay_records
+from breakwater.replay.plan import plan_config
 from tests.server_sources import EmbeddedServers
 
 DAYS = 30
@@ -77,8 +76,8 @@ async def replay(url: str) -> int:
 
     try:
         executions = (await analytics.query("SELECT count() FROM executions")).rows[0][0]
-        policy = policy_of(config_of_history(executions))
-        await replay_records(analytics, policy, policy, until - timedelta(days=DAYS + 1), until, on_end=ended)
+        config = config_of_history(executions)
+        await plan_config(analytics, config, config, until - timedelta(days=DAYS + 1), until, on_end=ended)
     finally:
         await analytics.close()
     return jobs

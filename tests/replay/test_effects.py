@@ -110,8 +110,8 @@ def effects_of(runs: Iterable[ReplayedJob], **options: bool) -> Effects:
     return effects
 
 
-def report_on(effects: Effects, findings: ReplayFindings | None = None, changes: Changes | None = None) -> ConfigPlan:
-    return report_of(effects, findings or ReplayFindings(), changes or Changes(), AT, AT + timedelta(days=1))
+def report_on(effects: Effects, changes: Changes | None = None) -> ConfigPlan:
+    return report_of(effects, ReplayFindings(), changes or Changes(), AT, AT + timedelta(days=1))
 
 
 REFUSED = End((Call(refused="breaker_open"),), "breaker_open", 5)
@@ -259,8 +259,10 @@ def test_alerts_that_are_added_and_removed_are_listed() -> None:
         )  # fmt: skip
 
     recorded = Changes(alerts=[opened("breaker_open/writer/m"), opened("retries_exhausted/writer/error")])
-    planned = ReplayFindings(alerts=[opened("breaker_open/writer/m"), *[opened("guard_tripped//t1")] * 2])
-    report = report_on(effects_of([]), planned, recorded)
+    effects = effects_of([])
+    for alert in (opened("breaker_open/writer/m"), *[opened("guard_tripped//t1")] * 2):
+        effects.add_event(alert)
+    report = report_on(effects, recorded)
     assert [(alert.key, alert.title, alert.before, alert.after) for alert in report.alerts] == [
         ("guard_tripped//t1", "Title of guard_tripped//t1", 0, 2),
         ("retries_exhausted/writer/error", "Title of retries_exhausted/writer/error", 1, 0),

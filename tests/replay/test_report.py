@@ -25,8 +25,9 @@ def made(*, spend: tuple[int, int] = (0, 0), openings: int = 0, **counted: Any) 
     """The report of 1,204 jobs."""
     effects = Effects(ZoneInfo("UTC"), jobs=1_204, days={"2026-11-01": DaySpend(*spend)}, **counted)
     opened = BreakerTransition.model_construct(to_state="open", from_state="closed", rule="errors", agent="writer")
-    findings = ReplayFindings(transitions=[opened] * openings)
-    return report_of(effects, findings, Changes(), SINCE, SINCE + timedelta(days=1))
+    for _ in range(openings):
+        effects.add_event(opened)
+    return report_of(effects, ReplayFindings(), Changes(), SINCE, SINCE + timedelta(days=1))
 
 
 @each_row(
@@ -125,10 +126,12 @@ def test_the_report_of_an_agent_leaves_out_what_only_others_reach() -> None:
         reached("model:m@agent:writer/daily", "model", agent="writer", within="agent:writer"),
         reached("team:ops/daily", "team", agent="reader"),  # shared, whoever's call reached it
     ]
-    changes, findings = Changes(budgets=of_others), ReplayFindings(budgets=[*of_others, *may_refuse_it])
+    changes = Changes(budgets=of_others)
     for agent, listed in ("writer", may_refuse_it), (None, [*of_others, *may_refuse_it]):
         effects = Effects(ZoneInfo("UTC"), agent)
-        report = report_of(effects, findings, changes, SINCE, SINCE + timedelta(days=1))
+        for event in (*of_others, *may_refuse_it):
+            effects.add_event(event)
+        report = report_of(effects, ReplayFindings(), changes, SINCE, SINCE + timedelta(days=1))
         budgets = {event.event_id.partition("/2026")[0] for event in listed}
         assert {limit.budget for limit in report.limits} == budgets
         [thresholds] = [change for change in report.changes if change.name == "thresholds of limits"]

@@ -64,6 +64,8 @@ async def plan_config(
         on_end(run)
 
     policies = policy_of(config), policy_with(renames or {}, policy_of(before))
-    findings, changes = await replay_records(analytics, *policies, since, until, on_end=add, renames=renames)
+    findings, changes = await replay_records(
+        analytics, *policies, since, until, on_end=add, on_event=effects.add_event, renames=renames
+    )
     url = console_url or config.console.url
     return report_of(effects, findings, changes, since, until, gaps=covered.gaps, console_url=url)

@@ -25,7 +25,7 @@ from breakwater.limits.rules.budget import periods_at
 from breakwater.limits.rules.scopes import CallNames, Dimensions
 from breakwater.records.rows import alert_of, budget_of, limit_event_of
 from breakwater.replay.rules.counters import CountedPlace
-from breakwater.replay.rules.engine import Replay, ReplayedJob, ReplayFindings
+from breakwater.replay.rules.engine import Replay, ReplayedEvent, ReplayedJob, ReplayFindings
 from breakwater.replay.rules.history import Changes, LoggedAttempt, Policy, RecordedJob, in_order
 from breakwater.replay.rules.limits import with_all_limits
 from breakwater.replay.rules.renames import Renames, changes_with, job_with
@@ -94,6 +94,7 @@ async def replay_records(
     since: datetime,
     until: datetime,
     on_end: Callable[[ReplayedJob], None],
+    on_event: Callable[[ReplayedEvent], None],
     renames: Renames | None = None,
 ) -> tuple[ReplayFindings, Changes]:
     """Replays the jobs that were started in a stretch of time, a few thousand at a time.
@@ -105,10 +106,11 @@ async def replay_records(
         since: the beginning.
         until: the end.
         on_end: is called with each job that has ended.
+        on_event: is called with each event of the replay.
         renames: the names of agents in both policies, by those in the record.
 
     Returns:
-        The findings, and what the services decided then.
+        The findings without events, and what the services decided then.
 
     Raises:
         QueryError, AnalyticsUnavailableError: as `Analytics.query`.
@@ -117,7 +119,7 @@ async def replay_records(
     changes = changes_with(renames, await read_changes(analytics, since, until))
     world = World()
     used = await read_used(analytics, policy, changes, since, renames)
-    replay = Replay(policy, before, changes, world, on_end=on_end, used_before=used)
+    replay = Replay(policy, before, changes, world, on_end=on_end, on_event=on_event, used_before=used)
 
     def add(jobs: Sequence[RecordedJob]) -> None:
         world.add(logged.attempt for job in jobs for logged in job.attempts)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from array import array
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from heapq import heappush, heappushpop
+from itertools import accumulate, chain
 from zoneinfo import ZoneInfo
 
 from breakwater.alerts.contract import Alert
@@ -19,7 +20,7 @@ from breakwater.kernel.types import ms_from_time, time_from_ms
 from breakwater.limits.contract import BudgetEvent, GuardEvent
 from breakwater.limits.rules.budget import period
 from breakwater.replay.rules.alerts import is_replayed
-from breakwater.replay.rules.engine import ReplayedJob, ReplayFindings
+from breakwater.replay.rules.engine import ReplayedEvent, ReplayedJob
 from breakwater.replay.rules.history import Changes
 
 MOST_CHANGED = 10
@@ -175,6 +176,7 @@ class Effects:
         unpriced: calls whose cost is unknown under the policy, by model.
         sizeless: refused calls without what they would have reserved, as earlier versions recorded them.
         leaves_out_unknown: True if jobs do not count whose end history can't tell.
+        events: the counted events of the replay.
     """
 
     zone: ZoneInfo
@@ -201,11 +203,13 @@ class Effects:
     sizeless: int = 0
     own_rules: int = 0
     leaves_out_unknown: bool = False
+    events: EventCounts = field(default_factory=lambda: EventCounts())
     _latest_day: range = range(0)
     """The day of the latest job, in milliseconds since the epoch."""
     _latest_spend: DaySpend = field(default_factory=lambda: DaySpend())
-    _durations_before: array[int] = field(default_factory=lambda: array("q"))
-    _durations_after: array[int] = field(default_factory=lambda: array("q"))
+    _durations_before: Counter[int] = field(default_factory=Counter[int])
+    _durations_after: Counter[int] = field(default_factory=Counter[int])
+    """The numbers of jobs by their milliseconds."""
     _most_changed: list[ChangedJob] = field(default_factory=list[ChangedJob])
     _drawn_costs: dict[str, Spread] = field(default_factory=dict[str, "Spread"])
     """The costs of drawn calls, by model."""
@@ -245,7 +249,7 @@ class Effects:
         day.wasted_before += wasted
         self.calls[0] += calls
         self.refused_jobs[0] += record.reason in REFUSALS
-        self._durations_before.append(record.duration_ms)
+        self._durations_before[record.duration_ms] += 1
         step = self._step_of(begun_ms)
         step.before += cost
         step.refused_before += record.reason in REFUSALS
@@ -263,9 +267,13 @@ class Effects:
             day.wasted_after += wasted
             self.calls[1] += calls
             self.refused_jobs[1] += record.reason in REFUSALS
-            self._durations_after.append(record.duration_ms)
+            self._durations_after[record.duration_ms] += 1
             return
         self._add_changed(run, day, step, cost)
+
+    def add_event(self, event: ReplayedEvent) -> None:
+        """Counts an event of the replay."""
+        self.events.add(event, self.agent)
 
     def _add_changed(self, run: ReplayedJob, day: DaySpend, step: StepFigures, cost: int) -> None:
         record = run.job.record
@@ -276,7 +284,7 @@ class Effects:
         day.wasted_after += sums.wasted_cost or 0
         self.calls[1] += sum(not attempt.short_circuited for attempt in run.attempts)
         duration_ms = max(0, run.ended_ms - ms_from_time(record.queued_at))
-        self._durations_after.append(duration_ms)
+        self._durations_after[duration_ms] += 1
         self.unknown += run.unknown
         if run.drawn:
             self.drawn += 1
@@ -395,12 +403,11 @@ class Effects:
 
     def duration_ms(self, share: float) -> Estimate:
         """Returns the duration that a share of the jobs does not exceed, in milliseconds."""
-        after = sorted(self._durations_after)
         # Twice, as the recorded durations are a sample, and those that would have been another.
         spread = _Z * math.sqrt(2 * self.diverging * share * (1 - share)) + self.unknown
-        places = (share * len(after), share * len(after) - spread, share * len(after) + spread)
-        before = _at(sorted(self._durations_before), share * len(self._durations_before))
-        planned, low, high = (_at(after, place) for place in places)
+        place = share * self._durations_after.total()
+        [before] = _at(self._durations_before, share * self._durations_before.total())
+        planned, low, high = _at(self._durations_after, place, place - spread, place + spread)
         own_ms = _Z * self._own_ms.deviation
         return Estimate(before, planned, max(0.0, low - own_ms), high + own_ms)
 
@@ -422,8 +429,14 @@ def _is_sizeless(attempt: Attempt) -> bool:
     return attempt.refused_reason == "budget_exceeded" and attempt.reserved is None
 
 
-def _at(ordered: list[int], place: float) -> float:
-    return float(ordered[min(len(ordered) - 1, max(0, math.ceil(place) - 1))]) if ordered else 0.0
+def _at(counts: Mapping[int, int], *places: float) -> list[float]:
+    """Returns the numbers at some places, from 1, of all counted numbers in order; 0 if there are none."""
+    if not counts:
+        return [0.0 for _ in places]
+    numbers = sorted(counts)
+    last_places = list(accumulate(counts[number] for number in numbers))
+    within = (min(last_places[-1], max(1, math.ceil(place))) for place in places)
+    return [float(numbers[bisect_left(last_places, place)]) for place in within]
 
 
 @dataclass(frozen=True, slots=True)
@@ -435,31 +448,57 @@ class CountedChange:
     after: int
 
 
-def changes_of(changes: Changes, findings: ReplayFindings, agent: str | None = None) -> list[CountedChange]:
-    """Returns how often breakers opened, tasks were stopped, thresholds were reached and incidents opened."""
-    counters = {
-        "breaker openings": (_openings(changes.transitions, agent), _openings(findings.transitions, agent)),
-        "tasks stopped": (_stops(changes.guards, agent), _stops(findings.guards, agent)),
-        "thresholds of limits": (_thresholds(changes.budgets, agent), _thresholds(findings.budgets, agent)),
-        "incidents": (_incidents(changes.alerts, agent), _incidents(findings.alerts, agent)),
-    }
-    return [CountedChange(name, sum(before), sum(after)) for name, (before, after) in counters.items()]
+@dataclass(slots=True)
+class EventCounts:
+    """The events of breakers, tasks, limits and incidents, as a report counts them.
 
+    Attributes:
+        openings: how often breakers opened.
+        stops: how many tasks were stopped.
+        thresholds: how many thresholds of limits were reached.
+        incidents: how often each incident was opened, by its key.
+        titles: the title of each at its first opening.
+        reached: when each limit was first reached, by its name and the period.
+    """
 
-def _openings(events: Iterable[BreakerTransition], agent: str | None) -> Iterator[bool]:
-    return (
-        event.to_state == "open" and event.from_state != "open" and event.rule != "probe_failed"
-        for event in events
-        if agent in (None, event.agent)
-    )
+    openings: int = 0
+    stops: int = 0
+    thresholds: int = 0
+    incidents: Counter[str] = field(default_factory=Counter[str])
+    titles: dict[str, str] = field(default_factory=dict[str, str])
+    reached: dict[tuple[str, str], datetime] = field(default_factory=dict[tuple[str, str], datetime])
 
+    @classmethod
+    def of(cls, changes: Changes, agent: str | None = None) -> EventCounts:
+        """Counts the recorded events that concern an agent, or all of them."""
+        counts = cls()
+        for event in chain[ReplayedEvent](changes.transitions, changes.guards, changes.budgets, changes.alerts):
+            counts.add(event, agent)
+        return counts
 
-def _stops(events: Iterable[GuardEvent], agent: str | None) -> Iterator[bool]:
-    return (event.kind == "tripped" for event in events if agent in (None, event.agent))
+    def add(self, event: ReplayedEvent, agent: str | None) -> None:
+        """Counts an event, if it concerns an agent; None for any."""
+        match event:
+            case BudgetEvent():
+                if _may_refuse(event, agent):
+                    self._add_threshold(event)
+            case _ if agent not in (None, event.agent):
+                pass
+            case BreakerTransition():
+                is_opening = event.to_state == "open" and event.from_state != "open"
+                self.openings += is_opening and event.rule != "probe_failed"
+            case GuardEvent():
+                self.stops += event.kind == "tripped"
+            case Alert():
+                if event.change in {"opened", "reopened"} and is_replayed(event):
+                    self.incidents[event.key] += 1
+                    self.titles.setdefault(event.key, event.title)
 
-
-def _thresholds(events: Iterable[BudgetEvent], agent: str | None) -> Iterator[bool]:
-    return (event.kind in {"soft_cap", "hard_cap"} for event in events if _may_refuse(event, agent))
+    def _add_threshold(self, event: BudgetEvent) -> None:
+        self.thresholds += event.kind in {"soft_cap", "hard_cap"}
+        if event.threshold_percent == 100:
+            budget = event.event_id.partition(f"/{event.period}/")[0]
+            self.reached.setdefault((budget, event.period), event.at)
 
 
 def _may_refuse(event: BudgetEvent, agent: str | None) -> bool:
@@ -468,12 +507,14 @@ def _may_refuse(event: BudgetEvent, agent: str | None) -> bool:
     return agent in (None, event.agent) or is_shared
 
 
-def _incidents(alerts: Iterable[Alert], agent: str | None) -> Iterator[bool]:
-    return (_opens(alert) for alert in alerts if agent in (None, alert.agent))
-
-
-def _opens(alert: Alert) -> bool:
-    return alert.change in {"opened", "reopened"} and is_replayed(alert)
+def changes_of(before: EventCounts, after: EventCounts) -> list[CountedChange]:
+    """Returns how often breakers opened, tasks were stopped, thresholds were reached and incidents opened."""
+    return [
+        CountedChange("breaker openings", before.openings, after.openings),
+        CountedChange("tasks stopped", before.stops, after.stops),
+        CountedChange("thresholds of limits", before.thresholds, after.thresholds),
+        CountedChange("incidents", before.incidents.total(), after.incidents.total()),
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -493,32 +534,15 @@ class ChangedAlert:
     after: int
 
 
-def alerts_of(changes: Changes, findings: ReplayFindings, agent: str | None = None) -> list[ChangedAlert]:
+def alerts_of(before: EventCounts, after: EventCounts) -> list[ChangedAlert]:
     """Returns the incidents that open more or less often, those with the largest difference first."""
-    titles: dict[str, str] = {}
-    counts: list[Counter[str]] = []
-    for alerts in (changes.alerts, findings.alerts):
-        opened = [alert for alert in alerts if _opens(alert) and agent in (None, alert.agent)]
-        counts.append(Counter(alert.key for alert in opened))
-        for alert in opened:
-            titles.setdefault(alert.key, alert.title)
-    before, after = counts
-    changed = [ChangedAlert(key, title, before[key], after[key]) for key, title in titles.items()]
+    titles = {**after.titles, **before.titles}
+    changed = [ChangedAlert(key, title, before.incidents[key], after.incidents[key]) for key, title in titles.items()]
     differing = (alert for alert in changed if alert.before != alert.after)
     return sorted(differing, key=lambda alert: (-abs(alert.after - alert.before), alert.key))
 
 
-def cap_times(changes: Changes, findings: ReplayFindings, agent: str | None = None) -> list[CapReached]:
+def cap_times(before: EventCounts, after: EventCounts) -> list[CapReached]:
     """Returns the limits that were reached, or would have been, with the times, by period."""
-    before = _reached_at(changes.budgets, agent)
-    after = _reached_at(findings.budgets, agent)
-    return [CapReached(*place, before.get(place), after.get(place)) for place in sorted({**before, **after})]
-
-
-def _reached_at(events: Iterable[BudgetEvent], agent: str | None) -> Mapping[tuple[str, str], datetime]:
-    times: dict[tuple[str, str], datetime] = {}
-    for event in events:
-        if event.threshold_percent == 100 and _may_refuse(event, agent):
-            budget = event.event_id.partition(f"/{event.period}/")[0]
-            times.setdefault((budget, event.period), event.at)
-    return times
+    places = sorted({**before.reached, **after.reached})
+    return [CapReached(*place, before.reached.get(place), after.reached.get(place)) for place in places]

@@ -101,6 +101,9 @@ class ReplayedRefusal:
         return recorded == (self.reason, self.refused_by, self.refused_cap, self.statistics)
 
 
+ReplayedEvent = BreakerTransition | BudgetEvent | GuardEvent | Alert
+"""An event of a breaker, a limit, a task or an incident."""
+
 Kind = Literal["refusal", "step", "end"]
 
 
@@ -218,6 +221,18 @@ class ReplayFindings:
     refusals: Counter[str] = field(default_factory=Counter[str])
     ends: int = 0
 
+    def add(self, event: ReplayedEvent) -> None:
+        """Keeps an event."""
+        match event:
+            case BreakerTransition():
+                self.transitions.append(event)
+            case BudgetEvent():
+                self.budgets.append(event)
+            case GuardEvent():
+                self.guards.append(event)
+            case Alert():
+                self.alerts.append(event)
+
 
 @immutable()
 class _Verdict:
@@ -241,6 +256,7 @@ class Replay:
         world: World,
         *,
         on_end: Callable[[ReplayedJob], None] = lambda _: None,
+        on_event: Callable[[ReplayedEvent], None] | None = None,
         used_before: dict[CountedPlace, int] | None = None,
     ) -> None:
         """Makes a replay.
@@ -251,6 +267,7 @@ class Replay:
             changes: what the services decided meanwhile.
             world: what models answer to calls that were never made.
             on_end: is called with each job that has ended.
+            on_event: is called with each event. None to keep them, and the differences, in the findings, which grow.
             used_before: what earlier calls have used in the periods in which the jobs begin.
         """
         self.findings = ReplayFindings()
@@ -262,6 +279,8 @@ class Replay:
         """The agents of the policy; those that are as they were are the same objects."""
         self._world = world
         self._on_end = on_end
+        self._on_event = on_event or self.findings.add
+        self._keeps_differences = on_event is None
         self._prices = ChangedPrices(before.prices, policy.prices)
         self._breakers = ReplayedBreakers(
             policy.breakers, changes.transitions, self._note_transition, changes.earlier_transitions
@@ -278,7 +297,7 @@ class Replay:
         self._alerts = ReplayedAlerts(
             policy.alerts,
             changes.alerts,
-            self.findings.alerts.append,
+            self._on_event,
             lambda at_ms, work: self._at(at_ms, _LOOKS, work),
         )
         self._events: list[tuple[int, int, int, int, Callable[..., None], tuple[Any, ...]]] = []
@@ -955,20 +974,21 @@ class Replay:
         self._note_difference(run, kind, recorded, replayed, now_ms)
 
     def _note_difference(self, run: ReplayedJob, kind: Kind, recorded: str, replayed: str, now_ms: int) -> None:
-        self.findings.differences.append(Difference(run.job.record.execution_id, kind, recorded, replayed, now_ms))
+        if self._keeps_differences:
+            self.findings.differences.append(Difference(run.job.record.execution_id, kind, recorded, replayed, now_ms))
 
     def _note_transition(self, event: BreakerTransition) -> None:
-        self.findings.transitions.append(event)
+        self._on_event(event)
         self._alerts.add_event(event)
         if event.to_state in {"open", "half_open"}:
             self._plan_look(ms_from_time(event.at))
 
     def _note_guard(self, event: GuardEvent) -> None:
-        self.findings.guards.append(event)
+        self._on_event(event)
         self._alerts.add_event(event)
 
     def _note_budget(self, event: BudgetEvent) -> None:
-        self.findings.budgets.append(event)
+        self._on_event(event)
         self._alerts.add_event(event)
 
     def _act_on_budget(self, event: BudgetEvent) -> None:

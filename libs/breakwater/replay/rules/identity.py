@@ -15,7 +15,7 @@ from breakwater.alerts.rules.signals import key_of
 from breakwater.breakers.contract import BreakerTransition
 from breakwater.kernel.types import ms_from_time
 from breakwater.limits.contract import BudgetEvent, GuardEvent
-from breakwater.replay.rules.alerts import VERY_LATE_MS, is_replayed
+from breakwater.replay.rules.alerts import EXPLAINING, VERY_LATE_MS, is_replayed
 from breakwater.replay.rules.breakers import LAG_MS
 from breakwater.replay.rules.engine import EDGE, LATE_ALERTER, RACE_MS, WORKER_LOST, ReplayFindings
 from breakwater.replay.rules.history import Changes, RecordedJob
@@ -180,7 +180,7 @@ class _AlertCauses:
     def __init__(self, orders: _TaskOrders, recorded: Iterable[Alert], replayed: Iterable[Alert]) -> None:
         self._orders = orders
         alerts = [*recorded, *replayed]
-        self._explaining = [ms_from_time(alert.at) for alert in alerts if began_with(alert) in _EXPLAINING]
+        self._explaining = [ms_from_time(alert.at) for alert in alerts if began_with(alert) in EXPLAINING]
         """When incidents changed that may explain others."""
         self._times: dict[Hashable, list[int]] = {}
         for moment, at_ms in _of_alerts(alerts):
@@ -205,7 +205,6 @@ def _are_near(times_ms: Iterable[int], at_ms: int) -> bool:
     return any(abs(other_ms - at_ms) <= VERY_LATE_MS for other_ms in times_ms)
 
 
-_EXPLAINING: frozenset[AlertEvent] = frozenset({"breaker_open", "deployment_failing"})
 _OF_TASKS: tuple[AlertEvent, ...] = ("guard_tripped", "guard_soft_cap")
 
 

@@ -24,6 +24,7 @@ from breakwater.replay.rules.effects import (
     CountedChange,
     Effects,
     Estimate,
+    EventCounts,
     StepFigures,
     alerts_of,
     cap_times,
@@ -59,15 +60,16 @@ def report_of(
     """Returns the report of a replay.
 
     Args:
-        effects: the effects on the jobs.
-        findings: what the replay found.
+        effects: the effects on the jobs, and the events of the replay.
+        findings: what else the replay found.
         changes: what the services decided then.
         since: the beginning of the time in which the jobs were started.
         until: its end.
         gaps: what the record lacks, in words.
         console_url: the console in people's browsers; None if it is not known.
     """
-    counted = changes_of(changes, findings, effects.agent)
+    events = EventCounts.of(changes, effects.agent), effects.events
+    counted = changes_of(*events)
     step_ms = _step_ms(effects)
     return ConfigPlan(
         since=since,
@@ -89,11 +91,11 @@ def report_of(
         changes=tuple(PlannedChange(name=change.name, before=change.before, after=change.after) for change in counted),
         limits=tuple(
             PlannedLimit(budget=cap.budget, period=cap.period, before=cap.before, after=cap.after)
-            for cap in cap_times(changes, findings, effects.agent)
+            for cap in cap_times(*events)
         ),
         alerts=tuple(
             PlannedAlert(key=alert.key, title=alert.title, before=alert.before, after=alert.after)
-            for alert in alerts_of(changes, findings, effects.agent)[:MAX_ALERTS]
+            for alert in alerts_of(*events)[:MAX_ALERTS]
         ),
         days=tuple(
             PlannedDay(
