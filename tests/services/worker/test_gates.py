@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
+from zoneinfo import ZoneInfo
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -27,18 +28,22 @@ from breakwater.jobs.metrics import WorkerMetrics
 from breakwater.jobs.store.executions import Claim
 from breakwater.jobs.store.task_keys import TaskKey
 from breakwater.kernel.redis.connection import Script, ScriptCommand, StateUnavailableError, scripts_of
-from breakwater.limits.gate.budget import BudgetGate
+from breakwater.limits.gate.budget import BudgetGate, LiveReservations
 from breakwater.limits.gate.deployment import DeploymentGate
 from breakwater.limits.rules.budget import Counter, OverBudget
 from breakwater.limits.rules.guard import JobOutcome, Trip
+from breakwater.limits.rules.ledger import AttemptSums
 from breakwater.limits.rules.limit import Limit
 from breakwater.limits.rules.rate_limit import HELD
 from breakwater.limits.rules.scopes import PLANE, CallNames
+from breakwater.limits.store.budget_counters import BudgetCounters
+from breakwater.limits.store.budgets import Settlement
 from breakwater.limits.store.tasks import Tasks
 from breakwater.services.worker.admission import admit, check, gates_of
 from breakwater.services.worker.attempts import kind_of_wait
 from breakwater.services.worker.context import context_for
 from breakwater.services.worker.next_call import admission_for
+from tests.records import samples
 from tests.servers import RunningServer
 from tests.services.worker.assignments import assignment_of
 
@@ -400,6 +405,29 @@ async def test_an_agent_without_limits_asks_nothing_of_them(redis_server: Runnin
         assert await bench.admit(request) is None
         assert [type(gate) for gate in request.gates] == [ClaimGate, BudgetGate, DeploymentGate]
         assert not await bench.redis.client.keys("bw:limits:window:*")
+
+
+async def test_what_is_settled_long_before_its_worker_has_recorded_it_is_not_held_again(
+    redis_server: RunningServer,
+) -> None:
+    async with bench_on(redis_server.url) as bench:
+        worker = bench.worker
+        counters = BudgetCounters(bench.redis, ZoneInfo("UTC"))
+        assert await counters.fill(None, "log", 0, counters.periods(datetime.now(UTC)), {}, {})
+        request = await bench.admission(agent_name="free")
+        assert await bench.admit(request) is None
+        reserved_at = request.flight.reserved_at
+        assert reserved_at is not None
+        watch = LiveReservations(worker.live_reservations, bench.redis, worker.budgets, worker.limits, worker.now)
+        with request.under_way():
+            attempt = samples.attempt("j1", agent="free", reserved_at=reserved_at)
+            commands = [gate.settle(attempt) for gate in request.gates]
+            await bench.redis.run([command for command in commands if command is not None])
+            event = Settlement(attempt.attempt_id, 1, CallNames("free"), AttemptSums(spent=4, calls=1), reserved_at)
+            await worker.budgets.settle([event], "log")
+            for _ in range(3):
+                await watch.check()
+        assert (await bench.granted())["reservations"] == 0
 
 
 def test_a_gate_may_wait_for_any_reason_and_the_list_of_running_jobs_says_for_what():

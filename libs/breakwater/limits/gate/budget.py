@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -194,6 +194,8 @@ class BudgetGate(Gate):
 
         Does nothing without a hard limit and a limit on rates: then no call waits for the rest.
         """
+        if (live := self.live.get(attempt.attempt_id)) is not None:
+            self.live[attempt.attempt_id] = replace(live, has_ended=True)
         at = attempt.reserved_at
         limits = self.limits()
         names = CallNames.of(attempt)
@@ -357,14 +359,17 @@ class LiveReservations:
         """Restores the reservations that Redis has lost. Raises StateUnavailableError: check again.
 
         If only some are missing, Redis has restarted from an older snapshot, or their calls are just being settled. So
-        a reservation is restored once two checks in a row miss it.
+        a reservation is restored once two checks in a row miss it, unless its call has ended: the event is settled,
+        perhaps before the worker has recorded the attempt, and nothing would release it before its lease ends.
         """
         if await self._budgets.has_counters():
             self._lost.note_success()
             ids = list(self._live)
             reservations = await self._budgets.reservations(ids)
             missing = {
-                attempt_id for attempt_id, reservation in zip(ids, reservations, strict=True) if reservation is None
+                attempt_id
+                for attempt_id, reservation in zip(ids, reservations, strict=True)
+                if reservation is None and attempt_id in self._live and not self._live[attempt_id].has_ended
             }
             wanted = missing & self._missing
             self._missing = missing

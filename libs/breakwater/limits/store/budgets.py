@@ -206,6 +206,8 @@ class LiveReservation:
     """The sender of the job."""
     tokens: int = 0
     slots: tuple[RateSlots, ...] = ()
+    has_ended: bool = False
+    """True if its call has ended: it is missing once the call's event is settled."""
 
 
 @immutable()
