@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from itertools import pairwise, zip_longest
+from typing import Any
 
 import nats
+import nats.errors
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -50,6 +52,7 @@ async def messages_in(
     With `reads`, they come by its stream, and the client's task reads that after those pieces.
     """
     client = Client()
+    client._status = Client.CONNECTED
     came: dict[int, list[Msg]] = {OURS: [], THEIRS: []}
     for sid, messages in came.items():
         client._subs[sid] = Subscription(client, sid)
@@ -106,9 +109,9 @@ async def test_a_connection_that_is_in_use_goes_on_with_the_message_that_it_has_
 
 
 async def test_what_comes_is_read_without_waking_the_clients_task_also_after_a_reconnect(
-    own_nats_server: RunningServer, monkeypatch: pytest.MonkeyPatch
+    nats_server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client, came = await nats.connect(own_nats_server.url, reconnect_time_wait=0.01), asyncio.Queue[bytes]()
+    client, came = await nats.connect(nats_server.url, reconnect_time_wait=0.01), asyncio.Queue[bytes]()
     subscribe(client, "ours", lambda message: came.put_nowait(message.data))
 
     async def hears_without_it() -> bool:
@@ -119,7 +122,9 @@ async def test_what_comes_is_read_without_waking_the_clients_task_also_after_a_r
             return await asyncio.wait_for(came.get(), 30) == b"news"
 
     assert await hears_without_it()
-    await own_nats_server.restart_async()
+    given_up: Any = client._transport
+    await client._process_op_err(nats.errors.StaleConnectionError())
+    given_up._io_reader.feed_data(b"MSG ours 1 4\r\nlate\r\n")
     await until(lambda: client.stats["reconnects"] == 1)
     assert await hears_without_it()
     await client.close()

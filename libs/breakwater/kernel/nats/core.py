@@ -238,8 +238,13 @@ class _Parser(Parser):
             self._reader.feed_data = partial(self._feed, self._reader, self._reader.feed_data)
 
     def _feed(self, reader: Any, feed: Callable[[bytes], None], data: bytes) -> None:
-        """Takes what comes, and feeds the stream with what is left for the client's task."""
-        if self.state == AWAITING_CONTROL_LINE and not self.buf and not reader._buffer:
+        """Takes what comes, and feeds the stream with what is left for the client's task.
+
+        What still comes on a connection that was given up goes to its own stream, which nobody reads any more.
+        """
+        client = cast(Client, self.nc)
+        is_current = client._status == Client.CONNECTED and getattr(client._transport, "_io_reader", None) is reader  # pyright: ignore[reportPrivateUsage]
+        if is_current and self.state == AWAITING_CONTROL_LINE and not self.buf and not reader._buffer:
             place, _ = self._take(data)
             data = data[place:]
         if data:
