@@ -79,6 +79,8 @@ class Reconciler:
         """The source at the latest check, until something is done about it."""
         self._run: str | None = None
         self._restarted = False
+        self._behind_since: str | None = None
+        """The beginning of Redis' data for which the log says that counters are behind."""
         self._looked = asyncio.Event()
         self._settle_ended: Callable[[str], Awaitable[None]] = _nothing
 
@@ -232,7 +234,8 @@ class Reconciler:
         """
         begun = self._now()
         self._metrics.set_complete(yes=False)
-        if not self._filling.lasting:
+        if since != self._behind_since:  # each try after an outage comes by here again
+            self._behind_since = since
             effect = "no call is made under a hard limit until they are compared" if self._limits().any_hard else "none"
             structlog.get_logger().warning("budgets_behind", why="Redis has another primary", effect=effect)
         delivered = (await self._lookup.progress(Stream.EVENTS, BUDGET)).delivered
