@@ -42,21 +42,24 @@ class Watched:
                     return int((await client.sentinel_get_master_addr_by_name(NAME))[1])
         raise AssertionError("no Sentinel runs")
 
-    async def replicas(self) -> int:
-        """The replicas that the primary has."""
-        async with aioredis.Redis(port=await self.primary(), password=PASSWORD) as client:
+    async def fail_over(self) -> None:
+        """Has a Sentinel promote the replica now, without the others' votes, which may be split."""
+        port = next(iter(self.sentinels))
+        async with aioredis.Redis(port=port, password=SENTINEL_PASSWORD) as client:
+            await client.execute_command("SENTINEL", "FAILOVER", NAME)
+
+    async def are_replicated(self, primary: int) -> bool:
+        """Returns True if a server has all others as its replicas."""
+        async with aioredis.Redis(port=primary, password=PASSWORD) as client:
             facts = await client.info("replication")
-        return sum(
-            isinstance(value, dict) and value.get("state") == "online"
-            for name, value in facts.items()
-            if name.startswith("slave")
-        )
+        replicas = [value for name, value in facts.items() if name.startswith("slave") and isinstance(value, dict)]
+        return sum(replica.get("state") == "online" for replica in replicas) == len(self.servers) - 1
 
     async def replicated(self) -> None:
         """Waits until the primary has all its replicas, and the Sentinels know them and each other."""
 
         async def all_are_known() -> bool:
-            if await self.replicas() != len(self.servers) - 1:
+            if not await self.are_replicated(await self.primary()):
                 return False
             for port in self.sentinels:
                 async with aioredis.Redis(port=port, password=SENTINEL_PASSWORD, decode_responses=True) as client:
@@ -84,7 +87,11 @@ async def watched_servers(
             spec = _of_pair(redis_spec(folder, port, PASSWORD), None if port == ports[0] else ports[0])
             running.append(_started(spec, f"redis://:{PASSWORD}@127.0.0.1:{port}/0"))
         servers = dict(zip(ports, running, strict=True))
-        watching: dict[int, RunningServer] = {}
+        watched = Watched(servers, {})
+        for server in running:
+            await asyncio.to_thread(server.wait_until_ready)
+        # A Sentinel that finds no replica looks again after 10 s.
+        await until(lambda: watched.are_replicated(ports[0]), "the replica", timeout_s=60)
         for port in [free_port() for _ in range(sentinels)]:
             folder = directory / f"sentinel-{port}"
             folder.mkdir()
@@ -94,15 +101,16 @@ async def watched_servers(
                 f"sentinel sentinel-pass {SENTINEL_PASSWORD}\n"
                 f"sentinel monitor {NAME} 127.0.0.1 {ports[0]} {sentinels // 2 + 1}\n"
                 f"sentinel auth-pass {NAME} {PASSWORD}\n"
-                f"sentinel down-after-milliseconds {NAME} {down_after_ms}\nsentinel failover-timeout {NAME} 5000\n"
+                f"sentinel down-after-milliseconds {NAME} {down_after_ms}\n"
+                f"sentinel failover-timeout {NAME} {max(5_000, down_after_ms)}\n"
             )
             ready = redis_ready("127.0.0.1", port, SENTINEL_PASSWORD)
             argv = (_valkey(), str(config), "--sentinel")
-            watching[port] = _started(ProcessSpec("sentinel", argv, folder / "log", ready), f"redis://127.0.0.1:{port}")
-            running.append(watching[port])
-        for server in running:
-            await asyncio.to_thread(server.wait_until_ready)
-        watched = Watched(servers, watching)
+            sentinel = _started(ProcessSpec("sentinel", argv, folder / "log", ready), f"redis://127.0.0.1:{port}")
+            watched.sentinels[port] = sentinel
+            running.append(sentinel)
+        for sentinel in watched.sentinels.values():
+            await asyncio.to_thread(sentinel.wait_until_ready)
         await watched.replicated()
         yield watched
     finally:

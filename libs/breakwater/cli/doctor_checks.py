@@ -108,7 +108,7 @@ async def redis_findings(plane: PlaneLocation, _config: Config | None = None) ->
         alive = await Breakers(redis).alive()
         filled = await Budgets(redis, ZoneInfo("UTC")).has_counters()
         workers = await Workers(redis).running()
-        watched = None if redis.sentinels is None else await redis.sentinels.facts()
+        watched = await redis.sentinel_facts()
     yield answers(
         "redis", f"{connect.without_password(url)} answers in {facts.ping_ms:.1f} ms ({facts.version})", facts.ping_ms
     )

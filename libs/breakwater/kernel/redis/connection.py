@@ -24,7 +24,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from breakwater.kernel.errors import UnavailableError
 from breakwater.kernel.immutable import immutable
-from breakwater.kernel.redis.sentinel import Sentinels
+from breakwater.kernel.redis.sentinel import SentinelFacts, Sentinels
 from breakwater.kernel.security.tls import tls_settings
 
 Argument = str | int
@@ -341,17 +341,16 @@ class Redis:
         if scheme == "rediss":
             settings = tls_settings()
             tls = {"ssl_ca_certs": settings.ca, "ssl_certfile": settings.cert, "ssl_keyfile": settings.key}
-        self.sentinels = Sentinels(url, tls) if is_by_sentinels else None
-        """Those that know the primary; None for a server that is named by itself."""
+        self._sentinels = Sentinels(url, tls) if is_by_sentinels else None
         options: dict[str, Any] = {"connection_class": _TlsConnection if tls else _PacksInC}
-        if self.sentinels is not None:
+        if self._sentinels is not None:
             options = {
                 "connection_class": _TlsAsksSentinels if tls else _AsksSentinels,
-                "sentinels": self.sentinels,
+                "sentinels": self._sentinels,
                 "redis_connect_func": _greet,
             }
         pool = aioredis.BlockingConnectionPool.from_url(
-            url if self.sentinels is None else self.sentinels.server_url,
+            url if self._sentinels is None else self._sentinels.server_url,
             **options,
             **tls,
             # More only queue up in Redis, which has one thread; here they queue without a connection each.
@@ -372,6 +371,7 @@ class Redis:
         self._waiting: list[_Request] = []
         self._sending: asyncio.Task[None] | None = None
         self._sends_at: asyncio.TimerHandle | None = None
+        self._run: str | None = None
 
     async def run(self, commands: Sequence[ScriptCommand | _Command]) -> list[Any]:
         """Runs scripts in one round trip, each atomic by itself: in order, but for those the server has yet to learn.
@@ -492,6 +492,29 @@ class Redis:
         """Raises StateUnavailableError when Redis does not answer."""
         await cast(Any, self.client.ping())
 
+    async def run_id(self) -> str:
+        """The id of this run of the server, which changes with a restart; constant if it does not allow reading it.
+
+        A proxy may keep connections when another server becomes the primary. So if the id is not that of before, the
+        next script connects anew, and has noted which server it is.
+
+        Raises:
+            StateUnavailableError: Redis does not answer.
+        """
+        try:
+            run = str((await cast(Any, self.client.info("server"))).get("run_id"))
+        except ResponseError:
+            return ""
+        if self._run not in {None, run} and self._pipe is not None:
+            self._pipe.abort()
+        self._run = run
+        return run
+
+    async def sentinel_facts(self) -> SentinelFacts | None:
+        """Asks all Sentinels; None for a server that is named by itself. Raises StateUnavailableError."""
+        async with _translated_errors():
+            return None if self._sentinels is None else await self._sentinels.facts()
+
     async def close(self) -> None:
         """Closes all connections."""
         if self._sends_at is not None:
@@ -499,8 +522,8 @@ class Redis:
         if self._pipe is not None:
             await self._pipe.close()
         await self.client.aclose()
-        if self.sentinels is not None:
-            await self.sentinels.close()
+        if self._sentinels is not None:
+            await self._sentinels.close()
 
 
 def _is_read_only(answer: Any) -> bool:

@@ -14,8 +14,6 @@ from secrets import token_hex
 from typing import Any, NamedTuple, cast
 from zoneinfo import ZoneInfo
 
-from redis.exceptions import ResponseError
-
 from breakwater.kernel.redis.connection import (
     KEPT_SINCE,
     Argument,
@@ -219,11 +217,8 @@ class BudgetCounters:
         return periods_since(now - KEEP, now, self._zone, [window for window in WINDOWS if window in counted])
 
     async def run_id(self) -> str:
-        """The id of this run of Redis, which changes with a restart; constant if Redis does not allow reading it."""
-        try:
-            return str((await cast(Any, self._redis.client.info("server"))).get("run_id"))
-        except ResponseError:
-            return ""
+        """The id of this run of Redis, as `Redis.run_id` returns it."""
+        return await self._redis.run_id()
 
     async def kept_since(self) -> str:
         """The beginning of Redis' data, after which it has lost nothing; empty if it is unknown yet."""
