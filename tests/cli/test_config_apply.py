@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
+from pathlib import Path
 
 import nats
 import pytest
@@ -11,10 +13,10 @@ from pydantic import SecretStr
 
 from breakwater.alerts.contract import Alert
 from breakwater.config import parse_config
-from breakwater.config.commands.reload import apply_to_servers
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.process.settings import Settings
+from breakwater.local.commands.setup import apply_to_servers, setup
 from breakwater.replay.summary import summary_of_change
 from tests.servers import RunningServer
 
@@ -30,6 +32,9 @@ async def test_what_changes_is_prepared_and_announced(
     own_redis_server: RunningServer,
     analytics: Analytics,
     clickhouse_server: RunningServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     settings = Settings(
         nats_url=SecretStr(own_nats_server.url),
@@ -58,8 +63,18 @@ async def test_what_changes_is_prepared_and_announced(
     assert alert.payload["changes"] == ["agents.editor: added"]
     assert "secret words" not in json.dumps(alert.model_dump(mode="json"))
 
+    moved = parse_config(ADDED + "budgets: {timezone: Asia/Tokyo}\n")
     with pytest.raises(ConfigError, match="timezone"):
-        await apply_to_servers(settings, parse_config(ADDED + "budgets: {timezone: Asia/Tokyo}\n"), "ops")
+        await apply_to_servers(settings, moved, "ops")
+    # All services were stopped, and start with it: `setup` runs before.
+    monkeypatch.setenv("BREAKWATER_NATS_URL", own_nats_server.url)
+    monkeypatch.setenv("BREAKWATER_REDIS_URL", own_redis_server.url)
+    monkeypatch.setenv("BREAKWATER_CLICKHOUSE_URL", settings.clickhouse_url.get_secret_value())
+    (tmp_path / "moved.yaml").write_text(moved.text)
+    await asyncio.to_thread(setup, tmp_path / "moved.yaml")
+    assert capsys.readouterr().out == "everything is up to date; nothing was changed\n"
+    done, _ = await apply_to_servers(settings, parse_config(moved.text.replace("model: n", "model: m")), "ops")
+    assert done.before == moved.version
 
 
 async def test_a_summary_takes_no_longer_than_it_may_and_says_nothing_without_a_record(

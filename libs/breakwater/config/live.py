@@ -60,10 +60,13 @@ def require_reloadable(before: Config, after: Config) -> None:
     if before.budgets.timezone != after.budgets.timezone:
         raise ConfigError(
             "budgets.timezone: it would shift the periods of spend that is already counted; "
-            "stop all services before you change it"
+            "stop all services before you change it, and run `breakwater setup` before they start"
         )
     if before.encryption != after.encryption:
-        raise ConfigError("encryption.keys: services read them only at their start; restart the services one by one")
+        raise ConfigError(
+            "encryption.keys: services read them only at their start; run `breakwater setup`, and restart the services "
+            "one by one"
+        )
 
 
 MAX_LINES = 50

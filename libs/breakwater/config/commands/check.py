@@ -186,8 +186,8 @@ def apply(
 
         docker compose kill --signal HUP request worker breaker budget alerter sink console
     """
-    from breakwater.config.commands.reload import apply_to_servers
     from breakwater.kernel.process.settings import Settings
+    from breakwater.local.commands.setup import apply_to_servers
     from breakwater.replay.summary import HEADING, summary_of_change
 
     path = config_to_edit(file)

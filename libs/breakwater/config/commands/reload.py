@@ -1,4 +1,4 @@
-"""Applies another config to a running plane: `up` follows its file, and `config apply` is for containers.
+"""Applies another config to a running local plane: `up` follows its file.
 
 The order keeps the plane working: first the file is checked, then NATS and ClickHouse get what it needs, and only then
 do the services read it. The services of `up` read a copy of the last applied file, so that a service that restarts
@@ -11,91 +11,32 @@ import asyncio
 import os
 import signal
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from breakwater.alerts.rules.incidents import IncidentRules
-from breakwater.alerts.rules.signals import config_applied
-from breakwater.alerts.store.incidents import IncidentLog
 from breakwater.config import (
     Config,
     changes,
     load_config,
-    parse_config,
     require_reloadable,
     require_usable,
     variables_of,
 )
-from breakwater.config.store import Configs
-from breakwater.kernel.commands import connect, output
+from breakwater.kernel.commands import output
 from breakwater.kernel.commands.errors import CliError
 from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.nats.errors import BusError
-from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.process import background, files
 from breakwater.kernel.process.outage import Outage
-from breakwater.kernel.process.settings import Settings
-from breakwater.local.commands.setup import prepare
+from breakwater.local.commands.setup import announce, prepare
 from breakwater.local.datadir import DataDir
 from breakwater.local.process import for_service
 from breakwater.local.simulation import Simulation
 from breakwater.local.stack import Stack, nats_server
 from breakwater.local.supervisor import ProcessEvent, Supervisor
-from breakwater.redaction.rules.redact import Redactor
 from breakwater.replay.summary import HEADING, summary_of_change
 
 CHECK_EVERY_S = 1.0
-
-
-async def announce(nats_url: str, before: Config, after: Config, by: str) -> None:
-    """Notifies people of a change of the config, by an incident. Raises CliError, BusError."""
-    alerts = after.alerts
-    rules = IncidentRules.of(alerts)
-    applied = config_applied(after.version, before.version, by, changes(before, after), datetime.now(UTC))
-    async with connect.bus(nats_url) as client:
-        log = IncidentLog(lambda: client, Publisher(lambda: client, "setup"), Redactor.compile(after.redaction))
-        await log.apply(applied, rules)
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedConfig:
-    """The result of preparing the servers for a config, which services may now read."""
-
-    version: str
-    before: str | None
-    """The version that was applied before; None for the first one."""
-    changes: tuple[str, ...]
-    """The changes of the config, a line each."""
-    server_changes: tuple[str, ...]
-    """The changes on the servers, a line each."""
-
-
-async def apply_to_servers(settings: Settings, config: Config, by: str) -> tuple[PreparedConfig, Config | None]:
-    """Prepares the servers for a config, records it as applied, and notifies people.
-
-    Returns:
-        The result, and the config that was applied before; None for the first one.
-
-    Raises:
-        ConfigError: if a running plane can't change to the config.
-        CliError, BusError, AnalyticsError, StateUnavailableError: if a server does not answer, or refuses.
-    """
-    async with connect.state(settings.redis_url.get_secret_value()) as redis:
-        configs = Configs(redis)
-        text = await configs.last_applied()
-        applied = None if text is None else parse_config(text, source="the config that was applied last")
-        if applied is not None:
-            require_reloadable(applied, config)
-        server_changes = await prepare(settings, config)
-        if applied is not None and applied.version != config.version:
-            if applied.programs != config.programs:
-                server_changes += ("programs have changed: `breakwater config nats-users` prints the users of NATS",)
-            await announce(settings.nats_url.get_secret_value(), applied, config, by)
-        await configs.mark_applied(config.text)
-    config_changes = () if applied is None else changes(applied, config)
-    before = None if applied is None else applied.version
-    return PreparedConfig(config.version, before, config_changes, server_changes), applied
 
 
 @dataclass(frozen=True, slots=True)

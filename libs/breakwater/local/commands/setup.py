@@ -1,25 +1,37 @@
-"""`breakwater setup`: creates and updates streams, consumers and ClickHouse's tables, as an administrator."""
+"""`breakwater setup`: creates and updates streams, consumers and ClickHouse's tables, as an administrator.
+
+`config apply` does the same for running services, and refuses what they can't take over.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Annotated
 
 import nats.errors
 import typer
 from pydantic import SecretStr
 
-from breakwater.config import Config
+from breakwater.alerts.rules.incidents import IncidentRules
+from breakwater.alerts.rules.signals import config_applied
+from breakwater.alerts.store.incidents import IncidentLog
+from breakwater.config import Config, changes, parse_config, require_reloadable
+from breakwater.config.store import Configs
 from breakwater.kernel.clickhouse.client import connect as analytics_at
 from breakwater.kernel.clickhouse.table import Layout
 from breakwater.kernel.commands import connect, output
 from breakwater.kernel.commands.connect import run
 from breakwater.kernel.commands.errors import CliError, ExitCode, unreachable
+from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.nats.provision import provision
+from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.nats.topology import Plan
 from breakwater.kernel.process.settings import Settings
 from breakwater.local.plane import ConfigOption, DataOption, JsonOption, PlaneLocation
 from breakwater.records.migrations import migrate, script
+from breakwater.redaction.rules.redact import Redactor
 
 
 def setup(
@@ -37,6 +49,8 @@ def setup(
 
     Changes only what differs, so it can be run at any time: after an upgrade, after an agent was added. It removes
     nothing: streams and jobs of agents that were removed from the config stay. `breakwater up` does all this too.
+    It notes the config as the one that services start with, and notifies people if it has changed, as
+    `breakwater config apply` does, which refuses what takes a restart.
 
     For example:
 
@@ -50,12 +64,81 @@ def setup(
     if print_sql:
         output.write("\n".join(statements(plane.clickhouse_url, plane.config(config))))
         return
-    addresses = {"nats_url": SecretStr(plane.admin_nats_url), "clickhouse_url": SecretStr(plane.admin_clickhouse_url)}
-    changes = run(prepare(Settings().model_copy(update=addresses), plane.config(config)))
+    addresses = {
+        "nats_url": SecretStr(plane.admin_nats_url),
+        "redis_url": SecretStr(plane.redis_url),
+        "clickhouse_url": SecretStr(plane.admin_clickhouse_url),
+    }
+    settings = Settings().model_copy(update=addresses)
+    prepared, _ = run(apply_to_servers(settings, plane.config(config), "setup", at_start=True))
     if as_json:
-        output.json_document({"ok": True, "done": changes})
+        output.json_document({"ok": True, "done": prepared.server_changes})
     else:
-        output.write("\n".join(changes) or "everything is up to date; nothing was changed")
+        output.write("\n".join(prepared.server_changes) or "everything is up to date; nothing was changed")
+
+
+async def announce(nats_url: str, before: Config, after: Config, by: str) -> None:
+    """Notifies people of a change of the config, by an incident. Raises CliError, BusError."""
+    alerts = after.alerts
+    rules = IncidentRules.of(alerts)
+    applied = config_applied(after.version, before.version, by, changes(before, after), datetime.now(UTC))
+    async with connect.bus(nats_url) as client:
+        log = IncidentLog(lambda: client, Publisher(lambda: client, "setup"), Redactor.compile(after.redaction))
+        await log.apply(applied, rules)
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedConfig:
+    """The result of preparing the servers for a config, which services may now read."""
+
+    version: str
+    before: str | None
+    """The version that was applied before; None for the first one."""
+    changes: tuple[str, ...]
+    """The changes of the config, a line each."""
+    server_changes: tuple[str, ...]
+    """The changes on the servers, a line each."""
+
+
+async def apply_to_servers(
+    settings: Settings, config: Config, by: str, *, at_start: bool = False
+) -> tuple[PreparedConfig, Config | None]:
+    """Prepares the servers for a config, records it as applied, and notifies people.
+
+    Args:
+        settings: the addresses of the servers.
+        config: the config.
+        by: the name for the audit log.
+        at_start: True if services start with it, so that all may differ from the one before.
+
+    Returns:
+        The result, and the config that was applied before; None for the first one.
+
+    Raises:
+        ConfigError: if a running plane can't change to the config.
+        CliError, BusError, AnalyticsError, StateUnavailableError: if a server does not answer, or refuses.
+    """
+    async with connect.state(settings.redis_url.get_secret_value()) as redis:
+        configs = Configs(redis)
+        text = await configs.last_applied()
+        last_config: Config | None = None
+        if text is not None:
+            try:
+                last_config = parse_config(text, source="the config that was applied last")
+            except ConfigError:  # an earlier version may have had other settings
+                if not at_start:
+                    raise
+        if last_config is not None and not at_start:
+            require_reloadable(last_config, config)
+        server_changes = await prepare(settings, config)
+        if last_config is not None and last_config.version != config.version:
+            if last_config.programs != config.programs:
+                server_changes += ("programs have changed: `breakwater config nats-users` prints the users of NATS",)
+            await announce(settings.nats_url.get_secret_value(), last_config, config, by)
+        await configs.mark_applied(config.text)
+    config_changes = () if last_config is None else changes(last_config, config)
+    before = None if last_config is None else last_config.version
+    return PreparedConfig(config.version, before, config_changes, server_changes), last_config
 
 
 async def prepare(settings: Settings, config: Config) -> tuple[str, ...]:
