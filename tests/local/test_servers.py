@@ -88,6 +88,11 @@ async def test_nats_runs_with_the_settings_of_its_config(tmp_path: Path) -> None
             assert client.max_payload == 8 * 1024 * 1024
 
 
+def test_nats_has_time_to_read_what_it_stores_after_a_crash(tmp_path: Path) -> None:
+    # 1.65 million messages took 31 s (`python -m bench.index --jobs 550000`, beside other work).
+    assert nats_spec(tmp_path, free_port(), {}).ready_timeout_s >= 600
+
+
 async def test_no_server_listens_beyond_loopback_or_shows_a_secret_in_its_arguments(tmp_path: Path) -> None:
     passwords = dict.fromkeys(PASSWORDS, "hidden-word")
     specs = [nats_spec(tmp_path, free_port(), passwords), redis_spec(tmp_path, free_port(), "hidden-word")]

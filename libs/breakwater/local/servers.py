@@ -30,6 +30,8 @@ _NATS_TIMER_SLACK_US = 5_000
 """The Go runtime of NATS has a thread that sleeps for 20 microseconds at a time while anything happens, to take work
 from a thread that is held up in the kernel. By waking later, it saves a sixth to a third of the CPU of NATS. A sync of
 a file holds NATS up for so much longer at most."""
+_NATS_READY_S = 900.0
+"""A server that was killed, as by a power cut, reads all that its streams hold before it accepts a connection."""
 
 
 def nats_spec(data: Path, port: int, passwords: Mapping[str, str], programs: Sequence[Grant] = ()) -> ProcessSpec:
@@ -62,6 +64,7 @@ def nats_spec(data: Path, port: int, passwords: Mapping[str, str], programs: Seq
         log_file=data / "logs" / "nats.log",
         env={"GOMAXPROCS": str(max(1, (os.cpu_count() or 1) // _CORES_PER_NATS_THREAD))},
         ready=nats_ready(LOOPBACK, port),
+        ready_timeout_s=_NATS_READY_S,
         timer_slack_us=_NATS_TIMER_SLACK_US,
     )
 
