@@ -14,8 +14,8 @@ LOADS = [
     # Jobs a second, tokens, days, streamed; nodes, NATS servers, workers; what ends first, and if it is reached.
     (1.0, 500, 400, 0.0, 1, 1, 1, "NATS: 32 GB", False),
     (20.0, 2_000, 90, 0.5, 1, 1, 1, "NATS: 32 GB", False),
-    (200.0, 1_500, 90, 0.0, 4, 3, 2, "NATS: 32 GB", True),
-    (1_000.0, 1_500, 90, 0.0, 16, 3, 3, "NATS: 32 GB", True),
+    (200.0, 1_500, 90, 0.0, 3, 3, 2, "NATS: 32 GB", False),
+    (1_000.0, 1_500, 90, 0.0, 9, 3, 3, "NATS: 32 GB", True),
 ]
 
 

@@ -51,8 +51,9 @@ EVENTS_BYTES = 4_160
 RESULTS_BYTES = 2_690
 """Bytes of a job of one call in these streams, without its texts: their sizes before and after 50 jobs over HTTP."""
 
-INDEX_BYTES = 400
-"""Bytes of a NATS server's memory for each message, as each has a subject of its own: `python -m bench.memory`."""
+INDEX_BYTES = 160
+"""Bytes of a NATS server's memory for each message, as each has a subject of its own: `python -m bench.index`. 120
+while it runs, and a third more for messages of a day, which it indexes twice for two minutes after a start."""
 
 ROW_BYTES = 170
 """Bytes of a job's rows in ClickHouse, without its texts: `python -m bench.storage --columns`."""
