@@ -1,8 +1,9 @@
 """The objects of the chart that Kubernetes itself does not know, after the CRDs that their makers publish.
 
 Written by hand, and only the fields that the chart uses or might: from KEDA 2.18 (`keda.sh_scaledobjects.yaml`, and the
-fields that its NATS JetStream scaler reads), External Secrets 1.0 (`external-secrets.io_externalsecrets.yaml`) and
-Gateway API 1.4 (`gateway.networking.k8s.io_httproutes.yaml`). All numbers in a trigger's metadata are texts.
+fields that its NATS JetStream scaler reads), External Secrets 1.0 (`external-secrets.io_externalsecrets.yaml`), the
+Prometheus Operator 0.86 (`monitoring.coreos.com_podmonitors.yaml`) and Gateway API 1.4
+(`gateway.networking.k8s.io_httproutes.yaml`). All numbers in a trigger's metadata are texts.
 """
 
 from typing import Any
@@ -75,6 +76,17 @@ SPECS: dict[tuple[str, str], dict[str, Any]] = {
             deletionPolicy=one_of("Delete", "Merge", "Retain"),
         ),
         dataFrom=several(mapping("extract", extract=mapping("key", key=TEXT, property=TEXT, version=TEXT))),
+    ),
+    ("monitoring.coreos.com/v1", "PodMonitor"): mapping(
+        *("selector", "podMetricsEndpoints"),
+        selector=mapping("matchLabels", matchLabels={"type": "object", "additionalProperties": TEXT}),
+        podMetricsEndpoints=several(
+            mapping(
+                port=TEXT,
+                interval={"type": "string", "pattern": r"^([0-9]+(s|m|h))+$"},
+                relabelings=several(mapping(sourceLabels=several(TEXT), targetLabel=TEXT)),
+            )
+        ),
     ),
     ("gateway.networking.k8s.io/v1", "HTTPRoute"): mapping(
         parentRefs=several(

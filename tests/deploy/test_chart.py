@@ -169,6 +169,7 @@ def test_secrets_are_named_and_never_shown(shape: str) -> None:
                     assert set(variable) == {"name", "valueFrom"}
                 address = urlsplit(variable.get("value", ""))
                 assert address.password is None or re.fullmatch(r"\$\(BW_\w+_PASSWORD\)", address.password)
+                assert not address.query or address.query == "sentinel_password=$(BW_SENTINEL_PASSWORD)"
             # A password is one of this service: of another's user, it would be worth a connection.
             own = {key for key in environment(container) if key.startswith("BW_NATS_")}
             assert len(own) <= 1
@@ -246,7 +247,90 @@ def test_probes_ask_what_services_answer_and_a_stop_has_time() -> None:
             assert {probe["httpGet"]["port"] for probe in probes.values()} == {"http"}
             assert {probe["httpGet"]["path"] for probe in probes.values()} <= paths
             assert (probes["readiness"]["httpGet"]["path"] == "/readyz") == (name == "request")
-        assert pod["spec"]["terminationGracePeriodSeconds"] >= drain_s + 20
+        # Kubernetes counts from the hook on, which waits for the Service to forget the pod.
+        before_stop_s = int(container.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", [0])[-1])
+        assert before_stop_s == (5 if "http" in {port["name"] for port in container["ports"]} else 0)
+        assert pod["spec"]["terminationGracePeriodSeconds"] == drain_s + 20 + before_stop_s
+
+
+def test_a_node_is_drained_also_where_a_service_has_one_pod() -> None:
+    for budget in of_kind(shape_of("small"), "PodDisruptionBudget").values():
+        assert "minAvailable" not in budget["spec"]
+        assert budget["spec"]["maxUnavailable"] == 1
+
+
+PLACED = {
+    "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "zone"}]}},
+    "nodeSelector": {"disk": "ssd"},
+    "tolerations": [{"key": "gpu", "operator": "Exists"}],
+    "priorityClassName": "plane",
+}
+
+
+def test_what_a_cluster_wants_of_pods_reaches_them() -> None:
+    secret = {"secretKeyRef": {"name": "collector", "key": "token"}}
+    worker = {
+        "env": {"COLLECTOR_TOKEN": secret, "OTEL_SERVICE_NAME": "workers"},
+        "volumes": [{"name": "keys", "secret": {"secretName": "provider-keys"}}],
+        "volumeMounts": [{"name": "keys", "mountPath": "/etc/keys", "readOnly": True}],
+    }
+    values = {
+        **PLACED,
+        "config": CONFIG,
+        "runAsUser": None,
+        "image": {"repository": "plane", "pullSecrets": ["registry"]},
+        "serviceAccount": {"name": "of-the-cloud"},
+        "services": {"worker": worker},
+        "setup": {name: worker[name] for name in ("volumes", "volumeMounts")},
+        "networkPolicy": {"dnsPorts": [5353], "internet": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]},
+    }
+    objects = render(values)
+    for rendered in objects.values():
+        check(rendered, NEWEST)
+    assert not of_kind(objects, "ServiceAccount")
+    for name, pod in pods(objects).items():
+        spec = pod["spec"]
+        assert {key: spec[key] for key in PLACED} == PLACED
+        assert spec["imagePullSecrets"] == [{"name": "registry"}]
+        assert "runAsUser" not in spec["securityContext"], "OpenShift refuses users that it has not chosen"
+        assert spec.get("serviceAccountName") == (None if name == "setup" else "of-the-cloud")
+        egress = of_kind(objects, "NetworkPolicy")[name]["spec"]["egress"]
+        assert egress[0]["ports"] == [{"port": 5353, "protocol": "UDP"}, {"port": 5353, "protocol": "TCP"}]
+        to_internet = [rule["to"] for rule in egress if rule["ports"] == [{"port": 443, "protocol": "TCP"}]]
+        called = {"worker", "alerter", "request"}
+        assert to_internet == ([[{"ipBlock": {"cidr": "10.0.0.0/8"}}]] if name in called else [])
+    spec = pods(objects)["worker"]["spec"]
+    [container] = spec["containers"]
+    assert [one for one in container["env"] if one["name"] in worker["env"]] == [
+        {"name": "COLLECTOR_TOKEN", "valueFrom": secret},
+        {"name": "OTEL_SERVICE_NAME", "value": "workers"},
+    ]
+    for name in ("worker", "setup"):  # which checks that the files of the config can be read
+        assert pods(objects)[name]["spec"]["volumes"][-1:] == worker["volumes"]
+        for container in containers(pods(objects)[name]):
+            assert container["volumeMounts"][-1:] == worker["volumeMounts"]
+
+
+def test_prometheus_finds_all_pods_and_names_services_as_the_rules_do() -> None:
+    [monitor] = of_kind(shape_of("three-nodes"), "PodMonitor").values()
+    [endpoint] = monitor["spec"]["podMetricsEndpoints"]
+    for name, pod in pods(shape_of("three-nodes")).items():
+        assert monitor["spec"]["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+        named = {port["name"] for port in pod["spec"]["containers"][0].get("ports", ())}
+        assert (endpoint["port"] in named) == (name in NAMES)
+    label = "__meta_kubernetes_pod_label_" + re.sub(r"\W", "_", LABEL)
+    assert endpoint["relabelings"] == [{"sourceLabels": [label], "targetLabel": "service"}]
+
+
+def test_sentinels_are_asked_with_their_user_and_a_password_of_the_secret() -> None:
+    sentinels = {"url": "redis+sentinel://s1,s2/mymaster", "sentinel": {"user": "watch", "password": True}}
+    for redis, query in (
+        (sentinels, "sentinel_username=watch&sentinel_password=of-sentinels"),
+        ({**sentinels, "url": "redis://valkey:6379/0"}, ""),
+    ):
+        worker = pods(render({"config": CONFIG, "redis": redis}))["worker"]["spec"]["containers"][0]
+        assert urlsplit(environment(worker)["BREAKWATER_REDIS_URL"]).query == query
+        assert ("BW_SENTINEL_PASSWORD" in environment(worker)) == bool(query)
 
 
 def ports_to_servers(container: dict[str, Any]) -> set[int]:
@@ -430,6 +514,8 @@ def test_a_wrong_value_is_refused_by_its_name(subtests: pytest.Subtests) -> None
         "nats.replicas": 0,
         "services.worker.replicas": "two",
         "services.worker.env.OPENAI_API_KEY": "sk-1",
+        "services.worker.volumes": [{"secret": {}}],
+        "runAsUser": 0,
         "services.worker.env.BREAKWATER_NATS_URL": "nats://worker:hunter2@nats:4222",
         "services.workers": {},
         "networkPolicy.clients": [{"namespaceSelectors": {}}],
@@ -458,6 +544,8 @@ def any_value(schema: dict[str, Any]) -> st.SearchStrategy[Any]:
     if "enum" in schema:
         return st.sampled_from(schema["enum"])
     kind = schema["type"]
+    if kind == ["integer", "null"]:
+        return st.none() | any_value({**schema, "type": "integer"})
     if kind == "boolean":
         return st.booleans()
     if kind == "integer":
@@ -483,8 +571,7 @@ PRINTED = st.characters(min_codepoint=32, max_codepoint=126)
 ANY_PEER = {"podSelector": {"matchLabels": {"a": "b"}}}
 # As Kubernetes has them: their shapes are not the chart's.
 AS_THEY_ARE: dict[str, Any] = {
-    "tolerations": [{"key": "gpu", "operator": "Exists"}],
-    "nodeSelector": {"disk": "ssd"},
+    **{name: value for name, value in PLACED.items() if name != "priorityClassName"},
     "networkPolicy": {"clients": [ANY_PEER], "nats": [ANY_PEER]},
 }
 
@@ -500,8 +587,9 @@ def test_whatever_the_schema_allows_is_rendered_to_valid_objects(data: st.DataOb
     scaling = values.get("autoscaling", {})
     if "minReplicas" in scaling or "maxReplicas" in scaling:
         scaling["minReplicas"], scaling["maxReplicas"] = 2, 9
-    for service in values.get("services", {}).values():
-        service.pop("egress", None)
+    for service in (*values.get("services", {}).values(), values.get("setup", {})):
+        for as_it_is in ("egress", "volumes", "volumeMounts"):
+            service.pop(as_it_is, None)
     objects: Objects = render(values)
     for found in objects.values():
         check(found, NEWEST)

@@ -38,6 +38,14 @@ helm.sh/hook-weight: {{ . | quote }}
 {{- printf "%s://%s:$(%s)@%s" $parts._0 .user .variable $parts._1 -}}
 {{- end -}}
 
+{{/* What a URL of Redis ends with: the user and the password of its Sentinels. */}}
+{{- define "breakwater.sentinel" -}}
+{{- $options := list -}}
+{{- with .user }}{{ $options = append $options (printf "sentinel_username=%s" .) }}{{ end -}}
+{{- if .password }}{{ $options = append $options "sentinel_password=$(BW_SENTINEL_PASSWORD)" }}{{ end -}}
+{{- if $options }}?{{ join "&" $options }}{{ end -}}
+{{- end -}}
+
 {{/* The ports of a URL's hosts, as JSON; behind Sentinels, also that of Redis itself. */}}
 {{- define "breakwater.ports" -}}
 {{- $parts := splitn "://" 2 . -}}
@@ -69,8 +77,12 @@ helm.sh/hook-weight: {{ . | quote }}
 {{- end }}
 {{- if .redis }}
 {{ include "breakwater.password" (dict "root" $root "variable" "BW_REDIS_PASSWORD") }}
+{{- $sentinel := contains "+sentinel://" $values.redis.url | ternary $values.redis.sentinel dict }}
+{{- if $sentinel.password }}
+{{ include "breakwater.password" (dict "root" $root "variable" "BW_SENTINEL_PASSWORD") }}
+{{- end }}
 - name: BREAKWATER_REDIS_URL
-  value: {{ include "breakwater.url" (dict "url" $values.redis.url "user" $values.redis.user "variable" "BW_REDIS_PASSWORD") | quote }}
+  value: {{ printf "%s%s" (include "breakwater.url" (dict "url" $values.redis.url "user" $values.redis.user "variable" "BW_REDIS_PASSWORD")) (include "breakwater.sentinel" $sentinel) | quote }}
 {{- end }}
 {{- with .clickhouse }}
 {{ include "breakwater.password" (dict "root" $root "variable" (get $passwords .)) }}
@@ -120,15 +132,23 @@ enableServiceLinks: false
 shareProcessNamespace: true
 securityContext:
   runAsNonRoot: true
-  runAsUser: 10001
-  runAsGroup: 10001
-  fsGroup: 10001
+  {{- with .Values.runAsUser }}
+  runAsUser: {{ . }}
+  runAsGroup: {{ . }}
+  fsGroup: {{ . }}
+  {{- end }}
   seccompProfile: {type: RuntimeDefault}
 {{- with .Values.image.pullSecrets }}
 imagePullSecrets:
   {{- range . }}
   - name: {{ . | quote }}
   {{- end }}
+{{- end }}
+{{- with .Values.priorityClassName }}
+priorityClassName: {{ . | quote }}
+{{- end }}
+{{- with .Values.affinity }}
+affinity: {{ toYaml . | nindent 2 }}
 {{- end }}
 {{- with .Values.nodeSelector }}
 nodeSelector: {{ toYaml . | nindent 2 }}
@@ -138,7 +158,7 @@ tolerations: {{ toYaml . | nindent 2 }}
 {{- end }}
 {{- end -}}
 
-{{/* Mounts and volumes: of (dict "root" $ "service" … "configMap" name). The ConfigMap is mounted as a folder, without
+{{/* Mounts and volumes: of (dict "root" $ "service" … "settings" … "configMap" name). The ConfigMap is mounted as a folder, without
      subPath, because a single file would stay as it was. */}}
 {{- define "breakwater.mounts" -}}
 - {name: config, mountPath: /etc/breakwater, readOnly: true}
@@ -149,6 +169,9 @@ tolerations: {{ toYaml . | nindent 2 }}
 {{- end }}
 {{- if .root.Values.tls.secret }}
 - {name: tls, mountPath: /etc/breakwater-tls, readOnly: true}
+{{- end }}
+{{- with .settings.volumeMounts }}
+{{ toYaml . }}
 {{- end }}
 {{- end -}}
 
@@ -161,5 +184,8 @@ tolerations: {{ toYaml . | nindent 2 }}
 {{- end }}
 {{- with .root.Values.tls.secret }}
 - {name: tls, secret: {secretName: {{ . | quote }}}}
+{{- end }}
+{{- with .settings.volumes }}
+{{ toYaml . }}
 {{- end }}
 {{- end -}}
