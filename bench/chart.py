@@ -149,8 +149,8 @@ def _panel(panel: Panel) -> Iterator[str]:
         value = number * step
         yield f'<path class="grid" d="M{left} {y(value):.1f}H{right}"/>'
         yield f'<text x="{left - 8}" y="{y(value) + 5:.1f}" text-anchor="end">{_short(value)}</text>'
-    for place in _ticks(first, last, logarithmic=panel.logarithmic):
-        label = f"{place:g} {panel.x_unit}" if place in (0.0, 1.0) else f"{place:g}"
+    for number, place in enumerate(_ticks(first, last, logarithmic=panel.logarithmic)):
+        label = _short(place) if number else f"{place:g} {panel.x_unit}"
         yield f'<text x="{x(place):.1f}" y="{bottom + 20}" text-anchor="middle">{label}</text>'
     yield from (f'<path class="mark" d="M{x(place):.1f} {top}V{bottom}"/>' for place in panel.marks)
     for line, colour in zip(panel.lines.values(), COLOURS, strict=False):

@@ -317,11 +317,17 @@ class Hour:
     async def keys(self) -> dict[str, Any]:
         """Returns counts of Redis' keys by the second word of their names: their bytes, and those that never expire."""
         kinds: dict[str, Counter[str]] = {}
-        async for key in self._meters.redis.scan_iter(count=1_000):
-            ttl_ms, size = await self._meters.redis.pttl(key), await self._meters.redis.memory_usage(key)
-            counts = kinds.setdefault(str(key).split(":")[1], Counter())
-            counts.update(keys=1, bytes=int(size or 0), staying=ttl_ms == -1)
-            counts["longest_ttl_s"] = max(counts["longest_ttl_s"], ttl_ms // 1000)
+        cursor = None
+        while cursor != 0:
+            cursor, keys = await self._meters.redis.scan(cursor or 0, count=1_000)
+            async with self._meters.redis.pipeline(transaction=False) as pipe:
+                for key in keys:
+                    pipe.pttl(key).memory_usage(key)
+                answers = await pipe.execute()
+            for key, ttl_ms, size in zip(keys, answers[::2], answers[1::2], strict=True):
+                counts = kinds.setdefault(str(key).split(":")[1], Counter())
+                counts.update(keys=1, bytes=int(size or 0), staying=ttl_ms == -1)
+                counts["longest_ttl_s"] = max(counts["longest_ttl_s"], ttl_ms // 1000)
         return {kind: dict(counts) for kind, counts in kinds.items()}
 
     async def most_in_a_minute(self) -> str:
@@ -373,6 +379,8 @@ async def measured(options: argparse.Namespace, provider: str, endpoints: dict[s
                 while (now := time.monotonic()) < ends:
                     await asyncio.sleep(SAMPLE_S - (now - began) % SAMPLE_S)
                     note("sample", await hour.sample())
+                    for ended in filter(asyncio.Task.done, tasks):
+                        ended.result()  # raises what has ended it
                     if time.monotonic() < min(next_ledgers, ends):
                         continue
                     next_ledgers += options.ledger_minutes * 60
