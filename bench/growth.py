@@ -37,7 +37,7 @@ class Claim:
 
 
 CLAIMS = (
-    Claim("memory.nats", "messages.all", most=0.6e-3, slack=0.2, least=20),
+    Claim("memory.nats", "messages.all", most=0.3e-3, slack=0.2, least=20),
     Claim("memory.redis", "redis.used", most=1.3, least=5),
     Claim("memory.clickhouse", slack=0.25, least=50),
     Claim("memory.*", slack=0.05, least=5),

@@ -29,7 +29,7 @@ def run_of(**a_minute: float) -> list[dict[str, Any]]:
 
 def test_a_series_that_grows_is_named_unless_what_is_stored_explains_it() -> None:
     stored = {"done": 10_000.0, "rows_executions": 10_000.0, "messages_all": 30_000.0, "done_kept": 10_000.0}
-    _, unexplained = judged(run_of(**stored, memory_nats=12.0, memory_worker=0.5))
+    _, unexplained = judged(run_of(**stored, memory_nats=8.0, memory_worker=0.5))
     assert unexplained == ["memory.worker +15"]
     _, unexplained = judged(run_of(**stored, memory_nats=24.0))
     assert unexplained == ["memory.nats +720"]
