@@ -9,6 +9,7 @@ from breakwater.kernel.clickhouse.client import connect
 from breakwater.kernel.nats.broker import Batches, ServiceApp, connection_of, make_broker, publisher_of
 from breakwater.kernel.nats.delivery import Delivery
 from breakwater.kernel.nats.lookup import Lookup
+from breakwater.kernel.process.background import run_together
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.telemetry.metrics import GaugeCollector
@@ -56,6 +57,7 @@ def build(settings: Settings, config: Config) -> ServiceApp:
         compare_every_s=lambda: live.now.budgets.compare_every_s,
         have_returned=Workers(redis).have_returned,
     )
+    shadows = LimitShadows(lambda: live.now.shadow_limits, shadow_limits_in(redis), publisher, zone)
     handler = BudgetHandler(
         live.limits,
         Budgets(redis, zone),
@@ -64,7 +66,7 @@ def build(settings: Settings, config: Config) -> ServiceApp:
         lookup,
         reconciler.await_source,
         metrics,
-        LimitShadows(lambda: live.now.shadow_limits, shadow_limits_in(redis), publisher, zone),
+        shadows,
     )
     gauges = BudgetGauges(live.limits, counters, analytics)
 
@@ -79,7 +81,8 @@ def build(settings: Settings, config: Config) -> ServiceApp:
     app.reload = reload
     app.follow(limit_log)
     app.run_alongside(
-        lambda: reconciler.run(handler.charge_lapsed, handler.settle_ended), GaugeCollector("budget", gauges.read)
+        lambda: run_together(reconciler.run(handler.charge_lapsed, handler.settle_ended), shadows.run()),
+        GaugeCollector("budget", gauges.read),
     )
     app.on_shutdown(gauges.stop)
     app.after_shutdown(redis.close)

@@ -11,7 +11,7 @@ from breakwater.breakers.settings import MAX_KEPT
 from breakwater.limits.contract import LimitAction, LimitSettings
 from breakwater.limits.rules.budget import Counter, LimitTable, Period
 from breakwater.limits.rules.limit import limit_of
-from breakwater.replay.rules.shadow_limits import PaidCall, ShadowLimit, count
+from breakwater.replay.rules.shadow_limits import PaidCall, ShadowLimit, count, reported
 
 DAY_MS = 86_400_000
 TODAY = Period("daily", "2026-11-21", 20_000 * DAY_MS, 20_001 * DAY_MS)
@@ -63,6 +63,20 @@ def test_further_refusals_are_reported_once_a_minute_at_most() -> None:
     shadow = count(counter(), ShadowLimit(), told, {})
     assert shadow.refused == 100
     assert [event.refused for event in shadow.unpublished] == [0, 0, 0, 20, 40, 60, 80, 100]
+    assert reported(shadow) == shadow
+
+
+def test_the_end_of_a_burst_is_reported_without_a_further_call_in_its_period() -> None:
+    burst = count(counter(), ShadowLimit(), calls((CAP, CAP), *[(1, 1)] * 5), {})
+    assert burst.unpublished[-1].refused == 0
+    later = reported(burst)
+    of_next_period = count(counter(), burst, calls((0, 0), period=TOMORROW, first=9), {})
+    for shadow in (later, of_next_period):
+        last = shadow.unpublished[-1]
+        assert (last.period, last.refused, last.kind) == (TODAY.name, 5, "hard_cap")
+    assert reported(later) == later
+    again = count(counter(), later, calls((1, 1), first=7, step_ms=2_000), {})
+    assert (again.unpublished, reported(again).unpublished[-1].refused) == (later.unpublished, 6)
 
 
 def test_it_begins_with_what_was_spent_before_and_anew_with_a_period() -> None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from datetime import UTC, datetime
 
+import pytest
 from prometheus_client import CollectorRegistry
 
 from breakwater.config import LiveConfig, parse_config
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.nats import subjects
-from breakwater.kernel.nats.lookup import Lookup
+from breakwater.kernel.nats.lookup import Lookup, StoredMessage
 from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.nats.pull import Pull
 from breakwater.kernel.nats.subjects import Stream
+from breakwater.kernel.process import background
 from breakwater.kernel.redis.connection import Redis
 from breakwater.limits.metrics import BudgetMetrics
 from breakwater.limits.rules.budget import periods_at
@@ -26,7 +29,7 @@ from breakwater.replay.tried_limits import TriedLimitReader
 from breakwater.services.budget.handlers import BudgetHandler
 from breakwater.services.budget.shadows import LimitShadows
 from breakwater.services.sink import records
-from tests.helpers import nats_client
+from tests.helpers import nats_client, until
 from tests.records.samples import attempt
 from tests.servers import RunningServer
 from tests.services.failing_publisher import FailingPublisher
@@ -49,7 +52,9 @@ CONFIG = parse_config(
 )
 
 
-async def test_tried_limits_see_all_calls_and_refuse_none(own_nats_server: RunningServer, redis: Redis) -> None:
+async def test_tried_limits_see_all_calls_and_refuse_none(
+    own_nats_server: RunningServer, redis: Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await provision(own_nats_server.url, bus_plan(CONFIG))
     zone = CONFIG.budgets.zone
     counters = BudgetCounters(redis, zone)
@@ -61,6 +66,7 @@ async def test_tried_limits_see_all_calls_and_refuse_none(own_nats_server: Runni
     async with nats_client(own_nats_server.url) as client:
         publisher, lookup = FailingPublisher(lambda: client, "tests"), Lookup(lambda: client)
         shadows = shadow_limits_in(redis)
+        limit_shadows = LimitShadows(lambda: CONFIG.shadow_limits, shadows, publisher, zone)
         handler = BudgetHandler(
             LiveConfig(CONFIG).limits,
             Budgets(redis, zone),
@@ -69,7 +75,7 @@ async def test_tried_limits_see_all_calls_and_refuse_none(own_nats_server: Runni
             lookup,
             filled,
             BudgetMetrics(CollectorRegistry()),
-            LimitShadows(lambda: CONFIG.shadow_limits, shadows, publisher, zone),
+            limit_shadows,
         )
         attempts = Pull(lambda: client, Stream.EVENTS, "budget")
         now = datetime.now(UTC)
@@ -84,14 +90,30 @@ async def test_tried_limits_see_all_calls_and_refuse_none(own_nats_server: Runni
             batch = [delivery for _ in usd for delivery in await attempts.fetch(1, 30, 0, batch=1)]
             await handler.handle(batch)
 
+        async def stored_events() -> list[StoredMessage]:
+            return [message async for message in lookup.scan(Stream.EVENTS, "bw.shadow-budgets.>")]
+
+        async def reached() -> list[tuple[str, int, int]]:
+            events = [json.loads(message.data) for message in await stored_events()]
+            return sorted((event["scope"], event["threshold_percent"], event["refused"]) for event in events)
+
+        async def reports(event: tuple[str, int, int]) -> bool:
+            return event in await reached()
+
         await handle(1, 1, 4)  # in one batch
         await handle(3, 6)
         await handle(4, 2)
-        stored = [message async for message in lookup.scan(Stream.EVENTS, "bw.shadow-budgets.>")]
-        events = [json.loads(message.data) for message in stored]
-        reached = [(event["scope"], event["threshold_percent"], event["refused"]) for event in events]
-        assert sorted(reached) == sorted([("agent", 50, 0), ("agent", 100, 1), ("team", 50, 0), ("team", 100, 1)])
-        assert all(event["shadow"] for event in events)
+        assert await reached() == [("agent", 50, 0), ("agent", 100, 1), ("team", 50, 0), ("team", 100, 1)]
+        # The last of a burst is reported although no call follows.
+        monkeypatch.setattr("breakwater.services.budget.shadows.REPORT_EVERY_MS", 0)
+        reporting = asyncio.create_task(limit_shadows.run())
+        await until(lambda: reports(("team", 100, 3)))
+        monkeypatch.undo()
+        await handle(5, 4)
+        await background.stop(reporting)
+        assert ("team", 100, 4) in await reached()
+        stored = await stored_events()
+        assert all(json.loads(message.data)["shadow"] for message in stored)
         assert [message async for message in lookup.scan(Stream.EVENTS, "bw.budgets.>")] == []
         for message in stored:
             table, row = records.read(message.subject, message.data, {}, message.sequence, message.stored_at)
@@ -99,8 +121,8 @@ async def test_tried_limits_see_all_calls_and_refuse_none(own_nats_server: Runni
             values = dict(zip(table.columns, row, strict=True))
             assert (values["shadow"], values["refused"]) == (True, json.loads(message.data)["refused"])
         [monthly, daily] = await TriedLimitReader(lambda: CONFIG, shadows, lambda: now).listed(lambda _: True)
-        assert (monthly.used, monthly.remaining, monthly.refused) == ("7.000000000", "3.000000000", 1)
+        assert (monthly.used, monthly.remaining, monthly.refused) == ("7.000000000", "3.000000000", 2)
         assert (daily.scope, daily.used, daily.refused) == ("team:*", None, None)
         [(spent, _)] = await counters.use([(periods_at(now, zone).day, "agent:writer", "usd")])
-        assert spent == 13 * USD, "the real counters know nothing of it"
+        assert spent == 17 * USD, "the real counters know nothing of it"
         await attempts.close()

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 
 from breakwater.breakers.settings import MAX_KEPT
 from breakwater.kernel.immutable import changed, immutable
-from breakwater.kernel.types import time_from_ms
+from breakwater.kernel.types import ms_from_time, time_from_ms
 from breakwater.limits.contract import BudgetEvent
 from breakwater.limits.rules.budget import Counter, Period, budget_event, fits, reached_thresholds
 
 REPORT_EVERY_MS = 60_000
-"""The least time between two events that only report further calls which would have been refused."""
+"""The time between two events that only report further calls which would have been refused."""
 
 
 @immutable()
@@ -29,6 +29,7 @@ class ShadowLimit:
         refused: the calls that it would have refused.
         reported_ms: when an event last said so.
         announced: the thresholds that were announced, each with the limit.
+        pending: the event of the latest refusal, as none has said so yet; None if one has.
         unpublished: events that may not be published yet, in order.
         sequences: those of the latest calls that it was told of, ordered; one that is told again changes nothing.
     """
@@ -38,6 +39,7 @@ class ShadowLimit:
     refused: int = 0
     reported_ms: int = 0
     announced: tuple[str, ...] = ()
+    pending: BudgetEvent | None = None
     unpublished: tuple[BudgetEvent, ...] = ()
     sequences: tuple[int, ...] = ()
 
@@ -80,10 +82,18 @@ def count(counter: Counter, shadow: ShadowLimit, calls: Sequence[PaidCall], tota
         if call.period.start_ms > shadow.start_ms:
             now_told = sum(other.cost for other in calls if other.period == call.period)
             spent = max(0, totals.get(call.period.name, 0) - now_told)
-            shadow = ShadowLimit(call.period.start_ms, spent, unpublished=shadow.unpublished)
+            shadow = ShadowLimit(call.period.start_ms, spent, unpublished=reported(shadow).unpublished)
         if call.period.start_ms == shadow.start_ms:
             shadow = _after(counter, shadow, call)
     return shadow
+
+
+def reported(shadow: ShadowLimit) -> ShadowLimit:
+    """Has the shadow of a limit report the refusals that no event has said yet."""
+    last = shadow.pending
+    if last is None:
+        return shadow
+    return changed(shadow, pending=None, reported_ms=ms_from_time(last.at), unpublished=(*shadow.unpublished, last))
 
 
 def _after(counter: Counter, shadow: ShadowLimit, call: PaidCall) -> ShadowLimit:
@@ -101,13 +111,10 @@ def _after(counter: Counter, shadow: ShadowLimit, call: PaidCall) -> ShadowLimit
     limit = counter.effective
     reached = reached_thresholds(counter, limit, shadow.spent, refused=is_refused)
     due = {f"{percent}/{limit}": percent for percent in reached if f"{percent}/{limit}" not in shadow.announced}
-    announced = (*shadow.announced, *due)
-    if is_refused and not due and call.at_ms - shadow.reported_ms >= REPORT_EVERY_MS:
-        due = {f"100/{limit}/{shadow.refused}": 100}
-    if not due:
-        return shadow
-    events = [
-        budget_event(
+    shadow = changed(shadow, announced=(*shadow.announced, *due))
+
+    def event(name: str, percent: int) -> BudgetEvent:
+        return budget_event(
             counter,
             call.period,
             f"shadow/{name}",
@@ -120,6 +127,10 @@ def _after(counter: Counter, shadow: ShadowLimit, call: PaidCall) -> ShadowLimit
             refused=shadow.refused,
             at=time_from_ms(call.at_ms),
         )
-        for name, percent in due.items()
-    ]
-    return changed(shadow, announced=announced, reported_ms=call.at_ms, unpublished=(*shadow.unpublished, *events))
+
+    if due:
+        events = [event(name, percent) for name, percent in due.items()]
+        return changed(shadow, pending=None, reported_ms=call.at_ms, unpublished=(*shadow.unpublished, *events))
+    if is_refused:
+        shadow = changed(shadow, pending=event(f"100/{limit}/{shadow.refused}", 100))
+    return reported(shadow) if call.at_ms - shadow.reported_ms >= REPORT_EVERY_MS else shadow
