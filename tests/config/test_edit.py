@@ -37,6 +37,12 @@ agents:
     model: m/small
     fallback_models: [m/dear, m/mini]   # two
 limits: {}
+budgets:
+  limits:
+    - {scope: plane, usd: 9, per: month}
+    - scope: "team:*"   # each
+      usd: 5   # for now
+      per: day
 """
 
 
@@ -46,6 +52,8 @@ limits: {}
         (("agents", "writer", "timeout_s"), 7.5, "timeout_s: 30   # seconds", "timeout_s: 7.5   # seconds"),
         (("agents", "writer", "breaker", "cooldown_s"), 15, "cooldown_s: 60,", "cooldown_s: 15,"),
         (("agents", "writer", "breaker", "errors"), 5, "same_error: off}", "same_error: off, errors: 5}"),
+        (("budgets", "limits", "0", "usd"), 12, "usd: 9,", "usd: 12,"),
+        (("budgets", "limits", "1", "usd"), 7.5, "usd: 5   # for now", "usd: 7.5   # for now"),
         (("limits", "streams"), 1, "limits: {}", "limits: {streams: 1}"),
         (
             ("agents", "writer", "guard", "max_tokens"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
@@ -11,6 +11,7 @@ from breakwater.config import parse_config
 from breakwater.jobs.contract.execution import Attempt, ErrorInfo, Execution
 from breakwater.jobs.rules.record import status_of, totals
 from breakwater.kernel.types import time_from_ms
+from breakwater.limits.contract import LimitEvent
 from breakwater.replay.policy import policy_of
 from breakwater.replay.rules.engine import Replay, ReplayedJob
 from breakwater.replay.rules.history import Changes, LoggedAttempt, Policy, RecordedDays, RecordedJob, in_order
@@ -52,6 +53,7 @@ class Model:
             execution_id=job.execution_id,
             job_id=job.job_id,
             agent=job.agent,
+            tenant=job.tenant,
             task_key=job.task_key,
             number=1,
             model=self.name,
@@ -95,11 +97,36 @@ def every(minutes: float, days: int = 10, hours: float = 8) -> list[datetime]:
     return [start + timedelta(minutes=minutes * step) for start in starts for step in range(steps)]
 
 
-def lived(text: str, jobs: Iterable[Execution], models: Iterable[Model]) -> RecordedDays:
-    """Returns the record that jobs would have under a config, with models that answer by chance, the same each time."""
+class LiveModels(World):
+    """Models that answer whenever they are called."""
+
+    def __init__(self, models: Iterable[Model], job: Execution) -> None:
+        """Takes the models, and any job."""
+        super().__init__()
+        self._models = {model.name: model for model in models}
+        self._job = job
+
+    def draw(self, model: str, agent: str, at_ms: int, seed: str, waited_ms: int | None = None) -> Attempt:  # noqa: ARG002
+        """Calls a model."""
+        return self._models[model].call(self._job, time_from_ms(at_ms), random.Random(seed))
+
+
+def lived(
+    text: str,
+    jobs: Iterable[Execution],
+    models: Iterable[Model],
+    limits: Sequence[LimitEvent] = (),
+    *,
+    answers_at_once: bool = False,
+) -> RecordedDays:
+    """Returns the record that jobs would have under a config, with models that answer by chance, the same each time.
+
+    `limits` are set by API. With `answers_at_once`, a retry meets a model as it is then; else, as half a minute later.
+    """
     chance = random.Random(7)
     policy = policy_of(parse_config(text))
     by_name = {model.name: model for model in models}
+    jobs = list(jobs)
     starts: list[RecordedJob] = []
     pool: list[Attempt] = []
     for job in jobs:
@@ -110,10 +137,11 @@ def lived(text: str, jobs: Iterable[Execution], models: Iterable[Model]) -> Reco
         starts.append(RecordedJob(job.model_copy(update={"fallback_chain": chain}), _logged(calls[:1])))
         pool += calls
     ended: list[ReplayedJob] = []
-    replay = Replay(policy, _without_time_limits(policy), Changes(), World(pool), on_end=ended.append)
+    world = LiveModels(by_name.values(), jobs[0]) if answers_at_once else World(pool)
+    replay = Replay(policy, _without_time_limits(policy), Changes(limits=limits), world, on_end=ended.append)
     replay.run(in_order(starts))
     findings = replay.finish()
-    changes = Changes(findings.transitions, findings.budgets, findings.guards, findings.alerts)
+    changes = Changes(findings.transitions, findings.budgets, findings.guards, findings.alerts, limits)
     return RecordedDays(in_order(map(_recorded, ended)), changes)
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
-from itertools import chain
+from itertools import chain, cycle
 from typing import Any
 
 import pytest
@@ -14,10 +15,12 @@ from hypothesis import strategies as st
 
 from breakwater.config import parse_config
 from breakwater.config.edit import with_settings
+from breakwater.jobs.contract.execution import Execution
 from breakwater.kernel.errors import ConfigError
+from breakwater.limits.contract import LimitEvent, LimitSettings
 from breakwater.replay.policy import policy_of
 from breakwater.replay.rules.days import difference
-from breakwater.replay.rules.grid import SettingValue, round_off, round_up
+from breakwater.replay.rules.grid import SettingValue, room_for, round_off, round_up
 from breakwater.replay.rules.history import Policy, RecordedDays
 from breakwater.replay.rules.suggest import Search, Suggestions, groups_of
 from tests.replay.histories import Model, every, jobs_at, lived
@@ -96,6 +99,114 @@ def test_a_bad_setting_is_found_and_its_gain_is_sure(
     assert suggestion.effect.days == 5
     assert result.is_complete
     assert result.replays <= result.most_replays
+
+
+MONTH = every(20, days=28)
+
+
+def of_tenants(times: Iterable[datetime], *names: str) -> list[Execution]:
+    """Jobs of tenants in turns."""
+    jobs = zip(jobs_at("writer", times), cycle(names), strict=False)
+    return [job.model_copy(update={"tenant": name}) for job, name in jobs]
+
+
+@each_row(
+    ("budgets", "of_plane", "jobs", "suggested"),
+    [
+        # 6.72 $ in a month, of which three weeks have 4 $, and the demand of a month with 31 such days.
+        (("global", "monthly_usd", 4), None, of_tenants(MONTH, "acme"), {"budgets.global.monthly_usd": 8.2}),
+        # It ends a month in which a loop has submitted twelve times as much on a day.
+        (
+            ("global", "monthly_usd", 8.5),
+            None,
+            of_tenants(
+                sorted([*MONTH, *(at + timedelta(minutes=late) for at in MONTH[72:96] for late in range(1, 12))]),
+                "acme",
+            ),
+            {},
+        ),
+        (
+            ("acme", "daily_usd", 0.05),
+            None,
+            of_tenants(TIMES, "acme", "other", "third"),
+            {"budgets.tenants.acme.daily_usd": 0.088},
+        ),
+        (("*", "daily_usd", 0.05), None, of_tenants(TIMES, "acme", "other", "third"), {}),
+        (None, {"usd": 0.05, "per": "day"}, of_tenants(TIMES, "acme", "other", "third"), {"of acme": 0.088}),
+        (None, {"requests": 3, "per": "day"}, of_tenants(TIMES, "acme", "other", "third"), {"of acme": 9}),
+        (None, {"usd": 1, "per": "month"}, of_tenants(MONTH, "acme", "other", "third"), {"of acme": 2.8}),
+        (None, {"usd": 0.05, "per": "day", "action": "alert"}, of_tenants(TIMES, "acme", "other"), {}),
+    ],
+)
+def test_hard_limits_are_suggested_that_have_room_for_the_forecast(
+    budgets: tuple[str, str, float] | None,
+    of_plane: dict[str, Any] | None,
+    jobs: list[Execution],
+    suggested: dict[str, float],
+) -> None:
+    text = config()
+    if budgets is not None:
+        name, setting, amount = budgets
+        caps = {setting: amount, "enforcement": "hard"}
+        text = config({"global": caps} if name == "global" else {"tenants": {name: caps}})
+    limits: list[LimitEvent] = []
+    if of_plane is not None:
+        after = LimitSettings.model_validate({"scope": "tenant:acme", **of_plane})
+        event = {"event_id": "e", "kind": "created", "limit_id": "of acme", "scope": "tenant:acme", "after": after}
+        at = TIMES[0] - timedelta(days=1)
+        limits = [LimitEvent.model_validate({**event, "by": "ann", "reason": None, "at": at})]
+    history = lived(text, jobs, SMALL, limits)
+    refuses = "action" not in (of_plane or {})
+    assert any(job.record.reason == "budget_exceeded" for job in history.jobs) == refuses
+    result = search(text, history)
+    assert values_of(result) == suggested
+    for suggestion in result.suggestions:
+        assert suggestion.effect.answered.before < suggestion.effect.answered.low
+        of_scope = sum(job.tenant == "acme" for job in jobs) / (28 if len(jobs) > 500 else 10)
+        assert suggestion.effect.jobs == of_scope  # others do not water its effect down
+
+
+@given(st.lists(st.integers(0, 10**12), min_size=1, max_size=30), st.integers(10**12, 10**15))
+def test_a_forecast_has_room_for_usual_days_and_a_run_away_day_changes_little(uses: list[int], far_more: int) -> None:
+    usual = sorted(uses)[math.ceil(0.9 * len(uses)) - 1]
+    assert room_for("day", uses, 1.0) == pytest.approx(1.1 * usual)
+    for window, days in (("week", 7), ("month", 31), ("quarter", 92)):
+        room = room_for(window, uses, 1.0)
+        assert 1.1 * days * min(uses) * 0.999 <= room <= 1.1 * days * usual * 1.001
+        assert room_for(window, uses, 0.5) == pytest.approx(room / 2)
+        if len(uses) >= 10:  # one of ten is left out
+            assert room_for(window, [*uses[1:], far_more], 1.0) <= 1.1 * days * max(uses) * 1.001
+
+
+def first_seconds_of_an_hour(at: datetime) -> float:
+    return 1.0 if at.minute == 0 and at.second < 2 else 0.0
+
+
+BURSTS = [
+    at + timedelta(seconds=seconds)
+    for at in every(120, days=8)
+    for seconds in (0, 0.5, 1, 1.5, 2.5, 3.5, 5, 8, 10.5, 30, 60, 61)
+]
+
+
+@each_row(
+    ("base_s", "times", "better"),
+    [
+        (0.02, BURSTS, {"agents.writer.retry.base_s": (2, "answers")}),  # the outage takes two seconds
+        (60, BURSTS, {"agents.writer.retry.base_s": (10, "time")}),
+        (2, BURSTS, {}),
+        (60, BURSTS[::12], {}),  # nobody else calls the model then: history can't tell
+    ],
+)
+def test_a_delay_between_attempts_is_suggested_where_others_have_called_meanwhile(
+    base_s: float, times: list[datetime], better: dict[str, Any]
+) -> None:
+    retry = {"base_s": base_s, "backoff": "constant", "max_attempts": 2}
+    text = config(breaker={"consecutive_failures": 100}, retry=retry)
+    model = Model("p/small", 0.01, first_seconds_of_an_hour)
+    result = search(text, lived(text, jobs_at("writer", times), [model], answers_at_once=True))
+    delays = [suggestion for suggestion in result.suggestions if suggestion.setting.path[-1] == "base_s"]
+    assert {delay.setting.name: (delay.value, delay.merit) for delay in delays} == better
 
 
 def test_what_a_time_limit_cuts_off_is_said_to_be_unknown() -> None:

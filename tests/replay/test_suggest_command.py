@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 import subprocess
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -13,6 +14,7 @@ import pytest
 import yaml
 
 from breakwater.cli.main import main
+from breakwater.limits.contract import LimitEvent, LimitSettings
 from breakwater.replay.sample import DaySpan, sample_of
 from breakwater.replay.suggest import patch_of
 from tests.records.samples import new_database, url_of
@@ -32,7 +34,20 @@ agents:
   hasty:
     model: p/slow
     timeout_s: 0.7
+  reader:
+    model: p/mini
 """
+
+OF_READER = LimitEvent(
+    event_id="e",
+    kind="created",
+    limit_id="night shift",
+    scope="agent:reader",
+    after=LimitSettings.model_validate({"scope": "agent:reader", "usd": 0.03, "per": "day", "thresholds": [50]}),
+    by="ann",
+    reason=None,
+    at=datetime(2026, 11, 1, tzinfo=UTC),
+)
 
 
 def test_the_command_prints_figures_and_a_patch_that_applies(
@@ -44,8 +59,10 @@ def test_the_command_prints_figures_and_a_patch_that_applies(
     monkeypatch.chdir(tmp_path)
     file = Path("breakwater.yaml")
     file.write_text(CONFIG)
-    jobs = [*jobs_at("writer", every(20, days=8)), *jobs_at("hasty", every(60, days=8))]
-    history = lived(CONFIG, jobs, [Model("p/small", 0.01), Model("p/slow", 0.01)])
+    hourly = every(60, days=8)
+    jobs = [*jobs_at("writer", every(20, days=8)), *jobs_at("hasty", hourly), *jobs_at("reader", hourly)]
+    models = [Model("p/small", 0.01), Model("p/slow", 0.01), Model("p/mini", 0.008)]
+    history = lived(CONFIG, jobs, models, [OF_READER])
     asked = ("suggest", str(file), "--since", "2026-11-01T00:00Z", "--until", "2026-11-20T00:00Z")
     with asyncio.Runner() as runner:
         database = new_database(clickhouse_server.url)
@@ -65,14 +82,18 @@ def test_the_command_prints_figures_and_a_patch_that_applies(
             assert main([*asked, "--agent", "nobody"]) == 2
         finally:
             runner.run(database.__aexit__(None, None, None))
-    [suggestion] = report["suggestions"]
+    of_plane, suggestion = report["suggestions"]
     assert (suggestion["setting"], suggestion["before"]) == ("agents.writer.budget.daily_usd", 0.2)
     assert suggestion["answered"]["before"] < suggestion["answered"]["low"]
+    assert (of_plane["setting"], of_plane["before"], of_plane["after"]) == ("night shift", 0.03, 0.071)
+    assert of_plane["command"] in shown
+    words = ("agent:reader", "--usd", "0.071", "--per", "day", "--threshold", "50", "--id", "night shift")
+    assert shlex.split(of_plane["command"]) == ["breakwater", "limits", "set", *words]
     assert report["jobs"] == report["recorded_jobs"] == len(jobs)
     [experiment] = report["experiments"]
     assert (experiment["setting"], experiment["value"]) == ("agents.hasty.timeout_s", 1.4)
     assert (of_hasty["suggestions"], of_hasty["experiments"], of_hasty["patch"]) == ([], [experiment], "")
-    assert "1 setting would have served better" in shown
+    assert "2 settings would have served better" in shown
     assert "agents.hasty.timeout_s  0.7  1.4" in shown
     subprocess.run(["patch", str(file)], input=shown, text=True, check=True, capture_output=True)
     assert file.read_text() == CONFIG.replace("0.2,", f"{suggestion['after']},")

@@ -12,7 +12,7 @@ from breakwater.config.load import read_yaml
 from breakwater.kernel.errors import ConfigError
 
 SettingPath = tuple[str, ...]
-"""A setting by the names of the mappings around it: `("agents", "writer", "timeout_s")`."""
+"""A setting by the names of the mappings around it, and by places in lists: `("agents", "writer", "timeout_s")`."""
 
 
 def with_settings(text: str, settings: Mapping[SettingPath, object]) -> str:
@@ -65,6 +65,9 @@ def _edits(text: str, root: yaml.Node | None, path: SettingPath, value: object) 
     """Returns the edits that set a value; none if there is no place for it."""
     node = root
     for depth, name in enumerate(path):
+        if isinstance(node, yaml.SequenceNode) and name.isdecimal() and int(name) < len(node.value):
+            node = node.value[int(name)]
+            continue
         if not isinstance(node, yaml.MappingNode):
             return ()
         child = next((inner for key, inner in node.value if key.value == name), None)
@@ -125,5 +128,8 @@ def _with_value(document: Any, path: SettingPath, value: object) -> Any:
     """Returns a document with another value of a setting. What an alias shares of it is changed in this place alone."""
     if not path:
         return value
+    if isinstance(document, list) and path[0].isdecimal():
+        items = enumerate(cast(list[Any], document))
+        return [_with_value(item, path[1:], value) if str(place) == path[0] else item for place, item in items]
     section = cast(dict[str, Any], document) if isinstance(document, dict) else {}
     return {**section, path[0]: _with_value(section.get(path[0]), path[1:], value)}

@@ -149,9 +149,10 @@ def suggest(
 ) -> None:
     """Search the record for settings that would have served better, and print them as a patch of the config.
 
-    Replays recorded jobs with other thresholds and cool-downs of breakers, attempts, time limits, guards, orders of
-    fallbacks and daily limits. A value is chosen on every second day, and suggested only if the other days agree: more
-    answers at the same price, or the same answers for less money or in less time. Changes nothing. Reads ClickHouse.
+    Replays recorded jobs with other thresholds and cool-downs of breakers, attempts, delays, time limits, guards,
+    orders of fallbacks and hard limits. A value is chosen on every second day, and suggested only if the other days
+    agree: more answers at the same price, or the same answers for less money or in less time. For limits that were set
+    by API it prints commands. Changes nothing. Reads ClickHouse.
 
     For example:
 
@@ -212,6 +213,10 @@ def _show_suggestions(report: ConfigSuggestions) -> None:
         output.table(EXPERIMENTS, report.experiments)
     for text in report.notes:
         output.note(text)
+    if commands := [suggestion.command for suggestion in report.suggestions if suggestion.command is not None]:
+        output.print_styled("\nTo set what is not in the config")
+        for command in commands:
+            output.write(command)
     if report.patch:
         output.write(f"\n{report.patch}", end="")
 

@@ -132,7 +132,7 @@ class ConfigPlan(Event):
 class SuggestedSetting(Event):
     """A setting that would have served better, by the days that had no say in the choice of its value."""
 
-    setting: str = Field(description="Its path in the config.")
+    setting: str = Field(description="Its path in the config; of a limit that is not there, its id.")
     agent: Identifier | None
     before: int | float | list[str] = Field(description="Its value.")
     after: int | float | list[str] = Field(description="The suggested value.")
@@ -144,6 +144,7 @@ class SuggestedSetting(Event):
     answered: PlannedFigure = Field(description="Jobs of a mean day with an answer.")
     spend: PlannedSpend = Field(description="Spend of a mean day.")
     duration_p95_ms: PlannedFigure = Field(description="The mean of the days' 95th percentiles of durations.")
+    command: str | None = Field(default=None, description="Sets a limit that is not in the config; else null.")
 
 
 class SuggestedExperiment(Event):
@@ -169,7 +170,7 @@ class ConfigSuggestions(Event):
     replays: Count
     is_complete: bool = Field(description="False if the time limit left values untried.")
     notes: tuple[str, ...] = Field(description="What was left out, in words.")
-    patch: str = Field(description="All suggestions as a unified diff of the config; empty without any.")
+    patch: str = Field(description="The suggestions for the config as its unified diff; empty without any.")
 
 
 class ConfigPlanRequest(Message):

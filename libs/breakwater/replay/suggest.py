@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import Callable, Mapping
 from datetime import datetime
+from decimal import Decimal
 from difflib import unified_diff
 from io import StringIO
+from itertools import chain
 from time import monotonic
 
 from breakwater.config import Config, parse_config
@@ -15,6 +18,8 @@ from breakwater.config.pricing import deployment_pricing
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.formats import quantity
+from breakwater.limits.contract import LimitSettings
+from breakwater.limits.rules.limit import default_id
 from breakwater.replay.contract import ConfigSuggestions, SuggestedExperiment, SuggestedSetting
 from breakwater.replay.policy import policy_of
 from breakwater.replay.records import uncollected
@@ -110,7 +115,15 @@ def _report(
     agent: str | None,
     time_limit_s: float,
 ) -> ConfigSuggestions:
-    values = {suggestion.setting.path: suggestion.value for suggestion in result.suggestions}
+    of_config = (suggestion for suggestion in result.suggestions if not suggestion.setting.is_of_plane)
+    values = {suggestion.setting.path: suggestion.value for suggestion in of_config}
+    events = chain.from_iterable(part.changes.limits for part in sample.days)
+    limits = {event.limit_id: event.after for event in events if event.raised is None}
+    commands = {
+        name: command_for(name, limit, suggestion.value)
+        for suggestion in result.suggestions
+        if suggestion.setting.is_of_plane and (limit := limits.get(name := suggestion.setting.name)) is not None
+    }
     return ConfigSuggestions(
         since=since,
         until=until,
@@ -129,6 +142,7 @@ def _report(
                 answered=figure_of(suggestion.effect.answered),
                 spend=spend_of(suggestion.effect.spend),
                 duration_p95_ms=figure_of(suggestion.effect.p95_ms),
+                command=commands.get(suggestion.setting.name) if suggestion.setting.is_of_plane else None,
             )
             for suggestion in result.suggestions
         ),
@@ -149,11 +163,27 @@ def _report(
     )
 
 
+def command_for(limit_id: str, limit: LimitSettings, value: SettingValue) -> str:
+    """Returns the command that sets the amount of a limit which is not in the config, and nothing else of it."""
+    amount = Decimal(str(value))
+    words = ["breakwater", "limits", "set", limit.scope, f"--{limit.unit}", f"{amount:f}", "--per", f"{limit.per}"]
+    if limit.action != "refuse":
+        words += ["--action", limit.action]
+    if limit.thresholds != LimitSettings.model_fields["thresholds"].default:
+        words += chain.from_iterable(("--threshold", str(percent)) for percent in limit.thresholds)
+    if limit_id != default_id(limit.scope, limit.unit, limit.per):
+        words += ["--id", limit_id]
+    return shlex.join(words)
+
+
 def _notes(result: Suggestions, sample: Sample, time_limit_s: float) -> list[str]:
     notes: list[str] = []
     if sample.jobs < sample.recorded_jobs:
         read = f"a sample of {sample.jobs:,} of {quantity(sample.recorded_jobs, 'job')} was replayed"
-        notes.append(read if sample.has_whole_days else f"{read}, a part of each day: limits on spend were not tried")
+        if not sample.has_whole_days:
+            notes.append(f"{read}, a part of each day: limits were not tried")
+        elif len(sample.days) > 1:
+            notes.append(f"{read}: limits of weeks, months and quarters were not tried")
     for name, days in sorted(result.few_days.items()):
         notes.append(f"{name} has jobs on {quantity(days, 'day')}; suggestions need {LEAST_DAYS}")
     if not result.is_complete:

@@ -27,7 +27,7 @@ from breakwater.limits.rules.budget import (
 )
 from breakwater.limits.rules.ledger import figures_of
 from breakwater.limits.rules.scopes import CallNames
-from breakwater.replay.rules.limits import MAX_CACHED, ReplayedLimits
+from breakwater.replay.rules.limits import MAX_CACHED, NO_AMOUNTS, ReplayedLimits
 
 CountedPlace = tuple[str, str, LimitUnit]
 """A period's name, a scope's key, and the unit that is counted there."""
@@ -85,6 +85,7 @@ class ReplayedCounters:
         used_before: Mapping[CountedPlace, int] | None = None,
         before: LimitTable | None = None,
         changes: Sequence[LimitEvent] = (),
+        amounts: Mapping[str, int] = NO_AMOUNTS,
     ) -> None:
         """Makes the counters of some limits.
 
@@ -95,8 +96,9 @@ class ReplayedCounters:
             used_before: what earlier calls have used in the first periods.
             before: the limits that the calls were recorded under; None if they are the same.
             changes: the changes of other limits, which `change` is then called with.
+            amounts: other amounts than these have of the limits with some ids; none of the recorded calls had them.
         """
-        self._limits = ReplayedLimits(limits, changes)
+        self._limits = ReplayedLimits(limits, changes, amounts)
         self._zone = zone
         self._publish = publish
         self._limits_before = ReplayedLimits(before or limits, changes)

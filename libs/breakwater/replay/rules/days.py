@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 from array import array
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, stdev
-from typing import Literal
+from types import MappingProxyType
+from typing import Literal, NamedTuple
 from zoneinfo import ZoneInfo
 
 from breakwater.jobs.rules.record import totals
@@ -69,22 +70,37 @@ class Day:
         self.durations_ms.extend(other.durations_ms)
 
 
-class DailyOutcome:
-    """The outcome of a replay: the days of each agent."""
+class JobsOf(NamedTuple):
+    """Some jobs: those that count in a limit, by its id; or those of an agent; or all."""
 
-    def __init__(self, zone: ZoneInfo) -> None:
-        """Takes the time zone of days."""
+    agent: str | None = None
+    limit: str | None = None
+
+
+ALL_JOBS = JobsOf()
+
+
+class DailyOutcome:
+    """The outcome of a replay: the days of each agent, and of the jobs that count in each of some limits."""
+
+    def __init__(self, zone: ZoneInfo, limits_of: Mapping[str, Collection[str]] = MappingProxyType({})) -> None:
+        """Takes the time zone of days, and the limits that jobs count in, by the ids of the executions."""
         self._zone = zone
-        self._days: dict[str, dict[str, Day]] = defaultdict(dict)
+        self._limits_of = limits_of
+        self._of_agents: dict[str, dict[str, Day]] = defaultdict(dict)
+        self._of_limits: dict[str, dict[str, Day]] = defaultdict(dict)
 
     def add(self, run: ReplayedJob) -> None:
         """Counts a job that has ended."""
         record = run.job.record
-        days = self._days[record.agent]
         name = f"{record.dispatched_at.astimezone(self._zone):%Y-%m-%d}"
-        day = days.get(name)
-        if day is None:
-            day = days[name] = Day()
+        self._add(run, self._of_agents[record.agent].setdefault(name, Day()))
+        for limit in self._limits_of.get(record.execution_id, ()):
+            self._add(run, self._of_limits[limit].setdefault(name, Day()))
+
+    @staticmethod
+    def _add(run: ReplayedJob, day: Day) -> None:
+        record = run.job.record
         day.jobs += 1
         day.unknown += run.unknown
         if run.follows:
@@ -97,12 +113,14 @@ class DailyOutcome:
         day.cost += totals(run.attempts, answered=is_answered).total_cost or 0
         day.durations_ms.append(max(0, run.ended_ms - ms_from_time(record.queued_at)))
 
-    def days(self, agent: str | None) -> dict[str, Day]:
-        """Returns the days of an agent, or of all agents together, by name and in order."""
-        if agent is not None:
-            return dict(sorted(self._days[agent].items()))
+    def days(self, jobs: JobsOf) -> dict[str, Day]:
+        """Returns the days of some jobs, by name and in order."""
+        if jobs.limit is not None:
+            return dict(sorted(self._of_limits[jobs.limit].items()))
+        if jobs.agent is not None:
+            return dict(sorted(self._of_agents[jobs.agent].items()))
         together: dict[str, Day] = defaultdict(Day)
-        for of_agent in self._days.values():
+        for of_agent in self._of_agents.values():
             for name, day in of_agent.items():
                 together[name].add(day)
         return dict(sorted(together.items()))
@@ -118,7 +136,7 @@ class DailyEffect:
         answered: those with an answer.
         spend: what they cost, in nano-dollars.
         p95_ms: the 95th percentile of their durations, in milliseconds.
-        harms_others: True if other agents lose answers.
+        harms_others: True if other jobs lose answers.
     """
 
     days: int
@@ -132,26 +150,26 @@ class DailyEffect:
 Merit = Literal["answers", "spend", "time"]
 
 
-def daily_effect(before: DailyOutcome, after: DailyOutcome, agent: str | None, names: Collection[str]) -> DailyEffect:
-    """Returns the effect of a change on an agent, or on all of them, on some days.
+def daily_effect(before: DailyOutcome, after: DailyOutcome, jobs: JobsOf, names: Collection[str]) -> DailyEffect:
+    """Returns the effect of a change on some jobs, on some days.
 
     Args:
         before: the outcome without the change.
         after: the outcome with it.
-        agent: the agent; None for all.
+        jobs: the jobs.
         names: the days.
     """
-    days_before = [day for name, day in before.days(agent).items() if name in names]
-    days_after = [day for name, day in after.days(agent).items() if name in names]
-    jobs = sum(day.jobs for day in days_before)
+    days_before = [day for name, day in before.days(jobs).items() if name in names]
+    days_after = [day for name, day in after.days(jobs).items() if name in names]
+    count = sum(day.jobs for day in days_before)
     all_before, all_after = (
-        [day for name, day in outcome.days(None).items() if name in names] for outcome in (before, after)
+        [day for name, day in outcome.days(ALL_JOBS).items() if name in names] for outcome in (before, after)
     )
-    other_jobs = sum(day.jobs for day in all_before) - jobs
+    other_jobs = sum(day.jobs for day in all_before) - count
     others_lose = _answered(all_before) - _answered(days_before) - (_answered(all_after) - _answered(days_after))
     return DailyEffect(
         len(days_before),
-        jobs / max(1, len(days_before)),
+        count / max(1, len(days_before)),
         difference([day.answered for day in days_before], [day.answered for day in days_after]),
         difference([day.cost for day in days_before], [day.cost for day in days_after]),
         difference([day.p95_ms for day in days_before], [day.p95_ms for day in days_after]),

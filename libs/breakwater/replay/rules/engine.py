@@ -286,7 +286,7 @@ class Replay:
             policy.breakers, changes.transitions, self._note_transition, changes.earlier_transitions
         )
         limits = policy.limits, policy.zone, self._note_budget, used_before, before.limits, changes.limits
-        self._counters = ReplayedCounters(*limits)
+        self._counters = ReplayedCounters(*limits, policy.amounts)
         self._tasks = ReplayedTasks(self._note_guard, changes.guards)
         self._diverged: set[BreakerKey | TaskName] = set()
         """The breakers and tasks that calls have reached, or have not, otherwise than in the record."""
@@ -507,7 +507,8 @@ class Replay:
         attempt_id = f"{run.job.record.execution_id}:{number}"
         answer = own_call
         if own_call is None or abs(now_ms - ms_from_time(own_call.started_at)) > OWN_CALL_MS:
-            answer = self._world.draw(run.model, run.job.record.agent, now_ms, attempt_id)
+            waited_ms = run.backoff_ms if _delays_of(run.agent) != _delays_of(run.before) else None
+            answer = self._world.draw(run.model, run.job.record.agent, now_ms, attempt_id, waited_ms)
         if answer is None:
             return None
         run.is_drawn = answer is not own_call
@@ -1025,6 +1026,10 @@ _OF_CALLS = (
     "breaker_version",
 )
 """The fields of an attempt that only a call has, and that may be null."""
+
+
+def _delays_of(agent: AgentPolicy) -> tuple[str, float, float]:
+    return agent.retry.backoff, agent.retry.base_s, agent.retry.max_delay_s
 
 
 def _kind_of(step: _Step) -> str:

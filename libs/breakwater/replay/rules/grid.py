@@ -8,15 +8,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from itertools import chain
+from statistics import fmean
 from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
 from breakwater.breakers.contract import BreakerTransition
 from breakwater.breakers.rules.breaker import ALL
 from breakwater.breakers.settings import MAX_KEPT
+from breakwater.jobs.contract.execution import Attempt
 from breakwater.limits.contract import GuardEvent, LimitWindow
+from breakwater.limits.rules.budget import LimitTable
 from breakwater.limits.rules.limit import OF_SETTINGS, Limit
-from breakwater.limits.rules.scopes import EACH
+from breakwater.limits.rules.scopes import CallNames, Dimensions
+from breakwater.replay.rules.days import JobsOf
 from breakwater.replay.rules.history import AgentPolicy, Policy, RecordedJob
 
 SettingValue = int | float | list[str]
@@ -29,16 +33,29 @@ class Setting(NamedTuple):
         path: the names of the sections around it, and its own.
         agent: the agent that it is for; None for all.
         value: its value.
+        limit: the limit whose amount it is; None if it is none.
     """
 
     path: tuple[str, ...]
     agent: str | None
     value: SettingValue
+    limit: Limit | None = None
 
     @property
     def name(self) -> str:
         """The path as people write it."""
         return ".".join(self.path)
+
+    @property
+    def is_of_plane(self) -> bool:
+        """True if it is a limit that the plane keeps, which is not in the config; its path is the limit's id."""
+        return self.limit is not None and not self.limit.id.startswith(OF_SETTINGS)
+
+    @property
+    def jobs(self) -> JobsOf:
+        """The jobs that it is judged by: those that a limit counts, or those of its agent."""
+        is_of_agent = self.limit is None or self.limit.kinds in {("agent",), ("global",)}
+        return JobsOf(self.agent) if is_of_agent or self.limit is None else JobsOf(limit=self.limit.id)
 
 
 class Trials(NamedTuple):
@@ -55,6 +72,7 @@ class Signs:
     Attributes:
         days: the days of its jobs.
         cost: what they have cost, in nano-dollars.
+        jobs: the number of its jobs.
         calls: the number of its calls.
         failed: those that failed.
         fell_back: those of other models than its first.
@@ -63,37 +81,36 @@ class Signs:
         tasks: its tasks.
         stopped: the tasks that its guard stopped, by the rule.
         openings: how often its breakers opened, by the rule.
-        refused_by: how many of its calls a limit refused, by its name.
     """
 
     days: set[date] = field(default_factory=set[date])
     cost: int = 0
+    jobs: int = 0
     calls: int = 0
-    failed: int = 0
+    failed: list[Attempt] = field(default_factory=list[Attempt])
     fell_back: int = 0
     timed_out: int = 0
     answers_ms: list[int] = field(default_factory=list[int])
     tasks: set[tuple[str | None, str]] = field(default_factory=set[tuple[str | None, str]])
     stopped: Counter[str] = field(default_factory=Counter[str])
     openings: Counter[str] = field(default_factory=Counter[str])
-    refused_by: Counter[str] = field(default_factory=Counter[str])
 
     def add(self, job: RecordedJob, agent: AgentPolicy, zone: ZoneInfo) -> None:
         """Notes the signs of a job; days are those of a time zone."""
         record = job.record
         self.days.add(record.dispatched_at.astimezone(zone).date())
+        self.jobs += 1
         self.cost += record.total_cost or 0
         self.tasks.add((record.tenant, record.task_key or record.execution_id))
         for _, _, _, attempt in job.attempts:
             if attempt.short_circuited:
-                self.refused_by[attempt.refused_by or attempt.refused_reason or ""] += 1
                 continue
             self.calls += 1
             self.fell_back += attempt.model != agent.chain[0]
             if attempt.outcome == "success" and attempt.first_token_ms is None:
                 self.answers_ms.append(attempt.duration_ms)
             elif attempt.error is not None:
-                self.failed += 1
+                self.failed.append(attempt)
                 self.timed_out += attempt.error.kind == "timeout"
 
 
@@ -135,8 +152,18 @@ _GUARD_FIELDS = {
 }
 """The settings of guards, by the rules that stop tasks."""
 
-_WINDOWS: tuple[LimitWindow, ...] = ("day",)
-"""The windows of limits that are tried: of longer ones, a month of history has too few."""
+_DELAYS_S = (0.1, 0.5, 2, 10, 60)
+"""The first delays before a retry that are tried."""
+
+DAYS_OF: Mapping[LimitWindow | None, int] = {"day": 1, "week": 7, "month": 31, "quarter": 92}
+"""The windows of limits that are tried, with their days at most."""
+
+DEMAND = 0.9
+"""The share of days whose use a limit of a day has room for. In longer windows, a day that uses more counts as these: a
+runaway day is no reason for a larger limit."""
+
+ROOM = 1.1
+"""The room above that, as a multiple."""
 
 
 def trials_of(name: str, agent: AgentPolicy, signs: Signs) -> Iterator[Trials]:
@@ -193,8 +220,12 @@ def _of_breaker(agent: AgentPolicy, signs: Signs) -> _Tries:
 
 
 def _of_retries(agent: AgentPolicy, signs: Signs) -> _Tries:
-    # Delays are not tried: answers are drawn from calls minutes away, so a replay can't tell a second from ten.
     attempts = agent.retry.max_attempts
+    if signs.failed and attempts > 1:
+        base_s = agent.retry.base_s
+        longer = [delay_s for delay_s in _DELAYS_S if delay_s > base_s]
+        shorter = [delay_s for delay_s in reversed(_DELAYS_S) if delay_s < base_s]
+        yield ("retry", "base_s"), plain(base_s), [*longer[:1], *shorter[:2], *longer[1:3]]
     if signs.failed:
         yield ("retry", "max_attempts"), attempts, [attempts + 1, max(1, attempts - 1), attempts + 2]
 
@@ -207,19 +238,60 @@ def is_cut_off(agent: AgentPolicy, signs: Signs) -> bool:
     return near >= CUT_OFF * max(1, len(signs.answers_ms))
 
 
-def caps_of(limits: Iterable[Limit], signs: Mapping[str, Signs]) -> Iterator[Setting]:
-    """Yields the limits on the spend of a day, of an agent or of all, that have refused calls."""
+def spent_limits(jobs: Iterable[RecordedJob], limits: LimitTable) -> list[Limit]:
+    """Returns the limits that have refused calls, of those that hold."""
+    dimensions = Dimensions(limits.dimensions)
+    spent: dict[str, Limit] = {}
+    for job in jobs:
+        for *_, attempt in job.attempts:
+            if attempt.refused_reason != "budget_exceeded":
+                continue
+            for counter in limits.counters(CallNames.of(attempt), dimensions):
+                if counter.name == attempt.refused_by and counter.cap is not None:
+                    spent[counter.cap.id] = counter.cap
+    return list(spent.values())
+
+
+def caps_of(limits: Iterable[Limit]) -> Iterator[Setting]:
+    """Yields the amounts of hard limits on one scope by day, week, month or quarter, as settings.
+
+    A limit on each name by itself is left out: what one of them needs is no reason to give all of them more. So is one
+    that ends by itself.
+    """
     for limit in limits:
-        if limit.unit != "usd" or limit.window not in _WINDOWS or limit.enforcement != "hard" or len(limit.parts) != 1:
+        if limit.window not in DAYS_OF or limit.enforcement != "hard" or not limit.is_named or limit.until_ms:
             continue
-        part = limit.parts[0]
-        if part.kind not in {"agent", "global"} or part.name == EACH or not limit.id.startswith(OF_SETTINGS):
-            continue
-        agent = part.name or None
-        budget = f"{part}/daily"
-        if any(of_agent.refused_by[budget] for name, of_agent in signs.items() if agent in (None, name)):
-            section = ("agents", agent, "budget") if agent is not None else ("budgets", "global")
-            yield Setting((*section, "daily_usd"), agent, plain(limit.amount / 10**9))
+        agent = next((part.name for part in limit.parts if part.kind == "agent"), None)
+        amount = limit.amount / 10**9 if limit.unit == "usd" else limit.amount
+        yield Setting(_path_of(limit), agent, plain(amount), limit)
+
+
+def _path_of(limit: Limit) -> tuple[str, ...]:
+    """Returns the place of a limit in the config; its id if it is not there."""
+    if not limit.id.startswith(OF_SETTINGS):
+        return (limit.id,)
+    section, _, setting = limit.id.rpartition(".")
+    name = limit.parts[0].name  # may have dots
+    if section.startswith("agents."):
+        return "agents", name, "budget", setting
+    if section.startswith("budgets.tenants."):
+        return "budgets", "tenants", name, setting
+    return (*section.split("."), setting)
+
+
+def room_for(window: LimitWindow, uses: Sequence[int], busy: float) -> float:
+    """Returns the amount of a limit that has room for the use to come.
+
+    Args:
+        window: the window of the limit.
+        uses: what was used on each of some days, in the unit of the limit.
+        busy: the share of days on which anything is used.
+    """
+    ordered = sorted(uses)
+    usual = ordered[math.ceil(DEMAND * len(ordered)) - 1] if ordered else 0
+    if window == "day":
+        return ROOM * usual
+    return ROOM * fmean(min(use, usual) for use in ordered or [0]) * busy * DAYS_OF[window]
 
 
 def round_off(value: float) -> int | float:

@@ -130,6 +130,7 @@ class Policy:
         zone: the time zone of budgets.
         alerts: the settings of alerts.
         prices: the prices of the agents' models.
+        amounts: the amounts of limits that the plane keeps, by their ids, if they are not those of the record.
     """
 
     agents: Mapping[str, AgentPolicy]
@@ -138,6 +139,7 @@ class Policy:
     zone: ZoneInfo
     alerts: Alerts
     prices: Prices
+    amounts: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 def in_order(jobs: Iterable[RecordedJob], guards: Iterable[GuardEvent] = ()) -> list[RecordedJob]:

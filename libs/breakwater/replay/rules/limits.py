@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from breakwater.kernel.types import ms_from_time
 from breakwater.limits.contract import LimitEvent
@@ -11,6 +12,8 @@ from breakwater.limits.rules.budget import Counter, LimitTable
 from breakwater.limits.rules.limit import limit_of
 from breakwater.limits.rules.limit_index import PlaneLimit, PlaneLimits
 from breakwater.limits.rules.scopes import CallNames, Dimensions
+
+NO_AMOUNTS: Mapping[str, int] = MappingProxyType({})
 
 MAX_CACHED = 10_000
 """The most callers whose limits are remembered."""
@@ -26,11 +29,26 @@ def with_all_limits(limits: LimitTable, events: Iterable[LimitEvent]) -> LimitTa
     return replace(limits, plane_limits=plane_limits)
 
 
+def with_latest_limits(limits: LimitTable, events: Iterable[LimitEvent]) -> LimitTable:
+    """Returns a table with the limits that the plane keeps after some changes."""
+    states = {event.limit_id: event.after for event in events if event.kind in {"created", "changed", "deleted"}}
+    latest = {name: limit_of(name, settings) for name, settings in states.items() if settings is not None}
+    plane_limits = PlaneLimits()
+    plane_limits.change({name: PlaneLimit(limit, (), b"") for name, limit in latest.items()}, 0)
+    return replace(limits, plane_limits=plane_limits)
+
+
 class ReplayedLimits:
     """The limits as they change while jobs are replayed."""
 
-    def __init__(self, limits: LimitTable, events: Iterable[LimitEvent] = ()) -> None:
-        """Takes the limits of a config, and the changes of others, which hold once they are made."""
+    def __init__(
+        self, limits: LimitTable, events: Iterable[LimitEvent] = (), amounts: Mapping[str, int] = NO_AMOUNTS
+    ) -> None:
+        """Takes the limits of a config, and the changes of others, which hold once they are made.
+
+        `amounts` has other amounts than these changes of the limits with some ids.
+        """
+        self._amounts = amounts
         self._counted = with_all_limits(limits, events)
         self._dimensions = Dimensions(self._counted.dimensions)
         self.kinds = self._dimensions.kinds
@@ -64,6 +82,8 @@ class ReplayedLimits:
             raises = (*raises, raised) if event.kind == "raised" else raises
         else:
             limit = None if event.after is None else limit_of(event.limit_id, event.after)
+            if limit is not None and limit.id in self._amounts:
+                limit = replace(limit, amount=self._amounts[limit.id])
         state = self._states[event.limit_id] = PlaneLimit(limit, raises, b"")
         self._present.plane_limits.change({event.limit_id: state}, ms_from_time(event.at))
         self._take(replace(self._present))

@@ -13,13 +13,29 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import date
 from itertools import chain
-from typing import get_args
+from typing import cast, get_args
 
+from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.formats import percent, quantity
-from breakwater.replay.rules.days import DailyEffect, DailyOutcome, Merit, daily_effect, gain_of, merit_of
-from breakwater.replay.rules.engine import Replay
+from breakwater.kernel.types import ms_from_time
+from breakwater.limits.rules.ledger import charged_at, figures_of
+from breakwater.limits.rules.limit import Limit
+from breakwater.limits.rules.scopes import CallNames, key_of_call
+from breakwater.replay.rules.days import (
+    ALL_JOBS,
+    DailyEffect,
+    DailyOutcome,
+    JobsOf,
+    Merit,
+    daily_effect,
+    gain_of,
+    merit_of,
+)
+from breakwater.replay.rules.engine import Replay, ReplayedJob
 from breakwater.replay.rules.grid import (
+    DAYS_OF,
     Setting,
     SettingValue,
     Signs,
@@ -27,13 +43,15 @@ from breakwater.replay.rules.grid import (
     caps_of,
     is_cut_off,
     plain,
+    room_for,
     round_off,
     round_up,
     signs_of,
+    spent_limits,
     trials_of,
 )
 from breakwater.replay.rules.history import Policy, RecordedDays, RecordedJob
-from breakwater.replay.rules.limits import with_all_limits
+from breakwater.replay.rules.limits import with_all_limits, with_latest_limits
 from breakwater.replay.rules.world import World
 
 LEAST_DAYS = 8
@@ -48,15 +66,9 @@ MOST_UNKNOWN = 0.01
 CHEAPER = 0.9
 """The most that a fallback may cost of the price of another for its name to be worth a trial in life."""
 
-DRAWN_WITHIN_MS = 86_400_000
-"""The most time between a call that was never made and those from which its answer is drawn: a limit that is reached at
-noon leaves no call of the afternoon."""
-
-DEMAND = 0.9
-"""The share of days whose spend a suggested limit has room for."""
-
-ROOM = 1.1
-"""The room above that, as a multiple."""
+DAY_MS = 86_400_000
+"""The most time between a call that was never made and those from which its answer is drawn, for each day of the window
+of a limit: one that is reached at noon leaves no call of the afternoon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +150,7 @@ class Search:
             policy_with: makes the policies to try.
             agent: the only agent whose settings are tried; None for all.
             prices: the nano-dollars that a thousand tokens, half of them output, cost of each model that has a price.
-            has_whole_days: False if only a part of each day is in the history: then limits on spend are not tried.
+            has_whole_days: False if only a part of each day is in the history: then limits are not tried.
             goes_on: is asked before each replay, and returns False to end the search.
         """
         self.result = Suggestions()
@@ -150,8 +162,8 @@ class Search:
         self._prices = prices or {}
         self._has_whole_days = has_whole_days
         jobs = [job for part in history for job in part.jobs]
-        calls = (logged.attempt for job in jobs for logged in job.attempts)
-        self._world = World(calls, within_ms=DRAWN_WITHIN_MS)
+        self._calls = [logged.attempt for job in jobs for logged in job.attempts]
+        self._world = World(self._calls, within_ms=DAY_MS, compares_delays=True)
         self._signs = signs_of(
             jobs,
             policy,
@@ -159,10 +171,13 @@ class Search:
             chain.from_iterable(part.changes.guards for part in history),
         )
         guarded = {name for name, signs in self._signs.items() if signs.stopped}
-        limits = with_all_limits(policy.limits, chain.from_iterable(part.changes.limits for part in history))
+        changes = [event for part in history for event in part.changes.limits]
+        self._caps = list(caps_of(spent_limits(jobs, with_latest_limits(policy.limits, changes))))
+        self._limits_of = _limits_of(jobs, [cap.limit for cap in self._caps if cap.jobs.limit is not None])
+        limits = with_all_limits(policy.limits, changes)
         self._groups = groups_of(replace(policy, limits=limits), jobs, guarded)
-        self._values: dict[tuple[str, ...], SettingValue] = {}
-        """The suggested values so far."""
+        self._values: dict[tuple[str, ...], tuple[Setting, SettingValue]] = {}
+        """The settings that are suggested so far with their values, by their paths."""
         self._present = policy
         """The policy with these."""
         self._alone: dict[frozenset[str], DailyOutcome] = {}
@@ -181,7 +196,13 @@ class Search:
             for trial in trials:
                 if base is None or not result.is_complete:
                     return result
+                before = base
+                world = self._world
+                if (limit := trial.setting.limit) is not None and (days := DAYS_OF.get(limit.window, 1)) > 1:
+                    self._world = World(self._calls, within_ms=days * DAY_MS, compares_delays=True)
                 base = self._try(trial, base, group)
+                if base is before:
+                    self._world = world
         return result
 
     def _trials(self, group: frozenset[str]) -> Iterator[Trials]:
@@ -197,16 +218,38 @@ class Search:
                 # Whatever else is tried for it would be judged by calls that were cut off.
                 self.result.experiments.append(_cut_off(name, agents[name].timeout_s, signs))
                 continue
-            yield from trials_of(name, agents[name], signs)
-        caps = caps_of(self._before.limits.limits, {name: self._signs[name] for name in wanted})
-        for cap in caps if self._has_whole_days else ():
-            if cap.agent not in self.result.few_days and (cap.agent is not None or self._agent is None):
+            for trial in trials_of(name, agents[name], signs):
+                if trial.setting.path[-1] != "base_s":
+                    yield trial
+                elif delays := [delay for delay in trial.values if self._tells(signs, delay)]:
+                    yield Trials(trial.setting, delays)
+        for cap in self._caps if self._has_whole_days else ():
+            is_wanted = self._agent is None if cap.agent is None else cap.agent in wanted
+            # What a longer window has left depends on all of its days.
+            is_recorded = len(self._history) == 1 or (cap.limit is not None and cap.limit.window == "day")
+            if is_wanted and is_recorded and cap.agent not in self.result.few_days:
                 yield Trials(cap, ())
+
+    def _tells(self, signs: Signs, delay: SettingValue) -> bool:
+        """Returns True if the record has calls about a delay in seconds after almost all failures of an agent."""
+        delay_ms = round(float(cast(float, delay)) * 1000)
+        unknown = 0
+        for failed in signs.failed:
+            at_ms = ms_from_time(failed.completed_at) + delay_ms
+            unknown += self._world.draw(failed.model, failed.agent, at_ms, failed.attempt_id, delay_ms) is None
+        return unknown <= MOST_UNKNOWN * signs.jobs
+
+    def _with(self, setting: Setting, value: SettingValue) -> Policy | None:
+        """Returns the policy with a value on top of those that are suggested; None if the config does not allow it."""
+        values = {**self._values, setting.path: (setting, value)}.values()
+        policy = self._policy_with({tried.path: value for tried, value in values if not tried.is_of_plane})
+        amounts = {tried.name: _amount(tried, value) for tried, value in values if tried.is_of_plane}
+        return None if policy is None else replace(policy, amounts=amounts)
 
     def _try(self, trial: Trials, base: DailyOutcome, group: frozenset[str]) -> DailyOutcome:
         """Tries the values of a setting. Returns the outcome with the one that it suggests, or the same if none."""
         setting = trial.setting
-        days = list(base.days(setting.agent))
+        days = list(base.days(setting.jobs))
         deciding = days[::2]
         judging = days[1::2]
         scope = group if setting.agent is None else frozenset({setting.agent})
@@ -216,30 +259,30 @@ class Search:
         self._alone[scope] = alone
         outcomes: dict[int, tuple[Policy, DailyOutcome]] = {}
         effects: dict[int, DailyEffect] = {}
-        values = trial.values or self._demand(setting, deciding, scope)
+        values = trial.values or self._demand(setting, deciding, base, scope)
         for number, value in enumerate(values):
-            policy = self._policy_with({**self._values, setting.path: value})
+            policy = self._with(setting, value)
             outcome = None if policy is None else self._replay(policy, scope)
             if policy is None or outcome is None:
                 continue
-            unknown = _unknown(outcome, setting.agent) - _unknown(alone, setting.agent)
-            if unknown > MOST_UNKNOWN * sum(day.jobs for day in alone.days(setting.agent).values()):
+            unknown = _unknown(outcome, setting.jobs) - _unknown(alone, setting.jobs)
+            if unknown > MOST_UNKNOWN * sum(day.jobs for day in alone.days(setting.jobs).values()):
                 self._note_unknown(setting, value, unknown)
                 continue
             outcomes[number] = policy, outcome
-            effects[number] = daily_effect(alone, outcome, setting.agent, deciding)
+            effects[number] = daily_effect(alone, outcome, setting.jobs, deciding)
         if not self.result.is_complete or (number := best_of(effects)) is None:
             return base
         policy, outcome = outcomes[number]
         judged = outcome if scope == group else self._replay(policy, group)
         if judged is None:
             return base
-        effect = daily_effect(base, judged, setting.agent, judging)
+        effect = daily_effect(base, judged, setting.jobs, judging)
         merit = merit_of(effect)
         if merit is None or merit != merit_of(effects[number]):
             return base
         self._present = policy
-        self._values[setting.path] = values[number]
+        self._values[setting.path] = setting, values[number]
         self._alone[scope] = outcome
         self.result.suggestions.append(Suggestion(setting, values[number], merit, effect))
         return judged
@@ -256,30 +299,49 @@ class Search:
             reason = f"{value[0]} has {share} of the price of {setting.value[0]}, but {jobs} would call it unrecorded"
             self.result.experiments.append(Experiment(setting, value, reason))
 
-    def _demand(self, setting: Setting, days: Sequence[str], scope: frozenset[str]) -> Sequence[SettingValue]:
-        """Returns the limit on the spend of a day that has room for most of some days, if it is above the present."""
-        if isinstance(setting.value, list):
+    def _demand(
+        self, setting: Setting, days: Sequence[str], base: DailyOutcome, scope: frozenset[str]
+    ) -> Sequence[SettingValue]:
+        """Returns the amount of a limit that has room for what some days would use, if it is above the present one."""
+        limit = setting.limit
+        value = setting.value
+        if limit is None or limit.window is None or isinstance(value, list):
             return ()
-        policy = self._policy_with({**self._values, setting.path: max(1, plain(setting.value * 100))})
-        outcome = None if policy is None else self._replay(policy, scope)
-        if outcome is None:
-            return ()
-        spends = sorted(day.cost for name, day in outcome.days(setting.agent).items() if name in days)
-        limit = round_up(ROOM * spends[math.ceil(DEMAND * len(spends)) - 1] / 10**9) if spends[-1] else 0
-        return (limit,) if limit > setting.value else ()
+        uses: dict[str, int] = defaultdict(int)
 
-    def _replay(self, policy: Policy, group: frozenset[str]) -> DailyOutcome | None:
+        def add(run: ReplayedJob) -> None:
+            for attempt in run.attempts:
+                if _counts_in(limit, attempt):
+                    uses[f"{charged_at(attempt).astimezone(self._before.zone):%Y-%m-%d}"] += figures_of(attempt).used(
+                        limit.unit
+                    )
+
+        policy = self._with(setting, max(1, plain(value * 100)))
+        if policy is None or self._replay(policy, scope, add) is None:
+            return ()
+        dates = [date.fromisoformat(day) for day in base.days(ALL_JOBS)]
+        busy = len(base.days(setting.jobs)) / ((dates[-1] - dates[0]).days + 1)
+        room = room_for(limit.window, [uses[day] for day in days], busy)
+        enough = round_up(room / 10**9 if limit.unit == "usd" else math.ceil(room)) if room else 0
+        return (enough,) if enough > value else ()
+
+    def _replay(
+        self, policy: Policy, group: frozenset[str], on_end: Callable[[ReplayedJob], None] = lambda _: None
+    ) -> DailyOutcome | None:
         """Replays the jobs of some agents under a policy; None if there is no time."""
         if not self._goes_on():
             self.result.is_complete = False
             return None
-        outcome = DailyOutcome(policy.zone)
+        outcome = DailyOutcome(policy.zone, self._limits_of)
+
+        def add(run: ReplayedJob) -> None:
+            outcome.add(run)
+            on_end(run)
+
         for part in self._history:
             jobs = [job for job in part.jobs if job.record.agent in group]
             used_before = dict(part.used_before)
-            replay = Replay(
-                policy, self._before, part.changes, self._world, on_end=outcome.add, used_before=used_before
-            )
+            replay = Replay(policy, self._before, part.changes, self._world, on_end=add, used_before=used_before)
             replay.run(jobs)
             replay.finish()
         self.result.replays += 1
@@ -327,8 +389,28 @@ def groups_of(policy: Policy, jobs: Sequence[RecordedJob], guarded: Collection[s
     return list(dict.fromkeys(map(frozenset, group_of.values())))
 
 
-def _unknown(outcome: DailyOutcome, agent: str | None) -> int:
-    return sum(day.unknown for day in outcome.days(agent).values())
+def _limits_of(jobs: Iterable[RecordedJob], limits: Iterable[Limit | None]) -> dict[str, list[str]]:
+    """Returns the ids of the limits that the calls of jobs count in, by the ids of the executions."""
+    limits_of: dict[str, list[str]] = defaultdict(list)
+    for limit in limits:
+        for job in jobs:
+            if limit is not None and any(_counts_in(limit, logged.attempt) for logged in job.attempts):
+                limits_of[job.record.execution_id].append(limit.id)
+    return limits_of
+
+
+def _counts_in(limit: Limit, attempt: Attempt) -> bool:
+    return key_of_call(limit.kinds, CallNames.of(attempt)) == limit.key
+
+
+def _amount(setting: Setting, value: SettingValue) -> int:
+    """Returns a value of a limit in nano-dollars, tokens or requests."""
+    is_money = setting.limit is not None and setting.limit.unit == "usd"
+    return round(cast(float, value) * 10**9) if is_money else int(cast(float, value))
+
+
+def _unknown(outcome: DailyOutcome, jobs: JobsOf) -> int:
+    return sum(day.unknown for day in outcome.days(jobs).values())
 
 
 def _cut_off(name: str, timeout_s: float, signs: Signs) -> Experiment:

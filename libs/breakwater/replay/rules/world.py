@@ -21,6 +21,10 @@ LEAST_OWN = 4
 WITHIN_MS = 3_600_000
 """The most time between a call and those from which its answer is drawn, unless another is named."""
 
+OF_DELAY = 0.5
+"""The share of a delay between a retry after it and the calls that tell its outcome: one that comes a second after a
+failure may meet the same outage, one that comes ten seconds later may not."""
+
 TIMED_OUT = ErrorInfo(
     kind="timeout", class_="TimeoutError", message="no answer within the agent's time limit", retryable=True
 )
@@ -34,9 +38,15 @@ _PLACE = itemgetter(0, 1)
 class World:
     """The recorded calls of all models, by model and time: those of the two latest stretches of time."""
 
-    def __init__(self, attempts: Iterable[Attempt] = (), *, within_ms: int = WITHIN_MS) -> None:
-        """Takes recorded attempts, as `add`, and the most time between a call and those that it is drawn from."""
+    def __init__(
+        self, attempts: Iterable[Attempt] = (), *, within_ms: int = WITHIN_MS, compares_delays: bool = False
+    ) -> None:
+        """Takes recorded attempts, as `add`, and the most time between a call and those that it is drawn from.
+
+        With `compares_delays`, that is `OF_DELAY` of a delay before a retry, if the delay is not that of the record.
+        """
         self._within_ms = within_ms
+        self._compares_delays = compares_delays
         self._stretches: list[Mapping[str, list[_Call]]] = []
         """The calls of each model, of the two latest stretches; not in order before the model is drawn from."""
         self._ordered: dict[str, tuple[list[int], list[Attempt]]] = {}
@@ -69,7 +79,7 @@ class World:
             ordered = self._ordered[model] = times, [attempt for _, _, attempt in of_model]
         return ordered
 
-    def draw(self, model: str, agent: str, at_ms: int, seed: str) -> Attempt | None:
+    def draw(self, model: str, agent: str, at_ms: int, seed: str, waited_ms: int | None = None) -> Attempt | None:
         """Returns the call whose outcome a call of a model takes; None if the record has none near it.
 
         It is of the same agent, whose prompts cost and take alike, if some of the nearest are.
@@ -79,15 +89,19 @@ class World:
             agent: the agent.
             at_ms: the time of the call, in milliseconds since the epoch.
             seed: what the draw depends on: the same text draws the same call.
+            waited_ms: the delay before it in milliseconds, unless that is the delay of the record.
         """
+        within_ms = self._within_ms
+        if waited_ms is not None and self._compares_delays:
+            within_ms = round(OF_DELAY * waited_ms)
         times, all_calls = self._of_model(model)
         if not times:
             return None
         place = bisect_left(times, at_ms)
         first, last = max(0, place - NEAREST // 2), min(len(times), place + NEAREST // 2)
-        while first < last and at_ms - times[first] > self._within_ms:
+        while first < last and at_ms - times[first] > within_ms:
             first += 1
-        while first < last and times[last - 1] - at_ms > self._within_ms:
+        while first < last and times[last - 1] - at_ms > within_ms:
             last -= 1
         if first == last:
             return None
