@@ -103,7 +103,8 @@ def test_a_wrong_config_or_option_is_named_and_nothing_is_asked(
     assert "did you mean 'model'? (line 4)" in error
     for rename, words in {
         "writer": "names no two agents",
-        "old=wirter": "the changed config has no agent 'wirter'; did you mean 'writer'?",
+        "writer=wirter": "the changed config has no agent 'wirter'; did you mean 'writer'?",
+        "wirter=writer": "the recorded config has no agent 'wirter'; did you mean 'writer'?",
     }.items():
         assert main(["plan", str(config), "--before", str(config), "--rename", rename]) == ExitCode.USAGE
         assert words in " ".join(capsys.readouterr().err.split())

@@ -10,11 +10,20 @@ from zoneinfo import ZoneInfo
 from breakwater.breakers.contract import BreakerTransition
 from breakwater.limits.contract import BudgetEvent
 from breakwater.replay.contract import ConfigPlan
-from breakwater.replay.rules.effects import ChangedJob, DaySpend, Effects, StepFigures, step_ms_of
+from breakwater.replay.rules.effects import (
+    ChangedAlert,
+    ChangedJob,
+    DaySpend,
+    Effects,
+    EventCounts,
+    StepFigures,
+    alerts_of,
+    step_ms_of,
+)
 from breakwater.replay.rules.engine import ReplayFindings
 from breakwater.replay.rules.history import Changes
 from breakwater.replay.rules.report import SHOWN_STEPS, report_of
-from breakwater.replay.views import excesses_of, headline, markdown_of
+from breakwater.replay.views import changed_limits, excesses_of, headline, limits_title, markdown_of
 from tests.tables import each_row
 
 SINCE = datetime(2026, 11, 1, tzinfo=UTC)
@@ -136,6 +145,30 @@ def test_the_report_of_an_agent_leaves_out_what_only_others_reach() -> None:
         assert {limit.budget for limit in report.limits} == budgets
         [thresholds] = [change for change in report.changes if change.name == "thresholds of limits"]
         assert (thresholds.before, thresholds.after) == (0 if agent else 2, len(listed))
+
+
+def test_what_is_as_recorded_is_counted_and_incidents_with_one_title_are_one() -> None:
+    days = [SINCE + timedelta(days=number) for number in range(3)]
+    effects = Effects(ZoneInfo("UTC"), jobs=1)
+    reached = [
+        BudgetEvent.model_construct(
+            event_id=f"agent:writer/daily/{day:%Y-%m-%d}/100",
+            scope="agent",
+            agent="writer",
+            period=f"{day:%Y-%m-%d}",
+            kind="hard_cap",
+            threshold_percent=100,
+            at=day,
+        )
+        for day in days
+    ]
+    for event in reached:
+        effects.add_event(event)
+    report = report_of(effects, ReplayFindings(), Changes(budgets=reached[:2]), SINCE, SINCE + timedelta(days=3))
+    assert [limit.before for limit in changed_limits(report)] == [None]
+    assert limits_title(report) == "Limits that are reached: 2 as recorded"
+    of_periods = EventCounts(incidents=Counter(a=1, b=2), titles={"a": "spent", "b": "spent"})
+    assert alerts_of(of_periods, EventCounts(incidents=Counter(b=1))) == [ChangedAlert("a", "spent", 3, 1)]
 
 
 def test_names_break_no_table_of_markdown() -> None:

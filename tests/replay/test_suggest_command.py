@@ -78,8 +78,9 @@ def test_the_command_prints_figures_and_a_patch_that_applies(
             assert main([*asked, "--agent", "hasty", "--json"]) == 0
             of_hasty = json.loads(capsys.readouterr().out)
             assert main(["suggest", str(file), "--since", "1h", "--until", "30m"]) == 0
-            assert "nothing is recorded" in capsys.readouterr().err
-            assert main([*asked, "--agent", "nobody"]) == 2
+            assert "nothing is recorded of this time; the record has jobs from 2026-11-02 " in capsys.readouterr().err
+            assert main([*asked, "--agent", "hasti"]) == 2
+            assert "no agent 'hasti'; did you mean 'hasty'?" in capsys.readouterr().err
         finally:
             runner.run(database.__aexit__(None, None, None))
     of_plane, suggestion = report["suggestions"]

@@ -30,8 +30,10 @@ from breakwater.replay.views import (
     LIMITS,
     SHOWN_ALERTS,
     SUGGESTIONS,
+    changed_limits,
     excesses_of,
     headline,
+    limits_title,
     line_columns,
     lines_of,
     markdown_of,
@@ -106,9 +108,9 @@ def plan(
     begin, end = _times(since, until)
     config = load_config(file)
     was = load_config(before or api.plane.running_config or config_to_edit(None))
-    new_names = _renames(renames or [], config)
+    new_names = _renames(renames or [], config, was)
     if agent is not None and agent not in {*config.agents, *was.agents}:
-        raise usage_error(f"neither config has an agent {agent!r}")
+        raise usage_error(f"neither config has an agent {agent!r}{hint(agent, {*config.agents, *was.agents})}")
     planning = _plan(
         *(api.plane.clickhouse_url, config, was, begin, end, agent),
         renames=new_names,
@@ -167,14 +169,16 @@ def suggest(
     path = file or api.plane.running_config or config_to_edit(None)
     config = load_config(path)
     if agent is not None and agent not in config.agents:
-        raise usage_error(f"the config has no agent {agent!r}")
+        raise usage_error(f"the config has no agent {agent!r}{hint(agent, config.agents)}")
     report = connect.run(_suggest(api.plane.clickhouse_url, config, path, begin, end, agent, time_limit_s))
     if api.as_json:
         output.json_document(report.model_dump(mode="json"))
     elif report.jobs:
         _show_suggestions(report)
     else:
-        output.note(f"nothing is recorded from {moment(begin)} to {moment(end)}, or retention has deleted it")
+        output.print_styled(f"no job from {moment(begin)} to {moment(end)}")
+        for text in report.notes:
+            output.note(text)
 
 
 async def _suggest(
@@ -228,13 +232,15 @@ async def _plan(
         return await plan_config(analytics, config, was, since, until, agent, **options)
 
 
-def _renames(texts: Sequence[str], config: Config) -> dict[str, str]:
-    """Returns the new names of agents by their old ones. Raises CliError: the config has no such agent."""
+def _renames(texts: Sequence[str], config: Config, was: Config) -> dict[str, str]:
+    """Returns the new names of agents by their old ones. Raises CliError: a config has no such agent."""
     try:
         names = renames_of(texts)
     except ValueError as error:
         raise usage_error(f"--rename {error}", "Write it like old=new.") from error
-    for new in names.values():
+    for old, new in names.items():
+        if old not in was.agents:
+            raise usage_error(f"--rename: the recorded config has no agent {old!r}{hint(old, was.agents)}")
         if new not in config.agents:
             raise usage_error(f"--rename: the changed config has no agent {new!r}{hint(new, config.agents)}")
     return names
@@ -263,8 +269,9 @@ def _show(report: ConfigPlan) -> None:
     lines = lines_of(report)
     output.table(line_columns(lines), lines)
     if report.limits:
-        output.print_styled("\nLimits that are reached")
-        output.table(LIMITS, report.limits)
+        output.print_styled(f"\n{limits_title(report)}")
+    if limits := changed_limits(report):
+        output.table(LIMITS, limits)
     if report.alerts:
         output.print_styled("\nAlerts added and removed")
         output.table(ALERTS, report.alerts[:SHOWN_ALERTS])

@@ -53,7 +53,7 @@ class PlannedLimit(Event):
 class PlannedAlert(Event):
     """An incident that would have been opened more or less often."""
 
-    key: str = Field(description="The key of the incident: its event, and whom it concerns.")
+    key: str = Field(description="The key of the first with its title: its event, and whom it concerns.")
     title: str
     before: Count
     after: Count

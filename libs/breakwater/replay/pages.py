@@ -33,7 +33,18 @@ from breakwater.kernel.types import format_time
 from breakwater.records.events import ConfigChange, config_changes
 from breakwater.replay.contract import MAX_CONFIG, ConfigPlan, ConfigPlanLine
 from breakwater.replay.rules.renames import renames_of
-from breakwater.replay.views import ALERTS, DAYS, JOBS, LIMITS, SHOWN_ALERTS, headline, line_columns, lines_of
+from breakwater.replay.views import (
+    ALERTS,
+    DAYS,
+    JOBS,
+    LIMITS,
+    SHOWN_ALERTS,
+    changed_limits,
+    headline,
+    limits_title,
+    line_columns,
+    lines_of,
+)
 
 _MINUTE = "%b %d %H:%M"
 HISTORY_WINDOW = timedelta(days=30)
@@ -181,7 +192,8 @@ def view_plan(report: ConfigPlan) -> dict[str, Any]:
         "bounds": f"from {report.since:{_MINUTE}} to {report.until:{_MINUTE}} UTC",
         "lines": lines,
         "line_columns": line_columns(lines),
-        "limits": report.limits[:MAX_LIMITS],
+        "limits": changed_limits(report)[:MAX_LIMITS],
+        "limits_title": limits_title(report),
         "limit_columns": LIMITS,
         "alerts": report.alerts[:SHOWN_ALERTS],
         "alert_columns": ALERTS,

@@ -94,7 +94,7 @@ async def replay_records(
     since: datetime,
     until: datetime,
     on_end: Callable[[ReplayedJob], None],
-    on_event: Callable[[ReplayedEvent], None],
+    on_event: Callable[[ReplayedEvent], None] | None = None,
     renames: Renames | None = None,
 ) -> tuple[ReplayFindings, Changes]:
     """Replays the jobs that were started in a stretch of time, a few thousand at a time.
@@ -106,7 +106,7 @@ async def replay_records(
         since: the beginning.
         until: the end.
         on_end: is called with each job that has ended.
-        on_event: is called with each event of the replay.
+        on_event: is called with each event of the replay; None to keep them in the findings.
         renames: the names of agents in both policies, by those in the record.
 
     Returns:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shlex
 from collections.abc import Callable, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from decimal import Decimal
 from difflib import unified_diff
 from io import StringIO
@@ -21,6 +21,7 @@ from breakwater.kernel.formats import quantity
 from breakwater.limits.contract import LimitSettings
 from breakwater.limits.rules.limit import default_id
 from breakwater.replay.contract import ConfigSuggestions, SuggestedExperiment, SuggestedSetting
+from breakwater.replay.coverage import coverage
 from breakwater.replay.policy import policy_of
 from breakwater.replay.records import uncollected
 from breakwater.replay.rules.grid import SettingValue
@@ -62,6 +63,8 @@ async def suggest_settings(
     ends_at = monotonic() + time_limit_s
     is_wanted = True
     policy = policy_of(config)
+    covered = await coverage(analytics, since, until, datetime.now(UTC))
+    since = covered.since
     sample = await read_sample(analytics, policy, since, until, lambda share: on_progress("reading the record", share))
 
     def policy_with(values: Mapping[tuple[str, ...], SettingValue]) -> Policy | None:
@@ -89,7 +92,8 @@ async def suggest_settings(
             result = await asyncio.to_thread(search.run)
         finally:
             is_wanted = False  # the thread of a command that was interrupted ends after its replay
-    return _report(result, sample, config, file_name, since, until, agent, time_limit_s)
+    notes = (*covered.gaps, *_notes(result, sample, time_limit_s))
+    return _report(result, sample, config, file_name, since, until, agent, notes)
 
 
 def prices_of(config: Config) -> dict[str, int]:
@@ -113,7 +117,7 @@ def _report(
     since: datetime,
     until: datetime,
     agent: str | None,
-    time_limit_s: float,
+    notes: tuple[str, ...],
 ) -> ConfigSuggestions:
     of_config = (suggestion for suggestion in result.suggestions if not suggestion.setting.is_of_plane)
     values = {suggestion.setting.path: suggestion.value for suggestion in of_config}
@@ -158,7 +162,7 @@ def _report(
         ),
         replays=result.replays,
         is_complete=result.is_complete,
-        notes=tuple(_notes(result, sample, time_limit_s)),
+        notes=notes,
         patch=patch_of(config.text, with_settings(config.text, values), file_name),
     )
 

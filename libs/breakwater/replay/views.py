@@ -93,6 +93,17 @@ _LINKED_JOB: Column[PlannedJob] = Column(
 )
 
 
+def changed_limits(report: ConfigPlan) -> list[PlannedLimit]:
+    """Returns the limits that are reached at another time, only once, or no more."""
+    return [limit for limit in report.limits if limit.before != limit.after]
+
+
+def limits_title(report: ConfigPlan) -> str:
+    """Returns what stands above these, with the number of the others."""
+    unchanged = len(report.limits) - len(changed_limits(report))
+    return "Limits that are reached" + (f": {unchanged:,} as recorded" if unchanged else "")
+
+
 def headline(report: ConfigPlan) -> str:
     """Returns what would have happened, in one sentence."""
     return sentence("; ".join(report.summary))
@@ -183,8 +194,8 @@ def markdown_of(report: ConfigPlan) -> str:
         f"{jobs} from {moment(report.since)} to {moment(report.until)}, replayed under the changed config:",
         _markdown(line_columns(lines), lines),
     ]
-    if report.limits:
-        parts.append(_markdown(LIMITS, report.limits))
+    if limits := changed_limits(report):
+        parts += [limits_title(report), _markdown(LIMITS, limits)]
     if report.alerts:
         parts.append(_markdown(ALERTS, report.alerts[:SHOWN_ALERTS]))
     if report.most_changed:

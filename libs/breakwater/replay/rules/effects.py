@@ -524,10 +524,10 @@ def changes_of(before: EventCounts, after: EventCounts) -> list[CountedChange]:
 
 @dataclass(frozen=True, slots=True)
 class ChangedAlert:
-    """An incident that opens more or less often than it did, by its key.
+    """Incidents with one title that open more or less often than they did.
 
     Attributes:
-        key: its key.
+        key: the key of the first.
         title: the title of its first opening.
         before: how often it was opened.
         after: how often it would have been.
@@ -540,10 +540,16 @@ class ChangedAlert:
 
 
 def alerts_of(before: EventCounts, after: EventCounts) -> list[ChangedAlert]:
-    """Returns the incidents that open more or less often, those with the largest difference first."""
-    titles = {**after.titles, **before.titles}
-    changed = [ChangedAlert(key, title, before.incidents[key], after.incidents[key]) for key, title in titles.items()]
-    differing = (alert for alert in changed if alert.before != alert.after)
+    """Returns the incidents that open more or less often, those with the largest difference first.
+
+    Those with the same title are one: an incident of a limit has a key for each period.
+    """
+    together: dict[str, ChangedAlert] = {}
+    for key, title in {**after.titles, **before.titles}.items():
+        alert = together.get(title) or ChangedAlert(key, title, 0, 0)
+        counts = {"before": alert.before + before.incidents[key], "after": alert.after + after.incidents[key]}
+        together[title] = replace(alert, **counts)
+    differing = (alert for alert in together.values() if alert.before != alert.after)
     return sorted(differing, key=lambda alert: (-abs(alert.after - alert.before), alert.key))
 
 

@@ -832,6 +832,9 @@ class Replay:
             ends = attempt.ends_chain or run.is_at_last
             step = Stop(attempt.refused_reason or "error") if ends else NextModel()
             if run.follows and not ends and following is None:
+                if attempt.model in run.job.record.fallback_chain[-1:]:  # there was no further model then
+                    self._leave(run, "step", "end", "next model", now_ms)
+                    return step
                 self.findings.followed["time used up"] += 1  # it waited for room until its time was over
                 return Stop(attempt.refused_reason or "error")
             return step
