@@ -63,6 +63,13 @@ async def test_totals_are_the_same_whatever_is_closed_and_forgotten(analytics: A
     for _ in range(2):
         await close_spend(analytics, BERLIN, LAST)
         assert await totals() == expected
+    counted = await analytics.query("SELECT uniqExact(until, names), count() FROM closed_spend FINAL")
+    assert len(set(counted.rows[0])) == 1
+    with_name = (
+        "hex(sipHash128(toString((agent, tenant, model, deployment, provider, submitted_by, user, team, cost_tags))))"
+    )
+    guessed = f"SELECT countIf(startsWith(names, {with_name})) FROM closed_spend WHERE user IS NOT NULL"
+    assert (await analytics.query(guessed)).rows == ((0,),), "who knows the hash can't guess the user"
     await analytics.execute("OPTIMIZE TABLE closed_spend FINAL")
     await analytics.execute(
         "ALTER TABLE attempts DELETE WHERE started_at < '2026-10-31 23:00:00' SETTINGS mutations_sync = 2"

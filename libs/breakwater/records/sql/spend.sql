@@ -47,17 +47,18 @@ GROUP BY ALL
 -- name: closed_until
 SELECT maxOrNull(until) FROM closed_spend
 
--- `%s` is the statement `spend`.
+-- `%s` is the statement `spend`. Users of one hash have numbers: whoever has the hash of a user's name can guess the name.
 -- name: close_spend
 INSERT INTO closed_spend
     (until, names, agent, tenant, model, deployment, provider, submitted_by, user, team, cost_tags, event_sequence,
     spent, calls, unpriced, gauged, foreseen, measured, exceeded, tokens)
-%s
+SELECT * REPLACE (concat(names, '-', toString(row_number() OVER (PARTITION BY names ORDER BY user))) AS names)
+FROM (%s)
 
 -- name: names_of_closed
 {end:DateTime64(3, 'UTC')} AS until,
 -- Of one text: the hash of several values is NULL if one of them is.
-    hex(sipHash128(toString((agent, tenant, model, deployment, provider, submitted_by, user, team, cost_tags)))) AS names,
+    hex(sipHash128(toString((agent, tenant, model, deployment, provider, submitted_by, team, cost_tags)))) AS names,
     agent, tenant, model, deployment, provider, submitted_by, user, team, cost_tags,
     toUnixTimestamp64Milli(now64(3)) AS event_sequence
 
