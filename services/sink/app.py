@@ -74,7 +74,7 @@ def build(settings: Settings, config: Config) -> ServiceApp:
     app.on_shutdown(sink.stop)
     app.run_alongside(comparer.run)
     app.run_alongside(SpendCloser(analytics, Lookup(connection), config.budgets.zone, now).run)
-    app.run_alongside(TextExpiry(analytics, lambda: applied.clickhouse, now).run)
+    app.run_alongside(TextExpiry(analytics, lambda: applied.clickhouse, now, metrics).run)
     app.run_alongside(StorageWatch("clickhouse", lambda: sink.clickhouse_outage, open_incidents, now).run)
     app.before_reading(comparer.begin)
 

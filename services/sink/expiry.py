@@ -14,10 +14,12 @@ from breakwater.kernel.clickhouse.errors import AnalyticsUnavailableError, Query
 from breakwater.kernel.clickhouse.table import Layout
 from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage
+from breakwater.records.metrics import SinkMetrics
 from breakwater.records.settings import ClickHouse
-from breakwater.records.texts import expire_texts
+from breakwater.records.texts import UnfinishedChangeError, expire_texts
 
 EVERY_S = 3_600.0
+WORK = "emptying old texts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,16 +29,19 @@ class TextExpiry:
     analytics: Analytics
     settings: Callable[[], ClickHouse]
     now: Callable[[], datetime]
+    metrics: SinkMetrics
 
     async def run(self) -> None:
-        """Empties texts every hour, until cancelled."""
-        outage = Outage("emptying old texts")
+        """Looks for old texts every hour, until cancelled."""
+        outage = Outage(WORK)
+        expected = (AnalyticsUnavailableError, QueryError, UnfinishedChangeError)
         while True:
-            await outage.run_logged(self.expire, expected=(AnalyticsUnavailableError, QueryError))
+            done = await outage.run_logged(self.expire, expected=expected)
+            self.metrics.set_unavailable(WORK, yes=not done)
             await asyncio.sleep(background.aligned_delay(EVERY_S))
 
     async def expire(self) -> None:
-        """Empties texts once. Raises AnalyticsUnavailableError, QueryError: repeat it."""
+        """Empties texts once. Raises as `expire_texts`: repeat it."""
         settings = self.settings()
         layout = Layout(settings.cluster)
         if count := await expire_texts(self.analytics, settings.text_days, self.now(), layout):

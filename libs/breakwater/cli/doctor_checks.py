@@ -46,6 +46,7 @@ from breakwater.limits.store.budgets import Budgets
 from breakwater.local.plane import PlaneLocation
 from breakwater.records.log_comparison import last_comparison
 from breakwater.records.migrations import MIGRATIONS, missing
+from breakwater.records.texts import unfinished_changes
 
 ANSWER_TIMEOUT_S = 5.0
 """Longest silence of ClickHouse in seconds. It is shorter than a check's timeout, so that findings name ClickHouse."""
@@ -187,6 +188,14 @@ async def clickhouse_findings(plane: PlaneLocation, _config: Config | None = Non
         except QueryError:
             rows = ()
         missing_parts = await missing(analytics) if rows else ()
+    async with connect.analytics(plane.admin_clickhouse_url, answer_timeout_s=ANSWER_TIMEOUT_S) as analytics:
+        try:
+            changes = await unfinished_changes(analytics)
+        except QueryError:
+            changes = []  # the password is not on this machine, and `reader` may not ask
+    for change in changes:
+        remedy = "It empties texts (`text_days`, `erase`). Mend its reason; what `KILL MUTATION` ends is begun again."
+        yield Finding("clickhouse", "warn", change, remedy)
     applied = {int(row[0]) for row in rows}
     required = {migration.version for migration in MIGRATIONS}
     for missing_part in missing_parts:
