@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import resource
+import signal
+import subprocess
+import sys
 from base64 import b64encode
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -19,7 +25,7 @@ from nats.aio.client import Client
 from breakwater.alerts.contract import Alert
 from breakwater.erasure.erase import Eraser, UnfinishedJobsError
 from breakwater.erasure.messages import READERS, NotHandledError
-from breakwater.erasure.rules import DataSubject
+from breakwater.erasure.rules import DataSubject, stored_forms
 from breakwater.erasure.search import Samples, StoreSearch, samples_of
 from breakwater.erasure.store import SubjectKeys
 from breakwater.identity.audit import Actor, AuditLog
@@ -35,12 +41,13 @@ from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.nats.topology import Plan
 from breakwater.kernel.redis.connection import Redis
 from breakwater.limits.rules.budget import TOTAL
-from breakwater.records.rows import alert_row, attempt_row, budget_row, execution_row
-from breakwater.records.schema import ALERTS, ATTEMPTS, BUDGET_EVENTS, EXECUTIONS
+from breakwater.records.rows import alert_row, attempt_row, budget_row, execution_row, guard_row, plan_row
+from breakwater.records.schema import ALERTS, ATTEMPTS, BUDGET_EVENTS, EXECUTIONS, GUARD_EVENTS, PLAN_CHANGES
 from breakwater.records.spend import spend
 from breakwater.redaction.rules.redact import Redactor
 from breakwater.redaction.settings import RedactionRules
-from tests.flow.test_encryption import files_of
+from tests.flow.test_encryption import directory_of, files_of
+from tests.helpers import until
 from tests.records import samples
 from tests.records.samples import new_database
 from tests.servers import RunningServer
@@ -69,9 +76,8 @@ class Stores:
 
     def eraser(self, subject: DataSubject, **more: Any) -> Eraser:
         audit = AuditLog(self.publisher, Redactor.compile(RedactionRules()))
-        waits = {"wait_s": 1.0, "queues_wait_s": 0.0, **more}
         at = datetime.now(UTC) + timedelta(seconds=1)
-        return Eraser(lambda: self.client, self.redis, self.analytics, audit, subject, at, **waits)
+        return Eraser(lambda: self.client, self.redis, self.analytics, audit, subject, at, **{"wait_s": 1.0, **more})
 
     async def publish(self, subject: str, data: bytes, **headers: str) -> int:
         return (await self.client.jetstream().publish(subject, data, headers=headers or None)).seq
@@ -168,6 +174,76 @@ def samples_of_alert() -> dict[str, Any]:
     }
 
 
+async def flush_each_second(nats_server: RunningServer) -> None:
+    """Restarts a server with the interval of `breakwater up` and not that of tests. It also rewrites files then."""
+    config = directory_of(nats_server) / "nats.conf"
+    config.write_text(config.read_text().replace("sync_interval: 1h", "sync_interval: 1s"))
+    await nats_server.restart_async()
+
+
+async def store_jobs(stores: Stores, jobs: int, users: int) -> None:
+    """Stores the records of jobs of so many users, as the sink does."""
+    started = [NOW - timedelta(seconds=number) for number in range(jobs)]
+    common = [{"user": f"user number {number % users}", "completed_at": at} for number, at in enumerate(started)]
+    attempts = [
+        samples.attempt(f"x-{number}", started_at=fields["completed_at"], **fields)
+        for number, fields in enumerate(common)
+    ]
+    records = [
+        samples.execution(f"x-{number}", messages=[{"role": "user", "content": text(f"{number}", "prompt")}], **fields)
+        for number, fields in enumerate(common)
+    ]
+    for start in range(0, jobs, 500):
+        part = range(start, min(start + 500, jobs))
+        events = [(subjects.attempt("good", f"x-{number}", 1), attempts[number]) for number in part]
+        events += [(subjects.execution("good", f"x-{number}"), records[number]) for number in part]
+        await asyncio.gather(*(stores.publish(subject, event.json_bytes()) for subject, event in events))
+    await stores.analytics.insert(ATTEMPTS, [attempt_row(attempt, n, NOW) for n, attempt in enumerate(attempts, 1)])
+    await stores.analytics.insert(EXECUTIONS, [execution_row(record, n) for n, record in enumerate(records, 1)])
+
+
+def begin(command: list[str], environment: dict[str, str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.chaos
+async def test_a_user_with_a_thousand_jobs_is_erased_though_the_command_is_killed_at_each_step(
+    stores: Stores, own_nats_server: RunningServer, redis_server: RunningServer, clickhouse_server: RunningServer
+) -> None:
+    await store_jobs(stores, 20_000, 20)
+    before = await stores.analytics.query("SELECT sum(cost), count() FROM attempts FINAL")
+    config = stores.folder / "breakwater.yaml"
+    config.write_text(
+        'providers: {local: {base_url: "http://127.0.0.1:9/v1"}}\n'
+        "models: {m: {provider: local}}\nagents: {good: {model: m}}\n"
+    )
+    environment = {
+        **os.environ,
+        "BREAKWATER_NATS_URL": own_nats_server.url,
+        "BREAKWATER_REDIS_URL": redis_server.url,
+        "BREAKWATER_CLICKHOUSE_URL": samples.url_of(stores.analytics, clickhouse_server),
+    }
+    program = [sys.executable, "-m", "breakwater.cli", "erase", "--user", "user number 7", "--yes", "--json"]
+    for step in ("deleting messages", "deleting keys", "changing rows", None):
+        command = [*program, "--config", str(config)]
+        cpu = resource.getrusage(resource.RUSAGE_CHILDREN)
+        process = begin(command, environment)
+        assert process.stderr is not None
+        if step is not None:
+            while (line := await asyncio.to_thread(process.stderr.readline)) and step not in line:
+                pass
+            await asyncio.sleep(0.1)
+            process.kill()
+        out, err = await asyncio.to_thread(process.communicate)
+        assert process.returncode == (0 if step is None else -signal.SIGKILL), err
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        print(f"{step}: {used.ru_utime + used.ru_stime - cpu.ru_utime - cpu.ru_stime:.1f} CPU-s", out)
+    assert (await stores.eraser(DataSubject("user number 7")).find()).stores == {}
+    assert (await stores.analytics.query("SELECT sum(cost), count() FROM attempts FINAL")).rows == before.rows
+    of_user = "SELECT count(), countIf(user = 'user number 7'), countIf(erased_at IS NOT NULL) FROM executions FINAL"
+    assert (await stores.analytics.query(of_user)).rows == ((20_000, 0, 1_000),)
+
+
 async def files_of_tables(stores: Stores) -> bytes:
     """The files of ClickHouse's current parts. Texts in small parts stand there as they are."""
     parts = "SELECT path FROM system.parts WHERE active AND database = {database:String}"
@@ -243,7 +319,7 @@ async def test_one_user_is_erased_and_the_other_stays_even_if_it_is_broken_off_b
     assert [row[5] for row in erased.rows] == ["succeeded", "dead_lettered"]
     # What EVENTS has no longer counts whatever part of the log is read from ClickHouse.
     assert await spend(stores.analytics, [TOTAL], log_created=every_log, upto=1_000) == before
-    assert (await Lookup(lambda: stores.client).facts(Stream.EVENTS)).deleted == 4
+    assert (await Lookup(lambda: stores.client).facts(Stream.EVENTS)).deleted >= 4
     actions = [json.loads(data) for data in await stores.messages(Stream.AUDIT)]
     assert {action["action"] for action in actions} == {"erase"}
     assert actions[-1]["outcome"] == "done"
@@ -255,15 +331,86 @@ async def test_a_search_finds_what_was_not_erased_and_looks_at_every_store(store
         await fill(stores, user)
     eraser = stores.eraser(DataSubject(USERS[0]))
     found = await eraser.find()
-    wanted = await samples_of(eraser.rows, found.rows.ids, eraser.subject)
+    wanted = await samples_of(eraser.rows, found.rows, eraser.subject)
     assert {text(USERS[0], kind)[:48] for kind in ("prompt", "answer")} == set(wanted.texts)
     (stores.folder / "block").write_bytes(b"\0" * 9 + text(USERS[0], "answer").encode())
-    search = StoreSearch(lambda: stores.client, stores.redis, stores.analytics, {"NATS": stores.folder})
+    search = StoreSearch(lambda: stores.client, stores.redis, stores.analytics, {"NATS": stores.folder}, files_wait_s=0)
     traces = (await search.run(wanted)).traces
     assert {trace.store for trace in traces if trace.kind == "text"} == {
         *("EVENTS", "RESULTS", "Redis", "executions", "files of NATS", "files of ClickHouse")
     }
     assert {"attempts", "executions", "EVENTS", "Redis"} <= {trace.store for trace in traces if trace.kind == "name"}
+
+
+async def test_what_was_acknowledged_leaves_the_files_of_queues_in_which_others_jobs_wait(
+    stores: Stores, own_nats_server: RunningServer
+) -> None:
+    await flush_each_second(own_nats_server)
+    for consumer, stream, subject in (
+        ("worker-good", Stream.JOBS, "bw.jobs.good"),
+        ("worker-parked", Stream.PARKED, "bw.parked.good.x-"),
+    ):
+        for number, user in enumerate((*USERS, USERS[1])):
+            numbered = f"{subject}{number}" if stream is Stream.PARKED else subject
+            job = {"agent": "good", "prompt": text(user, "job"), "metadata": {"user": user}}
+            await stores.publish(numbered, json.dumps(job).encode())
+        pulled = await stores.client.jetstream().pull_subscribe_bind(consumer, stream)
+        [delivered] = await pulled.fetch(1)
+        await delivered.ack_sync()
+    eraser = stores.eraser(DataSubject(USERS[0]))
+    await eraser.erase(await eraser.find(), OPERATOR, str)
+
+    async def is_gone() -> bool:
+        return all(form not in files_of(directory_of(own_nats_server)) for form in stored_forms(text(USERS[0], "job")))
+
+    await until(is_gone, "rewritten files", timeout_s=30)
+    left = files_of(directory_of(own_nats_server))
+    assert left.count(text(USERS[1], "job").encode()) == 4
+
+
+async def test_ids_that_callers_chose_for_tasks_and_plans_give_way_to_those_of_the_plane(stores: Stores) -> None:
+    anna = {"user": USERS[0], "job_id": "letter to anna kovacs", "task_id": "task of anna kovacs", "task_key": "x-task"}
+    record = samples.execution("x-0", **anna, plan_id="plan of anna kovacs", plan_key="x-plan", completed_at=NOW)
+    await store_record(stores, samples.attempt("x-0", **anna, completed_at=NOW, started_at=NOW), record)
+    for key, chosen in (("x-task", "task of anna kovacs"), ("x-other", "task of ben")):
+        guard = samples.guard_event(event_id=f"g-{key}", task_key=key, task_id=chosen, execution_id=None)
+        sequence = await stores.publish(subjects.guard("good"), guard.json_bytes())
+        await stores.analytics.insert(GUARD_EVENTS, [guard_row(guard, sequence)])
+    change = samples.plan_change(
+        plan_id="plan of anna kovacs", plan_key="x-plan", execution_id="x-0", job_id=anna["job_id"]
+    )
+    sequence = await stores.publish(subjects.plan("x-plan"), change.json_bytes())
+    await stores.analytics.insert(PLAN_CHANGES, [plan_row(change, sequence)])
+    eraser = stores.eraser(DataSubject(USERS[0]))
+    data = await eraser.find()
+    searched = await samples_of(eraser.rows, data.rows, eraser.subject)
+    assert searched.ids == ("letter to anna kovacs", "plan of anna kovacs", "task of anna kovacs")
+    # As if it had been killed after the copy.
+    copy = "SELECT * REPLACE (task_key AS task_id) FROM (SELECT * FROM guard_events WHERE task_key = 'x-task')"
+    await stores.analytics.execute(f"INSERT INTO guard_events {copy}")
+    await eraser.erase(data, OPERATOR, str)
+    assert (await stores.eraser(DataSubject(USERS[0])).find()).stores == {}
+    guards = await stores.analytics.query("SELECT task_id, task_key FROM guard_events FINAL ORDER BY task_key")
+    assert guards.rows == (("task of ben", "x-other"), ("x-task", "x-task"))
+    plans = await stores.analytics.query("SELECT plan_id, job_id, reason FROM plan_changes FINAL")
+    assert plans.rows == (("x-plan", "x-0", "erased"),)
+    search = StoreSearch(lambda: stores.client, stores.redis, stores.analytics, {})
+    assert (await search.run(searched)).traces == ()
+
+
+async def test_a_name_that_another_tenant_has_too_is_no_trace(stores: Stores) -> None:
+    for number, tenant in enumerate(("acme", "globex")):
+        fields = {"user": USERS[0], "tenant": tenant, "completed_at": NOW}
+        record = samples.execution(f"x-{number}", **fields)
+        await store_record(stores, samples.attempt(f"x-{number}", **fields, started_at=NOW), record)
+    eraser = stores.eraser(DataSubject(USERS[0], "acme"))
+    data = await eraser.find()
+    searched = await samples_of(eraser.rows, data.rows, eraser.subject)
+    search = [StoreSearch(lambda: stores.client, stores.redis, stores.analytics, {}) for _ in range(2)]
+    assert {trace.store for trace in (await search[0].run(searched)).traces} == {"EVENTS", "attempts", "executions"}
+    await eraser.erase(data, OPERATOR, str)
+    assert (await search[1].run(searched)).traces == ()
+    assert (await stores.eraser(DataSubject(USERS[0], "globex")).find()).rows.rows["executions"] == 1
 
 
 async def test_nothing_is_erased_while_a_job_has_not_ended_or_a_service_is_behind(stores: Stores) -> None:

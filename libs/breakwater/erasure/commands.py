@@ -14,7 +14,7 @@ import typer
 from breakwater.erasure.contract import ErasureReport, SearchReport
 from breakwater.erasure.erase import ErasableData, Eraser
 from breakwater.erasure.rules import DataSubject
-from breakwater.erasure.search import Samples, StoreSearch, samples_of
+from breakwater.erasure.search import NATS, Samples, StoreSearch, samples_of
 from breakwater.identity.audit import Actor, AuditLog
 from breakwater.kernel.commands import connect, output
 from breakwater.kernel.commands.errors import CliError, ExitCode, usage_error
@@ -96,12 +96,12 @@ async def _run(
             return eraser.report(data, dry_run=True)
         if ask:
             _ask(data)
-        samples = await samples_of(eraser.rows, data.rows.ids, subject) if verify else Samples()
+        samples = await samples_of(eraser.rows, data.rows, subject) if verify else Samples()
         report = await eraser.erase(data, Actor(getpass.getuser(), "command"), output.note)
         if not verify:
             return report
         output.note("searching all stores")
-        folders = {"NATS": plane.data / "nats", "Redis": await eraser.keys.folder()}
+        folders = {NATS: plane.data / "nats", "Redis": await eraser.keys.folder()}
         search = await StoreSearch(lambda: client, redis, analytics, folders).run(samples)
         return report.model_copy(update={"search": search})
 

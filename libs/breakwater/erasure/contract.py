@@ -12,7 +12,7 @@ class Trace(Event):
 
     store: str = Field(description="Stream, table or server.")
     place: str = Field(description="Sequence, column, key or file.")
-    kind: str = Field(description="`text` for a part of a prompt or an answer, `name` for the user's name.")
+    kind: str = Field(description="`text` of a prompt or an answer, `id` that a caller chose, or the user's `name`.")
     count: Count
 
 

@@ -27,8 +27,6 @@ from breakwater.kernel.redis.connection import Redis
 
 WAIT_S = 90.0
 """The longest wait for services to handle what is to be deleted, and for claims, which outlast their jobs by 60 s."""
-QUEUES_WAIT_S = 10.0
-"""The longest wait for empty queues."""
 
 ACTION = "erase"
 
@@ -76,7 +74,6 @@ class Eraser:
         *,
         layout: Layout = PLAIN,
         wait_s: float = WAIT_S,
-        queues_wait_s: float = QUEUES_WAIT_S,
     ) -> None:
         self.subject = subject
         self.messages = SubjectMessages(connection, subject, now)
@@ -85,7 +82,6 @@ class Eraser:
         self._audit = audit
         self._now = now
         self._wait_s = wait_s
-        self._queues_wait_s = queues_wait_s
 
     async def find(self) -> ErasableData:
         """Finds everything.
@@ -93,7 +89,7 @@ class Eraser:
         Raises BusUnavailableError, StateUnavailableError, AnalyticsUnavailableError, QueryError.
         """
         rows = await self.rows.find()
-        messages = await self.messages.find(rows.ids, rows.job_ids)
+        messages = await self.messages.find(rows.ids, rows.job_ids, rows.keys)
         await self.rows.find_alerts(rows, messages.names)
         answers = await self.keys.answers(messages.ids)
         notices = await self.keys.dry_runs(messages.ids)
@@ -139,21 +135,23 @@ class Eraser:
             await self._wait_for_claims(data)
             step("deleting messages")
             await self.messages.delete(data.messages)
+            full = await self.messages.rewrite_files()
             step("deleting keys of Redis")
             await self.keys.delete([*data.answers, *data.notices], data.counters)
             unwritten = await self.keys.rewrite_files(self._wait_s)
             step("changing rows of ClickHouse")
             await self.rows.erase(data.rows, self._now)
-            step("waiting for empty queues")
-            waiting = await self.messages.waiting(self._queues_wait_s)
+            # A comparison that has read the rows before would count them again in Redis.
+            await self.keys.refuse_repairs()
+            await self.keys.delete([], await self.keys.counters())
+        by = f"{self._now + timedelta(minutes=10):%H:%M} UTC"
         remaining = [
-            f"{stream}: its file keeps bytes of ended jobs until it has no job for a moment, or 8 MB of later ones"
-            for stream in waiting
+            f"NATS: files lose what had been acknowledged or had expired by {by}, or where more than half of a file is "
+            "still needed, when less is",
+            *(f"{stream}: it is too full to begin another file; erase again when it is not" for stream in full),
+            *(() if unwritten is None else (unwritten,)),
+            f"ClickHouse: replaced files are removed from disk by {by}",
         ]
-        remaining += [] if unwritten is None else [unwritten]
-        remaining.append(
-            f"ClickHouse: replaced files are removed from disk by {self._now + timedelta(minutes=10):%H:%M} UTC"
-        )
         return self.report(data, dry_run=False, remaining=tuple(remaining))
 
     async def _wait_for_claims(self, data: ErasableData) -> None:

@@ -17,7 +17,7 @@ from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.nats import subjects, topology
 from breakwater.kernel.nats.bodies import BodyReader, BodyReference
 from breakwater.kernel.nats.contract import DeadLetter
-from breakwater.kernel.nats.deletion import delete_messages
+from breakwater.kernel.nats.deletion import FILLER, begin_new_file, delete_messages
 from breakwater.kernel.nats.delivery import name_in, trusted_headers
 from breakwater.kernel.nats.lookup import ClientGetter, Lookup, StoredMessage
 from breakwater.kernel.nats.subjects import Header, Stream, decode_token
@@ -44,6 +44,8 @@ class ErasableMessages:
     """Their executions."""
     names: set[str] = field(default_factory=set[str])
     """The same, with the ids that callers chose."""
+    keys: set[str] = field(default_factory=set[str])
+    """Their tasks and plans, as the plane knows them."""
     unfinished: set[str] = field(default_factory=set[str])
     """Subjects and sequences of jobs that have not ended."""
     sequences: dict[Stream, list[int]] = field(default_factory=dict[Stream, list[int]])
@@ -64,14 +66,15 @@ class SubjectMessages:
         self._subject = subject
         self._until = until
 
-    async def find(self, ids: Iterable[str], names: Iterable[str]) -> ErasableMessages:
+    async def find(self, ids: Iterable[str], names: Iterable[str], keys: Iterable[str] = ()) -> ErasableMessages:
         """Returns all their messages.
 
         Args:
             ids: the executions that ClickHouse knows.
             names: the ids that callers have chosen for those.
+            keys: their tasks and plans.
         """
-        erasable = ErasableMessages(set(ids), {*ids, *names})
+        erasable = ErasableMessages(set(ids), {*ids, *names}, keys=set(keys))
         # The queues first: a job that ends meanwhile is then in EVENTS.
         queued = [message async for message in self._scan(Stream.JOBS, "bw.jobs.>") if self._has_job(message)]
         parked = [message async for message in self._scan(Stream.PARKED, "bw.parked.>") if self._has_job(message)]
@@ -88,6 +91,12 @@ class SubjectMessages:
         async for message in self._scan(Stream.EVENTS, "bw.budgets.>"):
             if self._subject.has_scope(parts_of_event(_json(message))):
                 erasable.add(Stream.EVENTS, message.sequence)
+        for prefix in ("bw.guards.>", "bw.plans.>"):
+            async for message in self._scan(Stream.EVENTS, prefix):
+                event = _json(message)
+                is_of_theirs = any(event.get(name) in erasable.keys for name in ("task_key", "plan_key"))
+                if event.get("execution_id") in erasable.ids or is_of_theirs:
+                    erasable.add(Stream.EVENTS, message.sequence)
         async for message in self._scan(Stream.RESULTS, "bw.results.>"):
             if _token(message, 2) in erasable.ids:
                 erasable.add(Stream.RESULTS, message.sequence)
@@ -115,17 +124,22 @@ class SubjectMessages:
         for stream in sorted(erasable.sequences, key=lambda stream: stream is Stream.EVENTS):
             await delete_messages(self._connection, stream, erasable.sequences[stream])
 
-    async def waiting(self, wait_s: float) -> tuple[Stream, ...]:
-        """Waits for queues without a job, which end their files. Returns those that had jobs for all of `wait_s`."""
-        waiting = {Stream.JOBS, Stream.PARKED}
+    async def rewrite_files(self) -> tuple[Stream, ...]:
+        """Has NATS rewrite files soon, without what was acknowledged, or has expired.
 
-        async def have_been_empty() -> bool:
-            nonlocal waiting
-            waiting -= {stream for stream in waiting if not (await self._lookup.facts(stream)).bytes}
-            return not waiting
-
-        await comes_true(have_been_empty, wait_s)
-        return tuple(sorted(waiting))
+        Returns:
+            The streams that are too full for that.
+        """
+        full: list[Stream] = []
+        for stream in topology.WITH_TEXTS:
+            facts = await self._lookup.facts(stream)
+            if not facts.bytes or (facts.first <= 1 and not facts.deleted):
+                continue  # nothing has gone, or all has, and its file with it
+            if 0 < facts.max_bytes < facts.bytes + 2 * len(FILLER):
+                full += [] if stream in topology.DROPS_OLDEST else [stream]  # those end files all the time
+            else:
+                await begin_new_file(self._connection, stream)
+        return tuple(full)
 
     async def _wait_for(self, stream: Stream, durable: str, last: int, wait_s: float) -> None:
         async def is_handled() -> bool:
@@ -142,6 +156,7 @@ class SubjectMessages:
                 erasable.add(Stream.EVENTS, message.sequence)
                 erasable.ids.add(record["execution_id"])
                 erasable.names.update(name for name in (record["execution_id"], record.get("job_id")) if name)
+                erasable.keys.update(key for key in (record.get("task_key"), record.get("plan_key")) if key)
 
     async def _find_dead_letters(self, erasable: ErasableMessages) -> set[str]:
         """Finds dead letters, also of jobs without a record. Returns the names of their bodies."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import mmap
+import os
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import aclosing
@@ -11,13 +11,18 @@ from pathlib import Path
 from typing import Any, cast
 
 from breakwater.erasure.contract import SearchReport, Trace
-from breakwater.erasure.rules import SHORTEST_NAME, DataSubject, stored_forms, texts_of
-from breakwater.erasure.tables import SubjectRows, json_or_text
+from breakwater.erasure.rules import SHORTEST_NAME, SHORTEST_TEXT, DataSubject, stored_forms, texts_of
+from breakwater.erasure.tables import ErasableRows, SubjectRows, json_or_text
+from breakwater.erasure.waiting import comes_true
 from breakwater.kernel.clickhouse.client import Analytics, quote_name
+from breakwater.kernel.nats.deletion import REWRITTEN_AFTER_S
 from breakwater.kernel.nats.lookup import ClientGetter, Lookup, everything_in
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.redis.connection import Redis
 
+NATS = "NATS"
+"""The name of NATS' folder."""
+PART_BYTES = 4 * 1024 * 1024
 NEWEST_JOBS = 100
 MOST_TEXTS = 400
 MOST_TRACES = 100
@@ -36,45 +41,89 @@ _TEXT_TYPES = "type LIKE '%String%'"
 
 
 class Samples:
-    """The texts to search for, and the name."""
+    """The texts, the callers' ids and the name to search for."""
 
-    def __init__(self, texts: Iterable[str] = (), jobs: int = 0, name: str | None = None) -> None:
+    def __init__(
+        self,
+        texts: Iterable[str] = (),
+        jobs: int = 0,
+        name: str | None = None,
+        *,
+        ids: Iterable[str] = (),
+        tenant: str | None = None,
+    ) -> None:
+        """Takes the tenant beside which the name is searched for: the user's data with others stays."""
         self.jobs = jobs
         self.texts = tuple(sorted(texts))[:MOST_TEXTS]
+        self.ids = tuple(sorted(ids))[:MOST_TEXTS]
         self.name = name if name is not None and len(name) >= SHORTEST_NAME else None
+        self.tenant = tenant
         self._forms = [("text", form) for text in self.texts for form in stored_forms(text)]
-        if self.name is not None:
-            self._forms += [("name", form) for form in stored_forms(self.name)[:2]]
+        self._forms += [("id", form) for chosen in self.ids for form in stored_forms(chosen)[:2]]
+        self._names = [("name", form) for form in stored_forms(self.name or "")[:2] if form]
+        self._tenants = stored_forms(tenant or "")[:2]
+
+        self._longest = max((len(form) for _, form in (*self._forms, *self._names)), default=0)
 
     @property
     def wanted(self) -> Iterator[tuple[str, str]]:
         """The kinds and texts that are searched for."""
         yield from (("text", text) for text in self.texts)
+        yield from (("id", chosen) for chosen in self.ids)
         if self.name is not None:
             yield "name", self.name
 
-    def count_in(self, data: bytes | mmap.mmap) -> Counter[str]:
-        """The number of texts and names in some bytes, by kind."""
-        return Counter(kind for kind, form in self._forms if data.find(form) >= 0)
+    def count_in(self, data: bytes) -> Counter[str]:
+        """The number of texts, ids and names in a message or a value, by kind."""
+        names = self._names if any(form in data for form in self._tenants) else []
+        return Counter(kind for kind, form in (*self._forms, *names) if form in data)
+
+    def count_in_file(self, file: Path) -> tuple[Counter[str], int]:
+        """The same of a file, without names beside a tenant, and its size in bytes; 0 for one that has just gone."""
+        wanted = self._forms if self.tenant else [*self._forms, *self._names]
+        forms = set[tuple[str, bytes]]()
+        window = b""
+        size = 0
+        try:
+            with file.open("rb") as opened:
+                while part := opened.read(PART_BYTES):
+                    size += len(part)
+                    window = window[-self._longest :] + part
+                    forms.update((kind, form) for kind, form in wanted if form in window)
+        except FileNotFoundError:
+            return Counter(), 0
+        return Counter(kind for kind, _ in forms), size
 
 
-async def samples_of(rows: SubjectRows, ids: Iterable[str], subject: DataSubject) -> Samples:
-    """Takes texts of the newest jobs that no job of others has. Raises as `Analytics.query` does."""
-    stored = await rows.texts(list(ids), NEWEST_JOBS)
+async def samples_of(rows: SubjectRows, erasable: ErasableRows, subject: DataSubject) -> Samples:
+    """Takes texts of the newest jobs, and ids, that no job of others has. Raises as `Analytics.query` does."""
+    stored = await rows.texts(list(erasable.ids), NEWEST_JOBS)
     texts: set[str] = set()
     for parts in stored.values():
         texts |= texts_of(*map(json_or_text, parts))
-    erasable = [text for text in sorted(texts)[:MOST_TEXTS] if not await rows.used_by_others(text)]
-    return Samples(erasable, len(stored), subject.user)
+    own_texts = [text for text in sorted(texts)[:MOST_TEXTS] if not await rows.used_by_others(text)]
+    long_ids = sorted(chosen for chosen in erasable.chosen if len(chosen) >= SHORTEST_TEXT)[:MOST_TEXTS]
+    own_ids = [chosen for chosen in long_ids if not await rows.used_by_others(chosen)]
+    return Samples(own_texts, len(stored), subject.user, ids=own_ids, tenant=subject.user and subject.tenant)
 
 
 class StoreSearch:
     """Searches NATS, Redis, ClickHouse, and files where they are on this machine."""
 
     def __init__(
-        self, connection: ClientGetter, redis: Redis, analytics: Analytics, folders: Mapping[str, Path | None]
+        self,
+        connection: ClientGetter,
+        redis: Redis,
+        analytics: Analytics,
+        folders: Mapping[str, Path | None],
+        *,
+        files_wait_s: float = REWRITTEN_AFTER_S,
     ) -> None:
-        """Takes the folders of the servers' files, by their names; those that are not here are left out."""
+        """Takes the folders of the servers' files, by their names; those that are not here are left out.
+
+        `files_wait_s` is how long it waits for NATS to rewrite its own.
+        """
+        self._files_wait_s = files_wait_s
         self._lookup = Lookup(connection)
         self._client: Any = redis.client
         self._analytics = analytics
@@ -97,7 +146,7 @@ class StoreSearch:
         paths = (await self._analytics.query(active, {"database": self._analytics.database})).rows
         folders = [*self._folders.items(), *(("ClickHouse", Path(path)) for (path,) in paths)]
         for name, folder in folders:
-            await asyncio.to_thread(self._search_files, name, folder, samples)
+            await self._search_files(name, folder, samples)
         traces = [
             Trace(store=store, place=place, kind=kind, count=count)
             for (store, place, kind), count in sorted(self._traces.items())[:MOST_TRACES]
@@ -143,9 +192,13 @@ class StoreSearch:
             for kind, text in samples.wanted:
                 # Each row as JSON, so that arrays and maps are searched, too; as a text may be escaped in it.
                 parts = ", ".join(f"ifNull(toString({quote_name(name)}), '')" for name in names)
-                sql = f"SELECT count() FROM {quote_name(table)} WHERE multiSearchAny(concat_ws('\\n', {parts}), {{forms:Array(String)}})"  # noqa: E501, S608
-                forms = list(dict.fromkeys((text, stored_forms(text)[1].decode())))
-                count = int((await self._analytics.query(sql, {"forms": forms})).rows[0][0])
+                row = f"concat_ws('\\n', {parts})"
+                sql = f"SELECT count() FROM {quote_name(table)} WHERE multiSearchAny({row}, {{forms:Array(String)}})"  # noqa: S608
+                parameters = {"forms": _forms_in_rows(text)}
+                if kind == "name" and samples.tenant:
+                    sql += f" AND multiSearchAny({row}, {{tenant:Array(String)}})"
+                    parameters["tenant"] = _forms_in_rows(samples.tenant)
+                count = int((await self._analytics.query(sql, parameters)).rows[0][0])
                 if count:
                     self._traces[table, "rows", kind] += count
         mutations = "SELECT command FROM system.mutations WHERE database = {database:String}"
@@ -153,17 +206,46 @@ class StoreSearch:
             self._searched["mutations"] += 1
             self._note("mutations", "command", samples.count_in(str(command).encode()))
 
-    def _search_files(self, name: str, folder: Path, samples: Samples) -> None:
-        for file in sorted(folder.rglob("*")):
-            if not file.is_file() or not file.stat().st_size:
-                continue
-            with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                self._searched[f"{name} (bytes)"] += len(data)
-                self._note(f"files of {name}", str(file.relative_to(folder)), samples.count_in(data))
+    async def _search_files(self, name: str, folder: Path, samples: Samples) -> None:
+        size, traces = await asyncio.to_thread(_count_in_files, _files_in(folder), samples)
+        self._searched[f"{name} (bytes)"] += size
+
+        async def are_clean() -> bool:
+            nonlocal traces
+            _, traces = await asyncio.to_thread(_count_in_files, traces, samples)
+            return not traces
+
+        # NATS rewrites its files some time after it was made to; the others have been.
+        if traces and name == NATS:
+            await comes_true(are_clean, self._files_wait_s)
+        for file, counts in traces.items():
+            self._note(f"files of {name}", str(file.relative_to(folder)), counts)
 
     def _note(self, store: str, place: str, counts: Counter[str]) -> None:
         for kind, count in counts.items():
             self._traces[store, place, kind] += count
+
+
+def _forms_in_rows(text: str) -> list[str]:
+    return list(dict.fromkeys((text, stored_forms(text)[1].decode())))
+
+
+def _files_in(folder: Path) -> list[Path]:
+    """All files; of directories that are removed meanwhile, those that were there."""
+    paths = (Path(path, name) for path, _, names in os.walk(folder) for name in names)
+    return sorted(path for path in paths if path.is_file())
+
+
+def _count_in_files(files: Iterable[Path], samples: Samples) -> tuple[int, dict[Path, Counter[str]]]:
+    """The size of files in bytes, and what is in those that have anything."""
+    traces = dict[Path, Counter[str]]()
+    total = 0
+    for file in files:
+        counts, size = samples.count_in_file(file)
+        total += size
+        if counts:
+            traces[file] = counts
+    return total, traces
 
 
 def _flat(value: object) -> Iterator[bytes]:

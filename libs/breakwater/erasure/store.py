@@ -14,6 +14,7 @@ from breakwater.erasure.rules import DataSubject
 from breakwater.erasure.waiting import comes_true
 from breakwater.kernel.redis.connection import Redis
 from breakwater.limits.rules.scopes import parts_of
+from breakwater.limits.store.budgets import FILLED
 
 PART = 500
 _CACHE = "bw:cache:*"
@@ -95,6 +96,11 @@ class SubjectKeys:
                     else:
                         pipe.hdel(key, name)
                 await pipe.execute()
+
+    async def refuse_repairs(self) -> None:
+        """Has repairs of counters refused that were computed before now."""
+        if await self._client.exists(FILLED):
+            await self._client.hincrby(FILLED, "repairs", 1)
 
     async def rewrite_files(self, wait_s: float) -> str | None:
         """Has Redis write its files anew, without what was deleted. Returns why it did not; None if it did."""

@@ -18,7 +18,15 @@ from breakwater.erasure.rules import DataSubject, mentions
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.clickhouse.table import PLAIN, Layout
 from breakwater.kernel.types import format_time
-from breakwater.records.schema import ALERTS, ATTEMPTS, BUDGET_EVENTS, CLOSED_SPEND, EXECUTIONS
+from breakwater.records.schema import (
+    ALERTS,
+    ATTEMPTS,
+    BUDGET_EVENTS,
+    CLOSED_SPEND,
+    EXECUTIONS,
+    GUARD_EVENTS,
+    PLAN_CHANGES,
+)
 from breakwater.records.texts import ERASED, ERROR_MESSAGE, TEXTS, emptying
 
 _EXECUTION_COLUMNS = (*TEXTS, "user", "task_id", "parent_job_id", "plan_id")
@@ -42,6 +50,23 @@ _ALERT_CHANGES = {
     "payload": "'{}'",
 }
 
+_REPLACED = {
+    GUARD_EVENTS.name: (
+        "event_id",
+        ("execution_id", "task_key"),
+        {"task_id": "task_key", "reason": f"'{ERASED}'"},
+        "task_id != task_key",
+    ),
+    PLAN_CHANGES.name: (
+        "change_id",
+        ("execution_id", "plan_key"),
+        {"plan_id": "plan_key", "job_id": "execution_id", "correlation_id": "NULL", "reason": f"'{ERASED}'"},
+        "(plan_id != plan_key OR ifNull(job_id != execution_id, false))",
+    ),
+}
+"""Tables that are sorted by ids of callers, so that rows can't be changed: the column that identifies a row, those by
+which it belongs to a job, the new values of a copy, and the condition of rows that have ids of callers."""
+
 _SETTINGS = "SETTINGS mutations_sync = 2"
 """A statement returns when all replicas have done it."""
 
@@ -57,6 +82,12 @@ class ErasableRows:
     rows: dict[str, int] = field(default_factory=dict[str, int])
     """By table."""
     alert_ids: list[str] = field(default_factory=list[str])
+    keys: set[str] = field(default_factory=set[str])
+    """The tasks and plans of their executions, as the plane knows them."""
+    chosen: set[str] = field(default_factory=set[str])
+    """The ids of jobs, tasks and plans that callers chose."""
+    hashes: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
+    """By table, the keyed hashes of rows that are replaced."""
 
 
 class SubjectRows:
@@ -78,15 +109,29 @@ class SubjectRows:
                 sql = f"SELECT hex(sipHash128Keyed(({self._key}), {{text:String}}))"
                 self._hashes[text] = str((await self._analytics.query(sql, {"text": text})).rows[0][0])
         erasable = ErasableRows()
-        sql = f"SELECT execution_id, job_id FROM executions FINAL WHERE {self._is_own(EXECUTIONS.time)}"  # noqa: S608
-        for execution_id, job_id in (await self._analytics.query(sql)).rows:
+        sql = (
+            "SELECT execution_id, job_id, task_key, task_id, plan_key, plan_id "  # noqa: S608  of constants and hashes
+            f"FROM executions FINAL WHERE {self._is_own(EXECUTIONS.time)}"
+        )
+        for execution_id, job_id, *names in (await self._analytics.query(sql)).rows:
             erasable.ids.add(execution_id)
             erasable.job_ids.add(job_id)
+            erasable.keys.update(filter(None, names[::2]))
+            pairs = ((execution_id, job_id), names[:2], names[2:])
+            erasable.chosen.update(chosen for key, chosen in pairs if chosen and chosen != key)
         erasable.rows["executions"] = len(erasable.ids)
         for table, condition in self._conditions():
             if table != "executions":
                 sql = f"SELECT count() FROM {table} WHERE {condition}"  # noqa: S608  of constants and hashes
                 erasable.rows[table] = int((await self._analytics.query(sql)).rows[0][0])
+        for table, (row_id, columns, _, has_chosen) in _REPLACED.items():
+            of_jobs = " OR ".join(
+                f"{column} IN (SELECT {column} FROM executions FINAL WHERE {self._is_own(EXECUTIONS.time)})"  # noqa: S608
+                for column in columns
+            )
+            sql = f"SELECT {self._hash_of(row_id)} FROM {table} FINAL WHERE {has_chosen} AND ({of_jobs})"  # noqa: S608
+            erasable.hashes[table] = [row[0] for row in (await self._analytics.query(sql)).rows]
+            erasable.rows[table] = len(erasable.hashes[table])
         return erasable
 
     async def find_alerts(self, erasable: ErasableRows, names: Collection[str]) -> None:
@@ -105,6 +150,8 @@ class SubjectRows:
             ids = ", ".join(_quoted(alert_id) for alert_id in erasable.alert_ids[start : start + AT_ONCE])
             alerts = f"alert_id IN ({ids})"
             await self._alter(ALERTS.name, emptying(("reason",), _ALERT_CHANGES, alerts, alerts))
+        for table, hashes in erasable.hashes.items():
+            await self._replace(table, hashes)
         for table, condition in self._conditions():
             if not erasable.rows.get(table):
                 continue
@@ -121,6 +168,18 @@ class SubjectRows:
                     clauses = emptying(_EXECUTION_COLUMNS, changes, condition, now_erased)
             await self._alter(table, clauses)
 
+    async def _replace(self, table: str, hashes: Sequence[str]) -> None:
+        """Puts copies without ids of callers in place of rows. A second time, the copies replace each other."""
+        row_id, _, changes, has_chosen = _REPLACED[table]
+        replaced = ", ".join(f"{value} AS {column}" for column, value in changes.items())
+        for start in range(0, len(hashes), AT_ONCE):
+            part = ", ".join(_quoted(hashed) for hashed in hashes[start : start + AT_ONCE])
+            condition = f"{self._hash_of(row_id)} IN ({part}) AND {has_chosen}"
+            # The new values have the names of their columns, which must not be meant in the condition.
+            rows = f"SELECT * FROM {table} FINAL WHERE {condition}"  # noqa: S608  of constants and hashes
+            await self._analytics.execute(f"INSERT INTO {table} SELECT * REPLACE ({replaced}) FROM ({rows})")  # noqa: S608
+            await self._alter(table, f"DELETE WHERE {condition}")
+
     async def texts(self, ids: Sequence[str], limit: int) -> dict[str, list[str]]:
         """The stored texts of the newest executions, as JSON or as they are, by execution."""
         sql = (
@@ -132,10 +191,11 @@ class SubjectRows:
         return {row[0]: [*row[1], *([row[2]] if row[2] else [])] for row in rows}
 
     async def used_by_others(self, text: str) -> bool:
-        """Returns True if jobs of others have a text, too, so that it says nothing of this data subject."""
+        """Returns True if jobs of others have a text or an id, too, so that it says nothing of this data subject."""
         sql = (
             "SELECT count() FROM executions WHERE NOT ("  # noqa: S608  of constants and hashes
-            f"{self._is_own(EXECUTIONS.time)}) AND (position(ifNull(messages, ''), {{text:String}}) > 0"
+            f"{self._is_own(EXECUTIONS.time)}) AND ({{text:String}} IN (job_id, task_id, plan_id)"
+            " OR position(ifNull(messages, ''), {text:String}) > 0"
             " OR position(ifNull(input, ''), {text:String}) > 0 OR position(ifNull(output, ''), {text:String}) > 0)"
         )
         return bool((await self._analytics.query(sql, {"text": text})).rows[0][0])
@@ -170,8 +230,10 @@ class SubjectRows:
         return " AND ".join(conditions)
 
     def _equals(self, column: str, name: str) -> str:
-        hashed = f"hex(sipHash128Keyed(({self._key}), ifNull(toString({column}), '')))"
-        return f"{hashed} = '{self._hashes[name]}'"
+        return f"{self._hash_of(column)} = '{self._hashes[name]}'"
+
+    def _hash_of(self, column: str) -> str:
+        return f"hex(sipHash128Keyed(({self._key}), ifNull(toString({column}), '')))"
 
     async def _alter(self, table: str, clauses: str) -> None:
         await self._analytics.execute(f"ALTER TABLE {table}{self._layout.on_cluster} {clauses} {_SETTINGS}")

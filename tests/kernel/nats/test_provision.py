@@ -119,7 +119,7 @@ async def test_jobs_that_sleep_are_no_reason_to_touch_their_stream(
         "updated stream JOBS (subjects)",
     )
     config = (await jetstream.stream_info("PARKED")).config
-    assert config.subjects == ["bw.parked.*.*"]
+    assert config.subjects == ["bw.parked.*.*", "bw-filler.PARKED"]
     assert (config.retention, config.discard) == ("workqueue", "new")
 
 

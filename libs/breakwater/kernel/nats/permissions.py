@@ -186,17 +186,6 @@ _EVENTS_END = f"$JS.API.STREAM.MSG.GET.{Stream.EVENTS}"
 _RESPONSES_END = f"$JS.API.STREAM.MSG.GET.{Stream.RESPONSES}"
 """The same of a stored answer's chunks."""
 
-ERASABLE = (
-    Stream.PARKED,
-    Stream.EVENTS,
-    Stream.ALERTS,
-    Stream.RESULTS,
-    Stream.RESPONSES,
-    Stream.DLQ,
-    Stream.BODIES,
-)
-"""The streams with texts of users, apart from JOBS, which has none of jobs that have ended."""
-
 _LIMITS = (*_facts(Stream.LIMITS), *reads(Stream.LIMITS), f"$JS.API.STREAM.MSG.GET.{Stream.LIMITS}")
 """Limits that are set by the API, with the last change as the leader knows it."""
 
@@ -375,7 +364,8 @@ GRANTS = (
             *_below("jobs", "parked", "alerts"),
             # `breakwater erase`: the last message of each stream, as the leader knows it, and single ones to delete.
             *(f"$JS.API.STREAM.MSG.GET.{stream}" for stream in Stream if stream is not Stream.KEYS),
-            *(f"$JS.API.STREAM.MSG.DELETE.{stream}" for stream in ERASABLE),
+            *(f"$JS.API.STREAM.MSG.DELETE.{stream}" for stream in topology.WITH_TEXTS),
+            "bw-filler.*",
             *_below("audit"),
             HEALTH,
         ),

@@ -371,7 +371,7 @@ async def _stream(jetstream: JetStreamContext, wanted: StreamConfig, replicas: i
     wanted = wanted.evolve(num_replicas=info.config.num_replicas if replicas is None else replicas)
     different = tuple(differences(wanted, info.config))
     limit = info.config.max_bytes
-    others = [] if info.cluster is None else info.cluster.replicas or []
+    peers = [] if info.cluster is None else info.cluster.replicas or []
     return StreamStatus(
         name,
         "differs" if different else "right",
@@ -379,8 +379,8 @@ async def _stream(jetstream: JetStreamContext, wanted: StreamConfig, replicas: i
         messages=info.state.messages,
         bytes=info.state.bytes,
         max_bytes=limit if limit and limit > 0 else None,
-        copies=1 + len(others),
-        late_copies=tuple(peer.name or "unknown" for peer in others if peer.offline or not peer.current),
+        copies=1 + len(peers),
+        late_copies=tuple(peer.name or "unknown" for peer in peers if peer.offline or not peer.current),
     )
 
 

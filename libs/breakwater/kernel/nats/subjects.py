@@ -149,6 +149,11 @@ NOTHING = "bw.nothing"
 """A subject without publishers."""
 
 
+def filler(stream: Stream) -> str:
+    """The subject of messages that make a stream begin another file (`nats.deletion`). No filter of a reader has it."""
+    return f"bw-filler.{stream}"
+
+
 def jobs_of(agent: str) -> list[str]:
     """All subjects of an agent's jobs: the plane's own, and that of each user of a program."""
     return [job(agent), f"{job(agent)}.*"]

@@ -50,6 +50,18 @@ ALERTS_HELD = 1_000
 """The most alerts that a channel may hold back to send as one message; the others wait in the stream."""
 
 
+WITH_TEXTS = (
+    Stream.JOBS,
+    Stream.PARKED,
+    Stream.EVENTS,
+    Stream.ALERTS,
+    Stream.RESULTS,
+    Stream.RESPONSES,
+    Stream.DLQ,
+    Stream.BODIES,
+)
+"""The streams with texts of users."""
+
 NEARLY_FULL = 0.8
 """The share of a stream's limit from which on people are warned."""
 
@@ -95,7 +107,7 @@ def streams(plan: Plan, *, replicas: int = 1) -> tuple[StreamConfig, ...]:
     def stream(name: Stream, subject_names: Iterable[str], max_age_s: float, **more: object) -> StreamConfig:
         return StreamConfig(
             name=name.value,
-            subjects=list(subject_names),
+            subjects=[*subject_names, *((subjects.filler(name),) if name in WITH_TEXTS else ())],
             max_age=max_age_s,
             storage=StorageType.FILE,
             num_replicas=replicas,
