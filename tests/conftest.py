@@ -28,7 +28,8 @@ settings.register_profile("thorough", deadline=None, max_examples=1000)
 settings.load_profile("breakwater")
 
 CLICKHOUSE_ENGINES = 2
-CLICKHOUSE_TEST_S = 0.2
+SERVER_TEST_S = 0.3
+"""Of a test on real servers, beside the other workers."""
 
 _PYTHON = pytest.StashKey[str]()
 """What xdist's workers are started with."""
@@ -126,15 +127,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     nothing left. So those that share what is costly to set up stay with one worker: a file's
     (`together=True`), or those of several files that name the same thing (`together="console"`). Tests on ClickHouse
     are the share of two workers: its engine takes a core for seconds to start, and its tables another to be created.
+
+    Files without servers come last in each part: of the last tests, each is to keep a core busy, and none to wait.
     """
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    others: list[pytest.Item] = []
+    with_servers = {item.path for item in items if _uses(item, "servers")}
+    waiting: list[pytest.Item] = []
+    computing: list[pytest.Item] = []
     on_clickhouse: list[pytest.Item] = []
     groups: dict[str, _LongGroup] = {}
     for item in items:
         mark = item.get_closest_marker("long")
-        if mark is None:
-            (on_clickhouse if _is_on_clickhouse(item) else others).append(item)
+        if mark is None and _is_on_clickhouse(item):
+            on_clickhouse.append(item)
+        elif mark is None:
+            (waiting if item.path in with_servers else computing).append(item)
         else:
             together = mark.kwargs.get("together")
             name = together if isinstance(together, str) else str(item.path) if together else item.nodeid
@@ -148,17 +155,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         candidates = with_engine if any(map(_is_on_clickhouse, group.items)) else shares
         min(candidates, key=lambda share: share.about_s).extend(group)
     size = -(-len(items) // workers)
-    items.clear()
+    about_s = sum(share.about_s for share in shares) + len(waiting) * SERVER_TEST_S
     for share in shares:
-        first = share.items + share.short
-        room = max(0, size - len(first))
-        items += first + others[:room]
-        del others[:room]
-    items += others
+        room = max(0, size - len(share))
+        count = min(room, max(0, round((about_s / workers - share.about_s) / SERVER_TEST_S)))
+        share.short += waiting[:count] + computing[: room - count]
+        del waiting[:count], computing[: room - count]
+    items[:] = [item for share in shares for item in share.items + share.short] + waiting + computing
 
 
 def _is_on_clickhouse(item: pytest.Item) -> bool:
-    return "clickhouse_server" in getattr(item, "fixturenames", ())
+    return _uses(item, "clickhouse_server")
+
+
+def _uses(item: pytest.Item, fixture: str) -> bool:
+    return fixture in getattr(item, "fixturenames", ())
 
 
 class _LongGroup:
@@ -167,12 +178,12 @@ class _LongGroup:
     def __init__(self) -> None:
         self.items: list[pytest.Item] = []
         self.short: list[pytest.Item] = []
-        """Other tests on ClickHouse, which come after them."""
+        """The others of its worker, which come after them."""
         self._marks: dict[int, float] = {}
 
     @property
     def about_s(self) -> float:
-        return sum(self._marks.values()) + len(self.short) * CLICKHOUSE_TEST_S
+        return sum(self._marks.values()) + len(self.short) * SERVER_TEST_S
 
     def add(self, item: pytest.Item, mark: pytest.Mark) -> None:
         self.items.append(item)
@@ -181,6 +192,9 @@ class _LongGroup:
     def extend(self, other: _LongGroup) -> None:
         self.items += other.items
         self._marks |= other._marks
+
+    def __len__(self) -> int:
+        return len(self.items) + len(self.short)
 
 
 def pytest_collection_finish() -> None:
