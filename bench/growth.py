@@ -41,6 +41,7 @@ CLAIMS = (
     Claim("memory.redis", "redis.used", most=1.3, least=5),
     Claim("memory.clickhouse", slack=0.25, least=50),
     Claim("memory.*", slack=0.05, least=5),
+    Claim("fds.clickhouse", "parts", most=3, least=30),
     Claim("fds.*", slack=0.1, least=10),
     Claim("disk.nats", "bytes.all", most=1.3, slack=0.1, least=50),
     Claim("disk.redis", "redis.used", most=4, least=70),  # rewritten once it is twice as long as before, and 64 MB
