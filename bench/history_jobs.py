@@ -199,7 +199,7 @@ class Jobs:
         refused_by: str | None,
     ) -> None:
         at = time_from_ms(course.at_ms)
-        tokens_and_cost = (*(None,) * 9, "unknown", None, None, None)
+        tokens_and_cost = (*(None,) * 9, "unknown", None, None, None, None)
         tail = (True, refused_by, False, None, cause, backoff, 0, (), at, None, self.next_sequence())
         number = len(course.rows) + 1
         course.rows.append(
@@ -267,7 +267,7 @@ class Jobs:
                 *((sent, given, cached, None, None, "stop") if billed else (None,) * 6),
                 *((None, None) if begun is None else (begun, given)),
                 *(None if cost is None else Decimal(cost).scaleb(-9), basis),
-                *(None if reserved is None else Decimal(reserved).scaleb(-9), None, started),
+                *(None if reserved is None else Decimal(reserved).scaleb(-9), None, started, None),
                 "success" if failure is None else "worker_lost" if kind == "worker_lost" else "error",
                 *error,
                 *(False, None, kind in _AGAIN, number, cause, backoff),
@@ -345,7 +345,7 @@ class Jobs:
             *(None, None),
             f'{{"ticket":{self._rng.randint(1_000, 99_999)}}}' if self._rng.random() < 0.3 else "{}",
             *(time_from_ms(job.queued_ms), time_from_ms(dispatched_ms), course.first_call),
-            *(time_from_ms(completed_ms), completed_ms - job.queued_ms),
+            *(time_from_ms(completed_ms), completed_ms - job.queued_ms, None),
             *(cached_from is not None, cached_from, dry_run, "8573401e0e10", None),
             *(
                 KEY,

@@ -40,7 +40,7 @@ def gates_of(worker: WorkerContext) -> Gates:
     )
     return (
         partial(ClaimGate, executions=worker.executions),
-        partial(TaskGate, guards=worker.guards, now=now, jitter=jitter),
+        partial(TaskGate, guards=worker.guards, jitter=jitter),
         breaker,
         partial(
             BudgetGate,

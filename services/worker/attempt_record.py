@@ -66,6 +66,7 @@ def attempt_of(
         reserved=None if flight.reserved_at is None and refusal is None else flight.reserved,
         reserved_tokens=None if flight.input_tokens is None else flight.reserved_tokens,
         reserved_at=flight.reserved_at,
+        task_asked_at=flight.task_asked_at,
         outcome=outcome,
         error=error if refusal is None else refusal.error,
         short_circuited=refusal is not None,

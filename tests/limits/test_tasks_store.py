@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 from typing import Any, cast
 
@@ -98,6 +99,19 @@ async def test_a_job_is_counted_once_however_often_it_is_recorded(redis: Redis) 
     assert await tasks.record(KEY, "a", FINE) == expected
     assert (await enter(redis, "a")) == TaskTurn(1, expected, None)
     assert await tasks.record(KEY, "a", FINE) == expected
+
+
+async def test_no_two_times_of_a_task_are_the_same_and_a_job_that_is_counted_again_has_none(redis: Redis) -> None:
+    tasks = Tasks(redis)
+    asked = [(await enter(redis, f"e{number}")).task.read_ms for number in range(20)]
+    counted = [(await tasks.record(KEY, f"e{number}", FAILED)).read_ms for number in range(20)]
+    tripped = await tasks.trip(KEY, LOOPS, agent="w", execution_id="e3")
+    asked_last = (await enter(redis, "e21")).task.read_ms
+    times = [*asked, *counted, tripped.at_ms, asked_last]
+    assert times == sorted({*times})
+    assert abs(times[-1] - time.time() * 1000) < 5_000
+    assert (await tasks.record(KEY, "e1", FAILED)).read_ms == 0
+    assert (await tasks.load(KEY))[0].read_ms == 0
 
 
 async def test_the_first_job_of_its_own_task_is_known_for_as_long_as_children_may_come(redis: Redis) -> None:

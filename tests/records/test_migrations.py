@@ -60,6 +60,7 @@ ADDED = {
     31: {"budget_events": ("shadow", "refused")},
     32: {"executions": ("own_rules",)},
     33: {"executions": ("erased_at",), "attempts": ("erased_at",)},
+    34: {"executions": ("task_counted_at",), "attempts": ("task_asked_at",)},
 }
 """The columns that each version added."""
 

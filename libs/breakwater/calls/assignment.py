@@ -74,6 +74,8 @@ class InFlight(Event):
     """The output limit of the call, if budgets reserve less than the job's own limit."""
     reserved_at: Timestamp | None = None
     """The time by Redis' clock; still unknown when the checkpoint is saved."""
+    task_asked_at: Timestamp | None = None
+    """The time by Redis' clock at which the job's task was asked last; None for a job that is alone in its task."""
     dropped_messages: Count = 0
     left_out: tuple[str, ...] = ()
     """Parameters that the model refuses: the call goes without them, or has an output limit under its other name."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from datetime import datetime
 from functools import partial
 from typing import NamedTuple
 
@@ -121,7 +120,7 @@ class TaskGuards:
     async def count_job(self, job: Assignment, result: Result) -> Result:
         """Counts a job in its task before it is decided, and stops the task if a rule says so.
 
-        Returns the result, with the statistics of the task if the job stopped it.
+        Returns the result, with the time of that, and with the statistics of the task if the job stopped it.
 
         Raises:
             StateUnavailableError: count again.
@@ -131,9 +130,12 @@ class TaskGuards:
             return result
         rules, key = shared
         task, statistics = await self._count(key, result, rules)
+        counted: dict[str, object] = {} if statistics is None else {"statistics": statistics}
+        if task.read_ms:  # else it was counted before
+            counted["task_counted_at"] = time_from_ms(task.read_ms)
         if task.iterations <= FIRST_JOBS:  # it may have made no call, as its answer was cached
             self.tasks.note_begun(key.redis_key, job.caller)
-        return result if statistics is None else result.model_copy(update={"statistics": statistics})
+        return result.model_copy(update=counted)
 
     async def count_ended(
         self, key: TaskKey, result: Result, rules: GuardRules | None, *, if_alone: bool = False
@@ -172,7 +174,7 @@ class TaskGuards:
         tripped = await self.tasks.trip(key, trip, agent=agent, execution_id=execution_id, task_id=task_id)
         await self.publish(key, tripped, task)
 
-    async def warn(self, job: Assignment, life: str, near: Trip, task: Task, at: datetime) -> None:
+    async def warn(self, job: Assignment, life: str, near: Trip, task: Task) -> None:
         """Publishes that a job's task is near a limit, once in the task's life."""
         key = TaskKey(job.job.tenant, job.ids.own_task_key)
         event = GuardEvent(
@@ -186,7 +188,7 @@ class TaskGuards:
             execution_id=job.execution_id,
             rule=near.rule,
             reason=near.reason,
-            at=at,
+            at=time_from_ms(task.read_ms),
             **task.counts,
         )
         await self._send(event)

@@ -81,6 +81,7 @@ def migrations(layout: Layout) -> tuple[Migration, ...]:
         Migration(31, "shadows of limits"),
         Migration(32, "own rules of jobs"),
         Migration(33, "erasure"),
+        Migration(34, "times of tasks"),
     )
 
 

@@ -206,6 +206,11 @@ class Attempt(Event):
     reserved_at: Timestamp | None = Field(
         default=None, description="By Redis' clock. The cost counts for the day and the longer periods of this time."
     )
+    task_asked_at: Timestamp | None = Field(
+        default=None,
+        description="When the guard of the job's task was asked last, by Redis' clock. Null if the job is the whole "
+        "task.",
+    )
     outcome: Outcome
     error: ErrorInfo | None = None
     short_circuited: bool = False
@@ -362,6 +367,10 @@ class Execution(Event):
     started_at: Timestamp | None = None
     completed_at: Timestamp
     duration_ms: Count
+    task_counted_at: Timestamp | None = Field(
+        default=None,
+        description="When the job's task counted its end, by Redis' clock. Null if the job is the whole task.",
+    )
     cache_hit: bool = Field(default=False, description="Answered from the cache: no call, no cost.")
     cached_from: Identifier | None = Field(default=None, description="Execution that a cached answer comes from.")
     dry_run: bool = False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import Any
 
 from breakwater.calls.gate import Gate, GateVerdict, Refused, WaitForCapacity
@@ -13,6 +12,7 @@ from breakwater.jobs.rules.record import spent_by, tokens_of
 from breakwater.jobs.store.executions import ClaimLostError
 from breakwater.jobs.store.task_keys import TaskKey
 from breakwater.kernel.redis.connection import ScriptCommand
+from breakwater.kernel.types import time_from_ms
 from breakwater.limits.rules.guard import Task, Trip, before_call, near_cap, task_statistics, with_job
 from breakwater.limits.rules.refusals import task_budget_held, task_stopped
 from breakwater.limits.store.tasks import TaskTurn, TripRecord
@@ -34,7 +34,6 @@ class TaskGate(Gate):
     """Counts the job as an iteration of its task, and holds the job's worst-case cost after the call."""
 
     guards: TaskGuards
-    now: Callable[[], datetime]
     jitter: Callable[[], float]
     _stopped: _StopVerdict | None = None
     _near: tuple[str, Trip, Task] | None = None
@@ -69,6 +68,7 @@ class TaskGate(Gate):
         """Refuses if the task is stopped or must be. Waits if its other jobs hold the rest of its cost limit."""
         admission = self.admission
         entered = self.guards.tasks.read_turn(answer)
+        admission.flight = admission.flight.model_copy(update={"task_asked_at": time_from_ms(entered.task.read_ms)})
         shared = shared_task(admission.job)
         if shared is not None and 0 < entered.number <= FIRST_JOBS and admission.lease_ms is not None:
             self.guards.tasks.note_begun(shared[1].redis_key, admission.job.caller)
@@ -132,7 +132,7 @@ class TaskGate(Gate):
         if isinstance(verdict, ClaimLostError):
             return
         if self._near is not None:
-            await self.guards.warn(self.admission.job, *self._near, self.now())
+            await self.guards.warn(self.admission.job, *self._near)
         if self._stopped is None:
             return
         job = self.admission.job

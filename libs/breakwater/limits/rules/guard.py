@@ -60,6 +60,8 @@ class Task:
         total_failures: the number of all failed jobs.
         errors: the number of jobs that failed with each error, by its hash of 8 hex digits; successes clear nothing.
         confidences: the confidence that its answers state, from 0 to 1, the newest last.
+        read_ms: the time by Redis' clock at which a job asked or was counted, in milliseconds since the epoch: no two
+            of a task are the same; 0 if none did.
     """
 
     iterations: int = 0
@@ -69,6 +71,7 @@ class Task:
     total_failures: int = 0
     errors: Mapping[str, int] = field(default_factory=dict[str, int])
     confidences: tuple[float, ...] = ()
+    read_ms: int = field(default=0, compare=False)
 
     @property
     def counts(self) -> TaskCounts:

@@ -3,10 +3,17 @@
 -- the one before count for nothing: their number is 0, and they hold nothing.
 -- The hold of a job is the field 'h:<execution>', none where it is 0; 'held_cost' is the sum of all.
 local task = KEYS[1]
-local function read(from)
-  return redis.call('HMGET', from, 'iterations', 'tokens', 'cost', 'consecutive_failures', 'total_failures',
+local function read(from, at_ms)
+  local fields = redis.call('HMGET', from, 'iterations', 'tokens', 'cost', 'consecutive_failures', 'total_failures',
     'errors', 'confidences', 'rule', 'reason', 'agent', 'execution', 'at_ms', 'published', 'task_id', 'life',
     'warned')
+  fields[#fields + 1] = at_ms or 0
+  return fields
+end
+local function tick() -- the time in ms; no two of a task are the same, so that they tell what came first
+  local at_ms = math.max(now_ms(), tonumber(redis.call('HGET', task, 'clock') or '0') + 1)
+  redis.call('HSET', task, 'clock', string.format('%.0f', at_ms))
+  return at_ms
 end
 local function marked(marker)
   return string.match(redis.call('GET', marker) or '', '^([^:]+):(%d+):(%a+)$')
@@ -63,7 +70,8 @@ if not known[1] then
     hold(execution, known[5], cost)
   end
 end
-return {number, others, over and 1 or 0, read(task)}
+local at_ms = (number > 0 or known[1]) and tick() or now_ms()
+return {number, others, over and 1 or 0, read(task, at_ms)}
 
 --- shrink
 -- Holds no more for a job than it has spent, as it is at no call. A job of a life that is over has no hold to shrink.
@@ -78,7 +86,7 @@ return 1
 -- Counts the usage and the end of a job of a task, once, in place of its hold. A job that never asked to call is an
 -- iteration all the same, and one that was refused without a call is none.
 -- KEYS: task, marker
--- Returns the fields.
+-- Returns the fields; their time is 0 where the job is not counted now.
 local keep_ms, marker_keep_ms, tokens, cost = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local failed, called = ARGV[5], ARGV[6] -- each 1 or 0; failed is '' where the job was refused
 local error_identity, confidence = ARGV[7], ARGV[8] -- each '' for none
@@ -138,8 +146,9 @@ if state ~= 'done' then
   end
   redis.call('SET', KEYS[2], now_life .. ':' .. number .. ':done', 'PX', marker_keep_ms)
 end
+local at_ms = state ~= 'done' and tick() or nil
 redis.call('PEXPIRE', task, keep_ms)
-return read(task)
+return read(task, at_ms)
 
 --- trip
 -- Stops a task, unless it is stopped already: the first trip counts.
@@ -149,7 +158,7 @@ local at_ms, published = ARGV[6], ARGV[7] -- at_ms '': now; published: 1 where i
 local task_id = ARGV[8] -- '' where it is the key
 if redis.call('HEXISTS', task, 'rule') == 0 then
   if at_ms == '' then
-    at_ms = string.format('%.0f', now_ms())
+    at_ms = string.format('%.0f', tick())
   end
   redis.call('HSET', task, 'rule', rule, 'reason', reason, 'agent', agent, 'execution', execution,
     'at_ms', at_ms, 'published', published)

@@ -64,8 +64,9 @@ _FIELDS = (
     "task_id",
     "life",
     "warned",
+    "read_ms",
 )
-"""The fields of a task in the order in which the scripts return them."""
+"""The fields of a task in the order in which the scripts return them, and when that was; 0 if it was not asked."""
 
 _LIFE = _FIELDS.index("life")
 
@@ -305,12 +306,13 @@ def _key(name: str) -> TaskKey:
     return TaskKey(decode_token(tenant) if tenant else None, decode_token(task_key))
 
 
-def _read(values: Sequence[str | None]) -> tuple[Task, TripRecord | None]:
+def _read(values: Sequence[Any]) -> tuple[Task, TripRecord | None]:
     fields = dict(zip(_FIELDS, values, strict=True))
     counts = [int(fields[name] or 0) for name in _COUNTS]
     errors = (error.split("=") for error in (fields["errors"] or "").split())
     confidences = tuple(map(float, (fields["confidences"] or "").split()))
-    task = Task(*counts, errors={error: int(count) for error, count in errors}, confidences=confidences)
+    counted = {error: int(count) for error, count in errors}
+    task = Task(*counts, errors=counted, confidences=confidences, read_ms=fields["read_ms"])
     if fields["rule"] is None:
         return task, None
     # A trip's fields are always written together.
