@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -206,6 +207,28 @@ def _estimates(effects: Effects) -> list[Estimate]:
         effects.of_jobs(effects.lost, "refused", "failed"),
         effects.of_jobs(effects.won, "answered"),
     ]
+
+
+def test_the_interval_of_a_duration_holds_another_run_and_is_narrower_with_more_jobs() -> None:
+    chance = random.Random(3)
+
+    def durations(jobs: int) -> list[int]:
+        return [round(1_000 * chance.lognormvariate(0.0, 0.7)) for _ in range(jobs)]
+
+    def planned(jobs: int) -> Estimate:
+        effects = Effects(ZoneInfo("UTC"), jobs=jobs, diverging=jobs, chanced=jobs)
+        effects._durations_after.update(durations(jobs))
+        effects._durations_chanced.update(effects._durations_after)
+        for own_ms in (0, 1_000):  # as different from job to job as on a busy machine
+            effects._own_ms.add(own_ms)
+        return effects.duration_ms(0.95)
+
+    for jobs, runs, widest in (300, 200, 0.9), (10_000, 20, 0.12):
+        intervals = [planned(jobs) for _ in range(runs)]
+        lived_ms = [sorted(durations(jobs))[jobs * 95 // 100 - 1] for _ in intervals]
+        holds = sum(each.low <= lived <= each.high for each, lived in zip(intervals, lived_ms, strict=True))
+        assert holds >= 0.85 * runs
+        assert sum((each.high - each.low) / each.after for each in intervals) / runs < widest
 
 
 def test_the_ten_jobs_that_change_most_are_named_lost_answers_first() -> None:

@@ -210,6 +210,8 @@ class Effects:
     _durations_before: Counter[int] = field(default_factory=Counter[int])
     _durations_after: Counter[int] = field(default_factory=Counter[int])
     """The numbers of jobs by their milliseconds."""
+    _durations_chanced: Counter[int] = field(default_factory=Counter[int])
+    """Those of the jobs whose course chance decides."""
     _most_changed: list[ChangedJob] = field(default_factory=list[ChangedJob])
     _drawn_costs: dict[str, Spread] = field(default_factory=dict[str, "Spread"])
     """The costs of drawn calls, by model."""
@@ -283,7 +285,7 @@ class Effects:
         step.after += cost_after
         day.wasted_after += sums.wasted_cost or 0
         self.calls[1] += sum(not attempt.short_circuited for attempt in run.attempts)
-        duration_ms = max(0, run.ended_ms - ms_from_time(record.queued_at))
+        duration_ms = run.duration_ms
         self._durations_after[duration_ms] += 1
         self.unknown += run.unknown
         if run.drawn:
@@ -327,6 +329,7 @@ class Effects:
         if not is_by_chance:
             return
         self.chanced += 1
+        self._durations_chanced[run.duration_ms] += 1
         end = "refused" if run.reason in REFUSALS else "failed" if run.reason is not None else "answered"
         self.chanced_ends[end] += 1
         for attempt in attempts[-run.drawn :] if run.drawn else ():
@@ -402,14 +405,35 @@ class Effects:
         return Estimate(0, after, least, math.ceil(after + math.hypot(high - number, at_once)) + self.unknown)
 
     def duration_ms(self, share: float) -> Estimate:
-        """Returns the duration that a share of the jobs does not exceed, in milliseconds."""
-        # Twice, as the recorded durations are a sample, and those that would have been another.
-        spread = _Z * math.sqrt(2 * self.diverging * share * (1 - share)) + self.unknown
-        place = share * self._durations_after.total()
+        """Returns the duration that a share of the jobs does not exceed, in milliseconds.
+
+        Its interval is that of the number of jobs that end by then: chance decides the course of some, and the time
+        that the plane itself takes, whether others near it do.
+        """
+        after = self._durations_after
+        place = share * after.total()
+        [planned] = _at(after, place)
+        ended_by_then = _jobs_within(self._durations_chanced, 0, planned)
+        # Of few jobs, all or none may have ended by then: two more of each keep their share off the ends.
+        ended_share = (ended_by_then + 2) / (self.chanced + 4)
+        own_ms = self._own_ms.deviation
+        near = min(max(0, self.diverging - self.chanced), _jobs_within(after, planned - own_ms, planned + own_ms))
+        variance = self._variance_of_draws * ended_share * (1 - ended_share) + self._squares_at_once + near / 2
+        spread = _Z * math.sqrt(variance) + self.unknown
         [before] = _at(self._durations_before, share * self._durations_before.total())
-        planned, low, high = _at(self._durations_after, place, place - spread, place + spread)
-        own_ms = _Z * self._own_ms.deviation
-        return Estimate(before, planned, max(0.0, low - own_ms), high + own_ms)
+        return Estimate(before, planned, *_at(after, place - spread, place + spread))
+
+    @property
+    def _variance_of_draws(self) -> float:
+        """The variance of jobs whose course chance decides, in such jobs, as draws have it and as it would have been.
+
+        The calls that are drawn from are themselves a few of many.
+        """
+        drawn = sum(
+            costs.count * costs.count / max(1, self._recorded_calls[model])
+            for model, costs in self._drawn_costs.items()
+        )
+        return 2 * self.chanced + drawn
 
 
 def _likely(number: int, jobs: int) -> tuple[float, float]:
@@ -427,6 +451,10 @@ def _likely(number: int, jobs: int) -> tuple[float, float]:
 
 def _is_sizeless(attempt: Attempt) -> bool:
     return attempt.refused_reason == "budget_exceeded" and attempt.reserved is None
+
+
+def _jobs_within(durations_ms: Counter[int], least_ms: float, most_ms: float) -> int:
+    return sum(jobs for duration_ms, jobs in durations_ms.items() if least_ms <= duration_ms <= most_ms)
 
 
 def _at(counts: Mapping[int, int], *places: float) -> list[float]:
