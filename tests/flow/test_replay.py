@@ -94,5 +94,11 @@ async def test_a_storm_of_tasks_retries_and_caps_is_replayed_as_it_was(start_pla
     assert not any(result["own_rules"] for result in results)
     reasons = {result["reason"] for result in results}
     assert {"guard_tripped", None} <= reasons
+    # Of jobs that share a task, Redis' clock tells the order.
     assert parts["trips"].equal > 0
+    assert not parts["trips"].unequal
+    times = {result["task_id"] is not None: result["task_counted_at"] is not None for result in results}
+    assert times == {True: True, False: False}
+    asked = [attempt["task_asked_at"] for result in results for attempt in result["attempts"] if result["task_id"]]
+    assert None not in asked
     assert parts["transitions"].equal > 0

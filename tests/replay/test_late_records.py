@@ -78,28 +78,44 @@ def test_the_errors_at_the_edge_of_a_window_are_those_of_the_same_transition() -
     assert [half_opened([event]).errors for event in (was, within, other)] == [0, 1, 0]
 
 
-def test_a_refusal_that_a_lost_worker_left_to_another_is_of_the_moment_at_which_it_stopped_its_task() -> None:
-    def job(number: int, at_ms: int) -> RecordedJob:
-        job = job_of(number, (at_ms, 0, False), task="t")
-        attempt = job.attempts[0]
-        refusal = refused(OPEN, execution_id=f"j{number}", refused_reason="guard_tripped")
-        record = job.record.model_copy(update={"dispatched_at": time_from_ms(BEGIN_MS)})
-        return replace(job, record=record, attempts=(attempt._replace(attempt=refusal),))
+def refused_job(number: int, at_ms: int, reason: str, waited_ms: int) -> RecordedJob:
+    """A job of a task from the beginning on whose only call is refused later, after a wait for room."""
+    job = job_of(number, (at_ms, 0, False), task="t")
+    attempt = job.attempts[0]
+    refusal = refused(OPEN, execution_id=f"j{number}", refused_reason=reason, backoff_ms=waited_ms)
+    record = job.record.model_copy(update={"dispatched_at": time_from_ms(BEGIN_MS)})
+    return replace(job, record=record, attempts=(attempt._replace(attempt=refusal),))
 
-    trip = GuardEvent(
-        event_id="t@1#tripped",
-        kind="tripped",
-        agent="writer",
-        task_id="t",
-        task_key="t",
-        execution_id="j2",
-        rule="max_iterations",
-        reason="6 iterations (limit: 6)",
-        at=time_from_ms(BEGIN_MS + 100),
-        **dict.fromkeys(COUNTS, 0),
-    )
-    ordered = in_order([job(1, 3_000), job(2, 7_000)], [trip])
-    assert [(entry.record.execution_id, entry.begins_ms - BEGIN_MS) for entry in ordered] == [
-        ("j2", 100 - ordered[0].attempts[0].attempt.backoff_ms),
-        ("j1", 3_000 - ordered[1].attempts[0].attempt.backoff_ms),
+
+def event_of(number: int, kind: str, at_ms: int) -> GuardEvent:
+    return GuardEvent.model_validate(
+        {
+            "event_id": f"t@1#{kind}", "kind": kind, "agent": "writer", "task_id": "t", "task_key": "t",
+            "execution_id": f"j{number}", "rule": "max_iterations", "reason": "6 iterations (limit: 6)",
+            "at": time_from_ms(BEGIN_MS + at_ms), **dict.fromkeys(COUNTS, 0),
+        }
+    )  # fmt: skip
+
+
+def test_a_refusal_that_a_lost_worker_left_to_another_is_of_the_moment_at_which_it_stopped_its_task() -> None:
+    jobs = [refused_job(1, 3_000, "guard_tripped", 0), refused_job(2, 7_000, "guard_tripped", 0)]
+    ordered = in_order(jobs, [event_of(2, "tripped", 100)])
+    assert [(job.record.execution_id, job.attempts[0].asked_ms - BEGIN_MS) for job in ordered] == [
+        ("j2", 100),
+        ("j1", 3_000),
     ]
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind", "waited_ms", "begins_ms"),
+    [
+        pytest.param("budget_exceeded", "soft_cap", 2_995, 5, id="near a limit when it began to wait for room"),
+        pytest.param("breaker_open", "soft_cap", 0, 10, id="near a limit when a lost worker asked"),
+        pytest.param("budget_exceeded", "tripped", 0, 10, id="stopped by its end, not by this call"),
+    ],
+)
+def test_a_job_is_in_its_task_before_its_call_asks_for_the_last_time(
+    reason: str, kind: str, waited_ms: int, begins_ms: int
+) -> None:
+    [job] = in_order([refused_job(1, 3_000, reason, waited_ms)], [event_of(1, kind, 10)])
+    assert (job.begins_ms - BEGIN_MS, job.attempts[0].asked_ms - BEGIN_MS) == (begins_ms, 3_000)

@@ -16,7 +16,7 @@ from breakwater.kernel.types import ms_from_time, time_from_ms
 from breakwater.replay.policy import policy_of
 from breakwater.replay.rules.breakers import JITTER
 from breakwater.replay.rules.effects import Effects
-from breakwater.replay.rules.engine import LATE_ALERTER, WORKER_LOST, ReplayFindings
+from breakwater.replay.rules.engine import LATE_ALERTER, TASK_ORDER, WORKER_LOST, ReplayFindings
 from breakwater.replay.rules.history import Changes, LoggedAttempt, Policy, RecordedJob
 from breakwater.replay.rules.identity import UNEXPLAINED, identity
 from tests.replay.storms import Storm, replayed
@@ -204,6 +204,58 @@ def test_a_task_counts_a_job_when_its_worker_has_ended_it() -> None:
     assert [(event.kind, event.rule) for event in findings.guards] == [("tripped", "consecutive_failures")]
 
 
+def timed(job: RecordedJob, asked_ms: int, counted_ms: int, *, refused: bool = False) -> RecordedJob:
+    """A job of one call whose task tells when that asked and when it counted the job, by Redis' clock."""
+    [logged] = job.attempts
+    asked_at = time_from_ms(BEGIN_MS + asked_ms)
+    changes: dict[str, Any] = {"task_asked_at": asked_at}
+    if refused:
+        changes |= {"outcome": "short_circuited", "short_circuited": True, "refused_reason": "guard_tripped", "cost": 0}
+        changes |= {"error": ERROR, "ends_chain": True, "counts_for_breaker": False}
+    attempt = logged.attempt.model_copy(update=changes)
+    counted = {"task_counted_at": time_from_ms(BEGIN_MS + counted_ms)}
+    record = job.record.model_copy(update=counted | ({"reason": "guard_tripped"} if refused else {}))
+    return RecordedJob(record, (LoggedAttempt.of(logged.sequence, time_from_ms(logged.at_ms), attempt),))
+
+
+def test_the_order_of_jobs_at_once_is_that_of_redis_clock() -> None:
+    guarded = policy(guard={"max_iterations": 2})
+    jobs = [
+        timed(job_of(1, (0, 500, True), task="t"), 0, 510),
+        timed(job_of(2, (5, 500, True), task="t"), 5, 511),
+        # Both are beyond the limit, and the second one is the first to stop the task, a while later.
+        timed(job_of(3, (80, 0, False), task="t", ends_late_ms=200), 20, 280, refused=True),
+        timed(job_of(4, (70, 0, False), task="t", ends_late_ms=200), 30, 270, refused=True),
+    ]
+    [tripped] = replayed(storm_of(jobs), guarded)[0].guards
+    assert (tripped.execution_id, tripped.reason) == ("j3", "2 iterations (limit: 2)")
+    was = tripped.model_copy(
+        update={"execution_id": "j4", "reason": "3 iterations (limit: 2)", "at": time_from_ms(BEGIN_MS + 60)}
+    )
+    recorded = Changes(guards=[was])
+    findings, ended = replayed((jobs, recorded), guarded)
+    parts = identity(jobs, recorded, findings)
+    assert not any(parts[subject].unequal for subject in ("calls", "ends", "trips")), parts
+    assert findings.races.total() == 0
+    assert all(run.follows for run in ended)
+
+
+def test_a_task_is_stopped_a_moment_after_the_job_that_stops_it_is_counted() -> None:
+    guarded = policy(guard={"consecutive_failures": 1}, retry={"max_attempts": 1})
+    jobs = [
+        timed(job_of(1, (0, 50, False), task="t"), 0, 60),
+        timed(job_of(2, (70, 50, True), task="t"), 70, 130),
+    ]
+    [trip] = replayed(storm_of(jobs[:1]), guarded)[0].guards
+    recorded = Changes(guards=[trip.model_copy(update={"at": time_from_ms(BEGIN_MS + 80)})])
+    findings, ended = replayed((jobs, recorded), guarded)
+    assert (findings.differences, findings.races.total()) == ([], 0)
+    assert [ms_from_time(event.at) - BEGIN_MS for event in findings.guards] == [80]
+    assert [run.reason for run in ended] == ["error", None]
+    later = timed(job_of(2, (90, 50, True), task="t"), 90, 150)
+    assert replayed(([jobs[0], later], recorded), guarded)[0].differences
+
+
 def test_whether_the_call_of_a_lost_worker_was_admitted_is_taken_from_the_record() -> None:
     guarded = policy(guard={"max_iterations": 1})
     lost = job_of(2, (1_500, 50, True), task="t")
@@ -274,6 +326,32 @@ def test_a_lost_worker_explains_only_what_its_task_did_afterwards() -> None:
     for at_ms, cause in (0, UNEXPLAINED), (61_000, WORKER_LOST):
         event = trip.model_copy(update={"at": time_from_ms(BEGIN_MS + at_ms)})
         assert identity(jobs, Changes(guards=[event]), ReplayFindings())["trips"].unequal == {cause: 1}
+
+
+def test_the_order_of_jobs_at_once_explains_a_trip_by_the_same_rule_and_no_other() -> None:
+    jobs = [
+        job_of(1, (0, 100, False), task="t"),
+        job_of(2, (0, 150, True), task="t"),
+        job_of(3, (0, 200, False), task="t"),
+        job_of(4, (90_000, 100, False), task="u"),
+        job_of(5, (90_200, 100, False), task="u"),
+    ]
+
+    def planned(threshold: int) -> ReplayFindings:
+        guarded = policy(guard={"consecutive_failures": threshold, "same_error": "off"}, retry={"max_attempts": 1})
+        return replayed(storm_of(jobs), guarded)[0]
+
+    right, wrong = planned(2), planned(1)
+    assert [event.task_key for event in right.guards] == ["u"]
+    # Redis had the two failures of the other task one after another.
+    [of_u] = right.guards
+    tripped = {"task_key": "t", "execution_id": "j3", "at": time_from_ms(BEGIN_MS + 160)}
+    counts = {"iterations": 3, "cost": 2 * COST, "total_failures": 2}
+    recorded = Changes(guards=[of_u.model_copy(update=tripped | counts), of_u])
+    impossible = Changes(guards=[of_u.model_copy(update=tripped | counts | {"total_failures": 3}), of_u])
+    assert identity(jobs, recorded, right)["trips"].unequal == {TASK_ORDER: 1}
+    assert identity(jobs, impossible, right)["trips"].unequal == {UNEXPLAINED: 1}
+    assert identity(jobs, recorded, wrong)["trips"].unequal == {UNEXPLAINED: 4}
 
 
 def test_a_call_is_not_refused_after_a_shorter_cool_down_because_the_record_refused_it() -> None:

@@ -12,7 +12,7 @@ from operator import attrgetter
 from zoneinfo import ZoneInfo
 
 from breakwater.jobs.contract.execution import Attempt
-from breakwater.kernel.types import time_from_ms
+from breakwater.kernel.types import ms_from_time, time_from_ms
 from breakwater.limits.contract import BudgetEvent, LimitEvent, LimitUnit
 from breakwater.limits.rules.budget import (
     Counter,
@@ -28,6 +28,9 @@ from breakwater.limits.rules.budget import (
 from breakwater.limits.rules.ledger import figures_of
 from breakwater.limits.rules.scopes import CallNames
 from breakwater.replay.rules.limits import MAX_CACHED, NO_AMOUNTS, ReplayedLimits
+
+ANNOUNCED_MS = 2_000
+"""The most time from the moment at which a threshold is reached to its recorded event, or before it."""
 
 CountedPlace = tuple[str, str, LimitUnit]
 """A period's name, a scope's key, and the unit that is counted there."""
@@ -86,6 +89,7 @@ class ReplayedCounters:
         before: LimitTable | None = None,
         changes: Sequence[LimitEvent] = (),
         amounts: Mapping[str, int] = NO_AMOUNTS,
+        recorded: Iterable[BudgetEvent] = (),
     ) -> None:
         """Makes the counters of some limits.
 
@@ -97,7 +101,9 @@ class ReplayedCounters:
             before: the limits that the calls were recorded under; None if they are the same.
             changes: the changes of other limits, which `change` is then called with.
             amounts: other amounts than these have of the limits with some ids; none of the recorded calls had them.
+            recorded: the recorded events: a threshold that is reached at about the same moment has their time.
         """
+        self._recorded_at = {event.event_id: event.at for event in recorded}
         self._limits = ReplayedLimits(limits, changes, amounts)
         self._zone = zone
         self._publish = publish
@@ -260,20 +266,22 @@ class ReplayedCounters:
             if percent in announced or (place, limit, percent) in self._announced:
                 continue
             self._announced.add((place, limit, percent))
-            self._publish(
-                budget_event(
-                    counter,
-                    limited.period,
-                    f"{percent}/{limit}",
-                    attempt.agent,
-                    kind=counter.kind_at(percent),
-                    threshold_percent=percent,
-                    limit=limit,
-                    total=counted.used,
-                    reserved=counted.reserved,
-                    at=time_from_ms(now_ms),
-                )
+            event = budget_event(
+                counter,
+                limited.period,
+                f"{percent}/{limit}",
+                attempt.agent,
+                kind=counter.kind_at(percent),
+                threshold_percent=percent,
+                limit=limit,
+                total=counted.used,
+                reserved=counted.reserved,
+                at=time_from_ms(now_ms),
             )
+            recorded_at = self._recorded_at.get(event.event_id)
+            if recorded_at is not None and abs(ms_from_time(recorded_at) - now_ms) <= ANNOUNCED_MS:
+                event = event.model_copy(update={"at": recorded_at})
+            self._publish(event)
 
 
 def _hard(counters: Iterable[Counter]) -> Iterable[Counter]:

@@ -62,6 +62,12 @@ WORKER_LOST = "worker lost"
 EDGE = "edge of a window"
 """The cause of a transition whose errors within a window are those of the record, as one may be within or not."""
 
+TASK_ORDER = "order of a task's jobs"
+"""The cause of what depends on the order in which Redis had jobs of a task that ran at once."""
+
+OUTCOME_ORDER = "order of outcomes"
+"""The cause of a transition that outcomes lead to in another order than that of the log."""
+
 LATE_ALERTER = "late alerter"
 """The cause of a difference in an incident of jobs' ends. A busy or restarted alerter gets ends late:
 whether an open breaker explains them by then, or not yet, is chance."""
@@ -190,6 +196,12 @@ class ReplayedJob:
         return self.index + 1 >= len(self.chain)
 
     @property
+    def duration_ms(self) -> int:
+        """The duration of the job, once it has ended, in milliseconds."""
+        record = self.job.record
+        return record.duration_ms if self.follows else max(0, self.ended_ms - ms_from_time(record.queued_at))
+
+    @property
     def chosen_model(self) -> str | None:
         """The model that answered; None if none did."""
         return self.attempts[-1].model if self.attempts and self.attempts[-1].outcome == "success" else None
@@ -285,8 +297,8 @@ class Replay:
         self._breakers = ReplayedBreakers(
             policy.breakers, changes.transitions, self._note_transition, changes.earlier_transitions
         )
-        limits = policy.limits, policy.zone, self._note_budget, used_before, before.limits, changes.limits
-        self._counters = ReplayedCounters(*limits, policy.amounts)
+        limits = policy.limits, policy.zone, self._note_budget, used_before, before.limits
+        self._counters = ReplayedCounters(*limits, changes.limits, policy.amounts, changes.budgets)
         self._tasks = ReplayedTasks(self._note_guard, changes.guards)
         self._diverged: set[BreakerKey | TaskName] = set()
         """The breakers and tasks that calls have reached, or have not, otherwise than in the record."""
@@ -309,6 +321,8 @@ class Replay:
         self._looks_ms: int | None = None
         """The time at which breakers are looked at next; None while all are closed, or wait for a call."""
         self._keys: dict[tuple[str, str, str, str], BreakerKey] = {}
+        self._latest_race = "", 0
+        """The latest call whose verdict is taken from the record: its job, and the number of attempts before it."""
         self._under_way = 0
         """The number of jobs that have begun and not ended."""
         self._ends_ms = max((ms_from_time(event.at) for event in (*changes.transitions, *changes.alerts)), default=0)
@@ -527,7 +541,10 @@ class Replay:
         task = run.task
         of_guard: _Verdict | None = None
         if run.agent.guard is not None:
-            judged = self._tasks.judge(task, record, run.agent.guard, run.attempts, call.reserved, now_ms)
+            is_timed = run.follows and call.task_asked_at is not None
+            judged = self._tasks.judge(
+                task, record, run.agent.guard, run.attempts, call.reserved, now_ms, is_timed=is_timed
+            )
             if judged.trip is not None or judged.waits or "guard" in record.own_rules:
                 of_guard = self._of_guard(run, task, judged, now_ms)
             if task is None and of_guard is not None:
@@ -561,7 +578,9 @@ class Replay:
             return None
         tries_next = task is None and judged.trip.rule == "max_cost" and not run.is_at_last
         if not tries_next:
-            self._tasks.stop(task, record, judged, now_ms)
+            is_timed = recorded is not None and recorded.attempt.task_asked_at is not None
+            is_same = is_timed and task not in self._diverged and run.agent is run.before
+            self._tasks.stop(task, record, judged, now_ms, as_recorded=is_same)
         error = task_stopped(
             judged.trip.rule,
             judged.trip.reason,
@@ -579,15 +598,18 @@ class Replay:
     ) -> TaskVerdict:
         """Takes whether a call stops its task from the record, if the order of the task's jobs decides that."""
         if recorded.outcome == "worker_lost" and judged.trip is not None:
-            self.findings.races[WORKER_LOST] += 1
+            self._note_race(run, WORKER_LOST)
             return replace(judged, trip=None)
         was_stopped = recorded.refused_reason == "guard_tripped"
         trip = self._tasks.recorded_trip(task, now_ms) if was_stopped else None
-        if trip == judged.trip or (was_stopped and trip is None) or self._tasks.is_stopped(task):
+        is_equal = trip == judged.trip
+        if recorded.task_asked_at is not None:  # then it is known which job stops it
+            is_equal = was_stopped == (judged.trip is not None)
+        if is_equal or self._tasks.is_stopped(task):
             return judged
-        if not self._is_race(run, recorded, "guard_tripped", now_ms):
+        if (was_stopped and trip is None) or not self._is_race(run, recorded, "guard_tripped", now_ms):
             return judged
-        self.findings.races["guard_tripped"] += 1
+        self._note_race(run, "guard_tripped")
         return replace(judged, trip=trip, waits=False)
 
     def _judged_by_own_guard(self, run: ReplayedJob, task: TaskName | None, judged: TaskVerdict) -> TaskVerdict:
@@ -663,16 +685,16 @@ class Replay:
             return self._as_recorded(recorded, now_ms)
         if verdict is not None and verdict.waits and was in {None, replayed} and self._is_as_it_was(run, recorded):
             # Chance decides which of several calls that wait is admitted first, and the time of a job when it gives up.
-            self.findings.races["wait for room"] += 1
+            self._note_race(run, "wait for room")
             return self._as_recorded(recorded, now_ms)
         if was == replayed:
             if verdict is not None and was is not None:
                 if verdict.refusal.is_as_recorded(recorded):
                     self.findings.refusals[was] += 1
                 elif self._is_race(run, recorded, was, now_ms):
-                    self.findings.races[was] += 1
+                    self._note_race(run, was)
                 elif run.task in self._lost and self._is_as_it_was(run, recorded):
-                    self.findings.races[WORKER_LOST] += 1
+                    self._note_race(run, WORKER_LOST)
                 else:
                     words = (
                         _words_of(recorded.statistics, recorded.error),
@@ -685,11 +707,11 @@ class Replay:
             return self._as_recorded(recorded, now_ms)
         if recorded.outcome == "worker_lost":
             # It is recorded by the worker that goes on, which does not know whether it was admitted.
-            self.findings.races[WORKER_LOST] += 1
+            self._note_race(run, WORKER_LOST)
             return self._as_recorded(recorded, now_ms)
         for reason in (replayed, was):
             if reason is not None and self._is_race(run, recorded, reason, now_ms):
-                self.findings.races[reason] += 1
+                self._note_race(run, reason)
                 return self._as_recorded(recorded, now_ms)
         self._leave(run, "refusal", was or "admitted", replayed or "admitted", now_ms)
         return verdict
@@ -815,7 +837,7 @@ class Replay:
         if (observation.failed or observation.gave_up) and run.follows and self._is_as_it_was(run, attempt):
             soon = partial(self._soon, key, now_ms)
         if self._breakers.observe(key, observation, rules, now_ms, soon):
-            self.findings.races["order of outcomes"] += 1
+            self.findings.races[OUTCOME_ORDER] += 1
 
     def _soon(self, key: BreakerKey, now_ms: int) -> Iterator[Observation]:
         """Yields the outcomes that a breaker's log has next, within `ORDER_MS`."""
@@ -937,7 +959,7 @@ class Replay:
             if run.agent.guard is not None and run.task is not None:
                 is_same = run.follows and run.task not in self._diverged
                 if self._tasks.end(run.task, ended, run.agent.guard, now_ms, as_recorded=is_same):
-                    self.findings.races["guard_tripped"] += 1
+                    self.findings.races[TASK_ORDER] += 1
                 if "guard" in record.own_rules and is_same:
                     self._tasks.repeat_trip(run.task, ended, now_ms)
             self._alerts.add_end(ended, now_ms)
@@ -980,6 +1002,13 @@ class Replay:
     def _note_difference(self, run: ReplayedJob, kind: Kind, recorded: str, replayed: str, now_ms: int) -> None:
         if self._keeps_differences:
             self.findings.differences.append(Difference(run.job.record.execution_id, kind, recorded, replayed, now_ms))
+
+    def _note_race(self, run: ReplayedJob, cause: str) -> None:
+        """Counts a call whose verdict is taken from the record, once."""
+        call = run.job.record.execution_id, len(run.attempts)
+        if call != self._latest_race:
+            self._latest_race = call
+            self.findings.races[cause] += 1
 
     def _note_transition(self, event: BreakerTransition) -> None:
         self._on_event(event)
@@ -1026,6 +1055,7 @@ _OF_CALLS = (
     "first_token_ms",
     "chunks",
     "reserved_at",
+    "task_asked_at",
     "breaker_version",
 )
 """The fields of an attempt that only a call has, and that may be null."""

@@ -32,7 +32,7 @@ class LoggedAttempt(NamedTuple):
         sequence: its sequence number in the event log.
         at_ms: the time at which the log stored it, in milliseconds since the epoch.
         asked_ms: the time at which its call was admitted or refused, in milliseconds since the epoch: of an admission
-            by Redis' clock, of a refusal by its worker's.
+            by Redis' clock, of a refusal by its worker's, unless the job's task tells it.
         attempt: the record.
     """
 
@@ -44,16 +44,26 @@ class LoggedAttempt(NamedTuple):
     @classmethod
     def of(cls, sequence: int, stored_at: datetime, attempt: Attempt) -> LoggedAttempt:
         """Returns an attempt that the log has at a place and since a time."""
-        asked_at = attempt.completed_at if attempt.short_circuited else attempt.reserved_at or attempt.started_at
+        asked_at = attempt.task_asked_at
+        if asked_at is None:
+            asked_at = attempt.completed_at if attempt.short_circuited else attempt.reserved_at or attempt.started_at
         return cls(sequence, ms_from_time(stored_at), ms_from_time(asked_at), attempt)
 
 
 @immutable(slots=False)
 class RecordedJob:
-    """A job that has ended: its record, and its attempts in order."""
+    """A job that has ended.
+
+    Attributes:
+        record: its record.
+        attempts: its attempts, in order.
+        entered_ms: a time at which it was in its task, in milliseconds since the epoch; None if no event of its guard
+            tells one.
+    """
 
     record: Execution
     attempts: tuple[LoggedAttempt, ...]
+    entered_ms: int | None = None
 
     @computed_once
     def begins_ms(self) -> int:
@@ -64,7 +74,8 @@ class RecordedJob:
         if not self.attempts:
             return ms_from_time(self.record.dispatched_at)
         first = self.attempts[0]
-        return first.asked_ms - first.attempt.backoff_ms
+        begins_ms = first.asked_ms - first.attempt.backoff_ms
+        return begins_ms if self.entered_ms is None else min(begins_ms, self.entered_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,25 +156,32 @@ class Policy:
 def in_order(jobs: Iterable[RecordedJob], guards: Iterable[GuardEvent] = ()) -> list[RecordedJob]:
     """Returns jobs in the order in which they began.
 
-    A worker that dies leaves the record of a refusal to the next one. If the call was near a limit of its task, or
-    stopped it, an event of `guards` says when it had asked.
+    A worker that dies leaves its job to another, which asks later. An event of `guards` says when a job was in its task
+    already, and when the call had asked that stopped it.
     """
-    asked_ms: dict[str, list[int]] = defaultdict(list)
+    by_job: dict[str, list[GuardEvent]] = defaultdict(list)
     for event in guards:
         if event.execution_id is not None and event.kind != "reset":
-            asked_ms[event.execution_id].append(ms_from_time(event.at))
+            by_job[event.execution_id].append(event)
     asked = (
-        _with_earlier_refusal(job, times) if (times := asked_ms.get(job.record.execution_id)) is not None else job
+        _as_its_guard_saw(job, events) if (events := by_job.get(job.record.execution_id)) is not None else job
         for job in jobs
     )
     return sorted(asked, key=lambda job: (job.begins_ms, job.attempts[0].sequence if job.attempts else 0))
 
 
-def _with_earlier_refusal(job: RecordedJob, times_ms: Iterable[int]) -> RecordedJob:
-    """Returns a job whose last call, if it was refused, asked at the first of some times that may be its own."""
-    if not job.attempts or not job.attempts[-1].attempt.short_circuited:
+def _as_its_guard_saw(job: RecordedJob, events: Iterable[GuardEvent]) -> RecordedJob:
+    """Returns a job that enters its task, and whose call stops it, no later than its guard's events say."""
+    if not job.attempts:
         return job
-    *earlier, refused = job.attempts
-    since_ms = ms_from_time(job.record.dispatched_at if not earlier else earlier[-1].attempt.completed_at)
-    asked_ms = min((at_ms for at_ms in times_ms if since_ms <= at_ms < refused.asked_ms), default=refused.asked_ms)
-    return replace(job, attempts=(*earlier, refused._replace(asked_ms=asked_ms)))
+    *earlier, last = job.attempts
+    dispatched_ms = ms_from_time(job.record.dispatched_at)
+    since_ms = dispatched_ms if not earlier else ms_from_time(earlier[-1].attempt.completed_at)
+    entered_ms = job.attempts[0].asked_ms
+    for event in events:
+        at_ms = ms_from_time(event.at)
+        if event.kind == "tripped" and last.attempt.refused_reason == "guard_tripped" and at_ms >= since_ms:
+            last = last._replace(asked_ms=min(last.asked_ms, at_ms))
+        if at_ms >= dispatched_ms:
+            entered_ms = min(entered_ms, at_ms)
+    return replace(job, attempts=(*earlier, last), entered_ms=entered_ms)

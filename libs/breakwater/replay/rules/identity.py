@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
@@ -14,10 +14,20 @@ from breakwater.alerts.rules.deployments import FAILURES
 from breakwater.alerts.rules.signals import key_of
 from breakwater.breakers.contract import BreakerTransition
 from breakwater.kernel.types import ms_from_time
-from breakwater.limits.contract import BudgetEvent, GuardEvent
+from breakwater.limits.contract import BudgetEvent, GuardEvent, GuardRule
+from breakwater.limits.rules.guard import outcome_of
+from breakwater.limits.settings import GuardRules
 from breakwater.replay.rules.alerts import EXPLAINING, VERY_LATE_MS, is_replayed
 from breakwater.replay.rules.breakers import LAG_MS
-from breakwater.replay.rules.engine import EDGE, LATE_ALERTER, RACE_MS, WORKER_LOST, ReplayFindings
+from breakwater.replay.rules.engine import (
+    EDGE,
+    LATE_ALERTER,
+    OUTCOME_ORDER,
+    RACE_MS,
+    TASK_ORDER,
+    WORKER_LOST,
+    ReplayFindings,
+)
 from breakwater.replay.rules.history import Changes, RecordedJob
 
 Subject = Literal["calls", "ends", "transitions", "thresholds", "trips", "alerts"]
@@ -43,8 +53,13 @@ class Identity:
 UNEXPLAINED = "unexplained"
 """The cause of a difference that has none."""
 
-TASK_ORDER = "order of a task's jobs"
-"""The cause of a difference in an event of a task of which several jobs ran at once."""
+_OF_OTHERS: Mapping[str, Subject] = {
+    EDGE: "transitions",
+    OUTCOME_ORDER: "transitions",
+    TASK_ORDER: "trips",
+    LATE_ALERTER: "alerts",
+}
+"""The subjects in which these causes have decisions taken from the record; others are of calls."""
 
 MAX_EXAMPLES = 10
 
@@ -60,13 +75,9 @@ def identity(jobs: Iterable[RecordedJob], changes: Changes, findings: ReplayFind
     parts = {subject: Identity(subject) for subject in get_args(Subject)}
     jobs = list(jobs)
     calls = sum(len(job.attempts) for job in jobs)
-    orders = _TaskOrders(jobs)
-    races = findings.races.copy()
-    of_others: dict[Subject, tuple[str, int]] = {
-        "transitions": (EDGE, races.pop(EDGE, 0)),
-        "alerts": (LATE_ALERTER, races.pop(LATE_ALERTER, 0)),
-    }
-    parts["calls"].unequal.update(races)
+    orders = _TaskOrders(jobs, changes.guards, findings.guards)
+    of_others = {cause: times for cause, times in findings.races.items() if cause in _OF_OTHERS and times}
+    parts["calls"].unequal.update({cause: times for cause, times in findings.races.items() if cause not in _OF_OTHERS})
     for difference in findings.differences:
         part = parts["ends" if difference.kind == "end" else "calls"]
         part.unequal[UNEXPLAINED] += 1
@@ -84,10 +95,10 @@ def identity(jobs: Iterable[RecordedJob], changes: Changes, findings: ReplayFind
     _compare(parts["trips"], _of_guards(changes.guards), _of_guards(findings.guards), orders.cause_of)
     causes = _AlertCauses(orders, changes.alerts, findings.alerts)
     _compare(parts["alerts"], _of_alerts(changes.alerts), _of_alerts(findings.alerts), causes.cause_of)
-    for subject, (cause, times) in of_others.items():
-        if times:
-            parts[subject].equal -= times
-            parts[subject].unequal[cause] += times
+    for cause, times in of_others.items():
+        part = parts[_OF_OTHERS[cause]]
+        part.equal -= times
+        part.unequal[cause] += times
     return parts
 
 
@@ -139,39 +150,112 @@ def _note(part: Identity, example: str, cause: str) -> None:
 class _TaskOrders:
     """Tells which events of tasks depend on the order in which Redis had jobs of a task that ran at once."""
 
-    def __init__(self, jobs: Iterable[RecordedJob]) -> None:
-        self._spans: dict[tuple[str | None, str], list[tuple[int, int]]] = {}
-        self._lost_ms: dict[tuple[str | None, str], int] = {}
+    def __init__(
+        self, jobs: Iterable[RecordedJob], recorded: Sequence[GuardEvent], replayed: Sequence[GuardEvent]
+    ) -> None:
+        self._jobs: dict[_TaskKey, list[_TaskJob]] = {}
+        self._lost_ms: dict[_TaskKey, int] = {}
         """When the first job of a task began whose worker was lost."""
         for job in jobs:
             record = job.record
             if record.task_key is not None:
                 task = record.tenant, record.task_key
-                span = ms_from_time(record.dispatched_at) - RACE_MS, ms_from_time(record.completed_at) + RACE_MS
-                self._spans.setdefault(task, []).append(span)
+                of_task = _TaskJob.of(job)
+                self._jobs.setdefault(task, []).append(of_task)
                 if any(logged.attempt.outcome == "worker_lost" for logged in job.attempts):
-                    self._lost_ms[task] = min(span[0], self._lost_ms.get(task, span[0]))
+                    self._lost_ms[task] = min(of_task.begins_ms, self._lost_ms.get(task, of_task.begins_ms))
+        self._events = {moment: event for events in (recorded, replayed) for moment, event in _by_moment(events)}
+        self._rules = {_rule_of(event) for event in recorded} & {_rule_of(event) for event in replayed}
+        """The rules that both sides have."""
+        self._resets = [event for event in recorded if event.kind == "reset"]
         self._of_incidents: dict[str, str] = {}
         """The causes of such events, by the keys of their incidents."""
 
-    def cause_of(self, event: Hashable, at_ms: int) -> str:
+    def cause_of(self, moment: Hashable, at_ms: int) -> str:
         """Returns the cause of an event that one side alone has."""
-        match event:
-            case (None | str() as tenant, str(task_key), *_):
-                spans = self._spans.get((tenant, task_key), ())
-                cause = UNEXPLAINED
-                if at_ms >= self._lost_ms.get((tenant, task_key), math.inf):
-                    cause = WORKER_LOST
-                elif sum(begins_ms <= at_ms <= ends_ms for begins_ms, ends_ms in spans) > 1:
-                    cause = TASK_ORDER
-                self._of_incidents |= {key_of(kind, tenant, task_key): cause for kind in _OF_TASKS}
-                return cause
-            case _:
-                return UNEXPLAINED
+        event = self._events[moment, at_ms]
+        cause = UNEXPLAINED
+        if at_ms >= self._lost_ms.get((event.tenant, event.task_key), math.inf):
+            cause = WORKER_LOST
+        elif self._is_of_some_order(event, at_ms):
+            cause = TASK_ORDER
+        self._of_incidents |= {key_of(kind, event.tenant, event.task_key): cause for kind in _OF_TASKS}
+        return cause
+
+    def _is_of_some_order(self, event: GuardEvent, at_ms: int) -> bool:
+        """Returns True if a rule that both sides have found figures that some order of jobs at once gives."""
+        task = event.tenant, event.task_key
+        resets = (ms_from_time(reset.at) for reset in self._resets if (reset.tenant, reset.task_key) == task)
+        since_ms = max((reset_ms for reset_ms in resets if reset_ms <= at_ms), default=0)
+        jobs = [job for job in self._jobs.get(task, ()) if since_ms <= job.begins_ms <= at_ms]
+        causing_jobs = (job for job in jobs if job.execution_id == event.execution_id)
+        decided_ms = min((job.decided_ms(event) for job in causing_jobs), default=at_ms)
+        at_once = [job for job in jobs if job.ends_ms >= decided_ms]
+        if _rule_of(event) not in self._rules or len(at_once) < 2:
+            return False
+        before = [job for job in jobs if job.ends_ms < decided_ms]
+        bounds = (
+            (event.iterations, sum(job.is_iteration for job in before), len(at_once)),
+            (event.tokens, sum(job.tokens for job in before), sum(job.tokens for job in at_once)),
+            (event.cost, sum(job.cost for job in before), sum(job.cost for job in at_once)),
+            (event.total_failures, sum(job.failed for job in before), sum(job.failed for job in at_once)),
+        )
+        return all(least <= figure <= least + more for figure, least, more in bounds)
 
     def cause_of_incident(self, key: str) -> str | None:
         """Returns the cause of an alert on such an event by the key of its incident; None if it is on none."""
         return self._of_incidents.get(key)
+
+
+_TaskKey = tuple[str | None, str]
+"""The tenant and the key of a task."""
+
+
+@dataclass(frozen=True, slots=True)
+class _TaskJob:
+    """A job's part in its task, and the times between which it has it, in milliseconds since the epoch."""
+
+    execution_id: str
+    begins_ms: int
+    asked_ms: int
+    """The earliest time of its last call."""
+    counted_ms: int
+    """The earliest time at which its task counts it."""
+    ends_ms: int
+    is_iteration: bool
+    tokens: int
+    cost: int
+    failed: bool
+
+    @classmethod
+    def of(cls, job: RecordedJob) -> _TaskJob:
+        record = job.record
+        outcome = outcome_of(record, _ANY_RULES)
+        calls = [logged.attempt for logged in job.attempts]
+        is_timed = record.task_counted_at is not None and all(call.task_asked_at is not None for call in calls)
+        margin_ms = 0 if is_timed else RACE_MS
+        begins_ms = dispatched_ms = ms_from_time(record.dispatched_at)
+        if is_timed and job.begins_ms - dispatched_ms <= RACE_MS:  # else a lost worker may have asked for it before
+            begins_ms = job.begins_ms
+        asked_ms = job.attempts[-1].asked_ms if job.attempts else begins_ms
+        counted_ms = ms_from_time(record.task_counted_at or record.completed_at)
+        times = begins_ms - margin_ms, asked_ms - margin_ms, counted_ms - margin_ms, counted_ms + margin_ms
+        figures = outcome.called and outcome.is_step, outcome.tokens, outcome.cost, outcome.failed is True
+        return cls(record.execution_id, *times, *figures)
+
+    def decided_ms(self, event: GuardEvent) -> int:
+        """Returns the earliest time at which it may have caused an event."""
+        return self.asked_ms if event.rule in _OF_CALLS else self.counted_ms
+
+
+_ANY_RULES = GuardRules()
+_OF_CALLS: frozenset[GuardRule | None] = frozenset({"max_iterations", "max_tokens", "max_cost"})
+"""The rules that a call asks about; others are those of a job's end."""
+
+
+def _rule_of(event: GuardEvent) -> Hashable:
+    """Returns the rule of an event, with its limit, which stands in brackets."""
+    return event.agent, event.kind, event.rule, event.reason.rpartition("(")[2]
 
 
 class _AlertCauses:
@@ -220,11 +304,14 @@ def _of_budgets(events: Iterable[BudgetEvent]) -> Iterable[_Moment]:
 
 
 def _of_guards(events: Iterable[GuardEvent]) -> Iterable[_Moment]:
-    by_rules = (event for event in events if event.kind != "reset")
-    return (
-        ((event.tenant, event.task_key, event.kind, event.rule, event.reason, event.agent), ms_from_time(event.at))
-        for event in by_rules
-    )
+    return (moment for moment, event in _by_moment(events) if event.kind != "reset")
+
+
+def _by_moment(events: Iterable[GuardEvent]) -> Iterable[tuple[_Moment, GuardEvent]]:
+    """Yields events of guards after what they say, and when."""
+    for event in events:
+        names = event.tenant, event.task_key, event.kind, event.rule, event.reason, event.agent
+        yield (names, ms_from_time(event.at)), event
 
 
 def _of_alerts(alerts: Iterable[Alert]) -> Iterable[_Moment]:

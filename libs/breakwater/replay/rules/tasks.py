@@ -57,6 +57,8 @@ class TaskState:
         touched_by: the job of that.
         earlier_ms: the time of the latest call or end of a job before those of `touched_by`.
         since_others_ms: the time from there to the moment at which the task was stopped.
+        untimed_ms: the time of the latest call or end of a job of which no clock of Redis tells it.
+        stops: why it will be stopped, and when, as Redis stops it a moment after the job that makes it do so.
     """
 
     task: Task = field(default_factory=Task)
@@ -69,9 +71,15 @@ class TaskState:
     touched_by: str = ""
     earlier_ms: int = 0
     since_others_ms: float = math.inf
+    untimed_ms: float = -math.inf
+    stops: tuple[Trip, int] | None = None
 
-    def touch(self, execution_id: str, now_ms: int) -> None:
-        """Notes a call or the end of a job."""
+    def touch(self, execution_id: str, now_ms: int, *, is_timed: bool = False) -> None:
+        """Notes a call or the end of a job. `is_timed` is True if Redis' clock tells its time."""
+        if not is_timed:
+            self.untimed_ms = now_ms
+        if self.stops is not None and now_ms >= self.stops[1]:
+            self.trip = self.stops[0]
         if execution_id != self.touched_by:
             self.earlier_ms = self.touched_ms
             self.touched_by = execution_id
@@ -155,7 +163,7 @@ class TaskState:
         self.numbers.clear()
         self.holds.clear()
         self.task = Task()
-        self.trip = None
+        self.trip = self.stops = None
         self.warned = False
 
 
@@ -201,6 +209,8 @@ class ReplayedTasks:
         attempts: Sequence[Attempt],
         worst_case: int | None,
         now_ms: int,
+        *,
+        is_timed: bool = False,
     ) -> TaskVerdict:
         """Judges a call of a job before it is made.
 
@@ -211,6 +221,7 @@ class ReplayedTasks:
             attempts: the job's earlier attempts.
             worst_case: the most that the call can cost, in nano-dollars; None without a price.
             now_ms: the current time, in milliseconds since the epoch.
+            is_timed: True if Redis' clock tells it.
         """
         tokens = cost = 0
         if attempts:
@@ -221,7 +232,7 @@ class ReplayedTasks:
         is_over = False
         if name is not None:
             state = self._state_of(name)
-            state.touch(record.execution_id, now_ms)
+            state.touch(record.execution_id, now_ms, is_timed=is_timed)
             steps = int(record.api != "embeddings")
             number, is_over = state.enter(
                 record.execution_id, cost + (worst_case or 0), rules.max_cost_usd, steps=steps
@@ -243,17 +254,36 @@ class ReplayedTasks:
                 self._announce("soft_cap", name, record, near, task, now_ms)
         return TaskVerdict(None, task)
 
-    def stop(self, name: TaskName | None, record: Execution, verdict: TaskVerdict, now_ms: int) -> None:
-        """Stops a task, unless it is stopped already."""
-        if verdict.trip is None:
+    def stop(
+        self,
+        name: TaskName | None,
+        record: Execution,
+        verdict: TaskVerdict,
+        now_ms: int,
+        *,
+        as_recorded: bool = False,
+    ) -> None:
+        """Stops a task, unless it is stopped already.
+
+        With `as_recorded`, it is left to the job that the record says: of several that find a reason, the first to say
+        so to Redis stops it.
+        """
+        if verdict.trip is None or (
+            as_recorded and name is not None and self._is_stopped_by_other(name, record, now_ms)
+        ):
             return
         if name is None:
             own_name = TaskName(record.tenant, record.execution_id)
             self._announce("tripped", own_name, record, verdict.trip, verdict.task, now_ms)
             return
         state = self._state_of(name)
-        if state.trip is None:
-            state.trip = verdict.trip
+        if state.trip is None and state.stops is None:
+            at = self._at.get(("tripped", record.execution_id, verdict.trip.rule, verdict.trip.reason))
+            stops_ms = now_ms if at is None else ms_from_time(at)
+            if now_ms < stops_ms <= now_ms + TRIP_MS:
+                state.stops = verdict.trip, stops_ms
+            else:
+                state.trip = verdict.trip
             state.since_others_ms = now_ms - state.earlier_ms
             self._announce("tripped", name, record, verdict.trip, verdict.task, now_ms)
 
@@ -265,9 +295,14 @@ class ReplayedTasks:
                 state.hold(execution_id, spent)
 
     def changes_near(self, name: TaskName, now_ms: int, within_ms: int) -> bool:
-        """Returns True if another job of the task has called or ended within some time before its latest, or stop."""
+        """Returns True if another job of the task has called or ended within some time before its latest, or stop.
+
+        If Redis' clock tells the times of all of these, their order is known.
+        """
         state = self._tasks.get(name)
-        return state is not None and min(now_ms - state.earlier_ms, state.since_others_ms) <= within_ms
+        if state is None or now_ms - state.untimed_ms > within_ms:
+            return False
+        return min(now_ms - state.earlier_ms, state.since_others_ms) <= within_ms
 
     def is_stopped(self, name: TaskName) -> bool:
         """Returns True if a task is stopped."""
@@ -282,10 +317,13 @@ class ReplayedTasks:
         return None
 
     def counted_ms(self, record: Execution, now_ms: int) -> int:
-        """Returns the time at which a task counts a job whose last call has ended: of its record, or of its own stop.
+        """Returns the time at which a task counts a job whose last call has ended.
 
-        A worker may be lost in between.
+        Without it in the record, as in those of earlier versions, it is that of the job's own stop, or of its record. A
+        worker may be lost in between.
         """
+        if record.task_counted_at is not None:
+            return max(now_ms, ms_from_time(record.task_counted_at))
         completed_ms = ms_from_time(record.completed_at)
         stopped_ms = self._stopped_ms.get(record.execution_id, completed_ms)
         return stopped_ms if now_ms <= stopped_ms else max(now_ms, completed_ms)
@@ -299,6 +337,13 @@ class ReplayedTasks:
                 if event.rule is not None and event.execution_id == execution_id
             ),
             None,
+        )
+
+    def _is_stopped_by_other(self, name: TaskName, record: Execution, now_ms: int) -> bool:
+        """Returns True if the record says that another job stops a task soon."""
+        return any(
+            event.execution_id != record.execution_id and 0 <= ms_from_time(event.at) - now_ms <= TRIP_MS
+            for event in self._trips.get(name, ())
         )
 
     def repeat_trip(self, name: TaskName, record: Execution, now_ms: int) -> None:
@@ -321,14 +366,16 @@ class ReplayedTasks:
             True if the reason is the recorded one, and another was found.
         """
         state = self._state_of(name)
-        state.touch(record.execution_id, now_ms)
+        state.touch(record.execution_id, now_ms, is_timed=as_recorded and record.task_counted_at is not None)
         outcome = outcome_of(record, rules)
         task = state.record(record.execution_id, outcome)
-        trip = None if outcome.failed is None or state.trip is not None else after_job(task, rules)
+        is_stopped = state.trip is not None or state.stops is not None
+        trip = None if outcome.failed is None or is_stopped else after_job(task, rules)
         if trip is None:
             return False
         recorded = self.recorded_trip(name, now_ms) if as_recorded else None
-        self.stop(name, record, TaskVerdict(recorded or trip, task), now_ms)
+        verdict = TaskVerdict(recorded or trip, task)
+        self.stop(name, record, verdict, now_ms, as_recorded=as_recorded and record.task_counted_at is not None)
         return recorded not in (None, trip)
 
     def reset(self, event: GuardEvent) -> None:

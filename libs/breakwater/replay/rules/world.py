@@ -127,6 +127,7 @@ def as_call_of(drawn: Attempt, of_job: Attempt, at_ms: int, **fields: object) ->
         "started_at": started_at,
         "completed_at": started_at + timedelta(milliseconds=drawn.duration_ms),
         "reserved_at": started_at,
+        "task_asked_at": None,
     }
     return drawn.model_copy(update={**of_caller, **times, **fields})
 

@@ -13,7 +13,7 @@ ORDER BY minute
 SELECT
     execution_id, job_id, agent, tenant, task_id, task_key, status, reason, requested_model, chosen_model, attempts_count,
     total_tokens, toInt64(total_cost * 1000000000) AS total_cost, toInt64(wasted_cost * 1000000000) AS wasted_cost, queued_at, dispatched_at, completed_at, duration_ms,
-    cache_hit, fallback_chain, own_rules, finish_reason, cost_basis,
+    task_counted_at, cache_hit, fallback_chain, own_rules, finish_reason, cost_basis,
     toInt64(requested_model_cost * 1000000000) AS requested_model_cost,
     error_kind, error_class, error_message, error_status_code, error_retryable, error_hash
 FROM executions FINAL
@@ -29,7 +29,7 @@ SELECT
     counts_for_breaker, breaker_version, cause, backoff_ms,
     error_kind, error_class, error_message, error_status_code, error_retryable, error_hash,
     event_sequence, toUnixTimestamp64Milli(stored_at),
-    toUnixTimestamp64Milli(if(short_circuited, completed_at, ifNull(reserved_at, started_at)))
+    toUnixTimestamp64Milli(coalesce(task_asked_at, if(short_circuited, completed_at, ifNull(reserved_at, started_at))))
 FROM attempts FINAL
 WHERE started_at >= {since:DateTime64(3, 'UTC')} AND started_at <= {over:DateTime64(3, 'UTC')}
     AND execution_id IN (
