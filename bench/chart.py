@@ -152,7 +152,8 @@ def _panel(panel: Panel) -> Iterator[str]:
     for number, place in enumerate(_ticks(first, last, logarithmic=panel.logarithmic)):
         label = _short(place) if number else f"{place:g} {panel.x_unit}"
         yield f'<text x="{x(place):.1f}" y="{bottom + 20}" text-anchor="middle">{label}</text>'
-    yield from (f'<path class="mark" d="M{x(place):.1f} {top}V{bottom}"/>' for place in panel.marks)
+    marks = (min(place, last) for place in panel.marks)
+    yield from (f'<path class="mark" d="M{x(place):.1f} {top}V{bottom}"/>' for place in marks)
     for line, colour in zip(panel.lines.values(), COLOURS, strict=False):
         path = "L".join(f"{x(place):.0f} {y(value):.1f}" for place, value in line)
         yield f'<path d="M{path}" stroke="{colour}"/>'

@@ -10,7 +10,7 @@ SERIES = (
     *(f"memory.{role}" for role in ("worker", "request", "sink", "budget", "breaker", "alerter")),
     *(f"{kind}.{server}" for kind in ("memory", "disk") for server in ("nats", "redis", "clickhouse")),
     *("disk.logs", "messages.all", "messages.EVENTS", "messages.RESULTS", "messages.DLQ", "bytes.all"),
-    *("rows.executions", "rows.attempts", "rows.all", "redis.keys", "redis.used", "parts.mb", "failed"),
+    *("rows.executions", "rows.attempts", "rows.all", "redis.keys", "redis.used", "parts.mb", "parts", "failed"),
     *(f"lag.{consumer}" for consumer in ("sink-events", "budget", "breaker", "alerter-executions")),
     *(f"fds.{process}" for process in ("nats", "clickhouse", "worker", "request")),
 )
