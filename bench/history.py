@@ -45,6 +45,8 @@ class History:
     seed: int = 7
     batch: int = 20_000
     """Executions that come together; their attempts follow."""
+    failing: float | None = None
+    """The share of calls that fail on an ordinary day; None for that of each agent, which is about half."""
 
     def batches(self) -> Iterator[Batch]:
         """The rows of all tables, in the order of time, as a sink would insert them."""
@@ -52,7 +54,7 @@ class History:
         end_ms = ms_from_time(self.end)
         start_ms = end_ms - self.days * 24 * HOUR_MS
         down = outages(rng, start_ms, end_ms)
-        jobs = Jobs(rng, down)
+        jobs = Jobs(rng, down, self.failing)
         events = Events(rng, jobs.next_sequence, self.executions / self.days)
         coming = sorted((start, end, provider) for provider, spans in down.items() for start, end in spans)
         people = _People(rng)
@@ -179,11 +181,15 @@ def _arguments() -> tuple[History, str]:
     parser.add_argument("--days", type=int, default=30, help="how far it goes back")
     parser.add_argument("--end", type=datetime.fromisoformat, help="where it ends, such as 2026-11-22; now by default")
     parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument(
+        "--failing", type=float, help="the share of calls that fail, such as 0.05; about half by default"
+    )
     parser.add_argument("--clickhouse-url", required=True, help="http://user:password@host:8123/database")
     given = parser.parse_args()
     end: datetime = given.end or datetime.now(UTC)
     end = end.replace(tzinfo=UTC) if end.tzinfo is None else end
-    return History(given.executions, given.days, end, given.seed), given.clickhouse_url
+    history = History(given.executions, given.days, end, given.seed, failing=given.failing)
+    return history, given.clickhouse_url
 
 
 if __name__ == "__main__":

@@ -97,8 +97,11 @@ class Done:
 class Jobs:
     """Makes jobs from random numbers; the same ones from the same seed."""
 
-    def __init__(self, rng: random.Random, outages: dict[str, list[tuple[int, int]]]) -> None:
+    def __init__(
+        self, rng: random.Random, outages: dict[str, list[tuple[int, int]]], failing: float | None = None
+    ) -> None:
         self._rng = rng
+        self._failing = failing
         self._outages = outages
         self._ordinary = ordinary_failures(rng)
         self._down = outage_failures(rng)
@@ -182,7 +185,8 @@ class Jobs:
         return None
 
     def _failure(self, agent: Agent, model: Model, down: bool) -> Failure | None:
-        if self._rng.random() >= (0.93 if down else agent.failing):
+        failing = agent.failing if self._failing is None else self._failing
+        if self._rng.random() >= (0.93 if down else failing):
             return None
         pool = self._down if down else self._ordinary[model.provider]
         return self._rng.choices(pool, cum_weights=self._weights[id(pool)])[0]

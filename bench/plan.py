@@ -1,9 +1,10 @@
 """What a replay of recorded jobs costs: time, CPU and memory, by the number of jobs.
 
-    python -m bench.plan [executions ...] [--clickhouse-url URL]
+    python -m bench.plan [executions ...] [--harsh] [--clickhouse-url URL]
 
-Each size is a history of 30 days (`bench.history`) in an embedded ClickHouse, replayed in a process of its own under
-breakers, retries and daily limits. A million must take less than two minutes on two cores, and less than 600 MB.
+Each size is a history of 30 days (`bench.history`) in an embedded ClickHouse, planned in a process of its own under
+breakers, retries, guards and daily limits: one in which 5 % of calls fail, or a harsh one in which half do. A million
+must take less than two minutes on two cores, and less than 600 MB.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from breakwater.replay.plan import plan_config
 from tests.server_sources import EmbeddedServers
 
 DAYS = 30
+FAILING = 0.05
+"""The share of calls that fail in an ordinary history."""
 MOST_S = 120.0
 MOST_MB = 600.0
 
@@ -42,6 +45,7 @@ def config_of_history(executions: int) -> Config:
             "model": agent.chain[0].name,
             "fallback_models": [model.name for model in agent.chain[1:]],
             "retry": {"max_attempts": agent.max_attempts},
+            "guard": {"preset": "agent-run"},  # tasks of that history have some twenty jobs
         }
         for agent in AGENTS
     }
@@ -102,16 +106,16 @@ def _in_process(url: str) -> None:
     process.join()
 
 
-async def _load(url: str, executions: int) -> None:
+async def _load(url: str, executions: int, failing: float | None) -> None:
     analytics = connect(url)
     try:
         await analytics.create_database()
-        await load(analytics, History(executions, DAYS, datetime.now(UTC)))
+        await load(analytics, History(executions, DAYS, datetime.now(UTC), failing=failing))
     finally:
         await analytics.close()
 
 
-def main(sizes: list[int], url: str | None) -> None:
+def main(sizes: list[int], url: str | None, *, is_harsh: bool) -> None:
     if url is not None:
         _in_process(url)
         return
@@ -127,7 +131,7 @@ def main(sizes: list[int], url: str | None) -> None:
         try:
             base = servers.clickhouse().url
             for size in sizes:
-                asyncio.run(_load(f"{base}/plan_{size}", size))
+                asyncio.run(_load(f"{base}/plan_{size}", size, None if is_harsh else FAILING))
                 _in_process(f"{base}/plan_{size}")
         finally:
             servers.stop()
@@ -135,7 +139,8 @@ def main(sizes: list[int], url: str | None) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m bench.plan", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("executions", type=int, nargs="*", default=[10_000, 100_000, 1_000_000])
+    parser.add_argument("executions", type=int, nargs="*", default=[10_000, 100_000, 300_000, 1_000_000])
+    parser.add_argument("--harsh", action="store_true", help="a history in which half of all calls fail")
     parser.add_argument("--clickhouse-url", help="of a database that holds a history already")
     given = parser.parse_args()
-    sys.exit(main(given.executions, given.clickhouse_url))
+    sys.exit(main(given.executions, given.clickhouse_url, is_harsh=given.harsh))

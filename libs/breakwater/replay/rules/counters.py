@@ -113,7 +113,8 @@ class ReplayedCounters:
         """The limits of calls by their names, as they are now, in the periods of the latest day."""
         self._diverged: set[str] = set()
         """The keys of limits that count other calls than they did."""
-        self._changed: dict[Hashable, bool] = {}
+        self._compared: dict[Hashable, tuple[bool, tuple[str, ...]]] = {}
+        """By the names of calls: True if their hard limits are those of the record, and the keys of these limits."""
         self._used_before = used_before or {}
         self._sums = {place: Sum(used) for place, used in self._used_before.items()}
         self._holds: dict[str, _Holds] = {}
@@ -193,20 +194,12 @@ class ReplayedCounters:
 
     def is_as_it_was(self, call: Attempt) -> bool:
         """Returns True if the limits of a call are those of the record, and have counted the same calls."""
-        names = self._names_of(call)
-        is_changed = self._changed.get(names)
-        if is_changed is None:
-            if len(self._changed) >= MAX_CACHED:
-                self._changed.clear()
-            before = self._limits_before.of(CallNames.of(call))
-            is_changed = self._changed[names] = {*_hard(before)} != {*self._hard_limits_of(call)}
-        return not is_changed and (
-            not self._diverged or self._diverged.isdisjoint(counter.key for counter in self._hard_limits_of(call))
-        )
+        is_same, keys = self._comparison_of(call)
+        return is_same and self._diverged.isdisjoint(keys)
 
     def diverge(self, call: Attempt) -> None:
         """Notes that a call counts, or does not, otherwise than in the record."""
-        self._diverged.update(counter.key for counter in self._hard_limits_of(call))
+        self._diverged.update(self._comparison_of(call)[1])
 
     def act(self, event: BudgetEvent) -> None:
         """Repeats what an operator did to a limit: a raise, or the end of one."""
@@ -226,7 +219,7 @@ class ReplayedCounters:
         self._forget()
 
     def _forget(self) -> None:
-        self._changed.clear()
+        self._compared.clear()
         self._limited.clear()
 
     def _limits_of(self, call: Attempt, now_ms: int) -> Sequence[_Limit]:
@@ -247,8 +240,17 @@ class ReplayedCounters:
         period = self._periods.of(counter.window)
         return _Limit(counter, period, self._sums.setdefault((period.name, counter.key, counter.unit), Sum()))
 
-    def _hard_limits_of(self, call: Attempt) -> Iterable[Counter]:
-        return _hard(self._limits.of(CallNames.of(call)))
+    def _comparison_of(self, call: Attempt) -> tuple[bool, tuple[str, ...]]:
+        names = self._names_of(call)
+        comparison = self._compared.get(names)
+        if comparison is None:
+            if len(self._compared) >= MAX_CACHED:
+                self._compared.clear()
+            call_names = CallNames.of(call)
+            hard_limits = [*_hard(self._limits.of(call_names))]
+            is_same = {*_hard(self._limits_before.of(call_names))} == {*hard_limits}
+            comparison = self._compared[names] = is_same, tuple([counter.key for counter in hard_limits])
+        return comparison
 
     def _announce(self, limited: _Limit, attempt: Attempt, now_ms: int, *, refused: bool = False) -> None:
         counter = limited.counter

@@ -251,7 +251,7 @@ class Effects:
         day.wasted_before += wasted
         self.calls[0] += calls
         self.refused_jobs[0] += record.reason in REFUSALS
-        self._durations_before[record.duration_ms] += 1
+        _count(self._durations_before, record.duration_ms)
         step = self._step_of(begun_ms)
         step.before += cost
         step.refused_before += record.reason in REFUSALS
@@ -269,7 +269,7 @@ class Effects:
             day.wasted_after += wasted
             self.calls[1] += calls
             self.refused_jobs[1] += record.reason in REFUSALS
-            self._durations_after[record.duration_ms] += 1
+            _count(self._durations_after, record.duration_ms)
             return
         self._add_changed(run, day, step, cost)
 
@@ -286,7 +286,7 @@ class Effects:
         day.wasted_after += sums.wasted_cost or 0
         self.calls[1] += sum(not attempt.short_circuited for attempt in run.attempts)
         duration_ms = run.duration_ms
-        self._durations_after[duration_ms] += 1
+        _count(self._durations_after, duration_ms)
         self.unknown += run.unknown
         if run.drawn:
             self.drawn += 1
@@ -455,6 +455,11 @@ def _is_sizeless(attempt: Attempt) -> bool:
 
 def _jobs_within(durations_ms: Counter[int], least_ms: float, most_ms: float) -> int:
     return sum(jobs for duration_ms, jobs in durations_ms.items() if least_ms <= duration_ms <= most_ms)
+
+
+def _count(counts: Counter[int], number: int) -> None:
+    """As `counts[number] += 1`, which takes five times as long for a number that is new."""
+    counts[number] = counts.get(number, 0) + 1
 
 
 def _at(counts: Mapping[int, int], *places: float) -> list[float]:
