@@ -16,7 +16,7 @@ from breakwater.kernel.types import ms_from_time, time_from_ms
 from breakwater.replay.policy import policy_of
 from breakwater.replay.rules.breakers import JITTER
 from breakwater.replay.rules.effects import Effects
-from breakwater.replay.rules.engine import LATE_ALERTER, TASK_ORDER, WORKER_LOST, ReplayFindings
+from breakwater.replay.rules.engine import EDGE, LATE_ALERTER, TASK_ORDER, WORKER_LOST, ReplayFindings
 from breakwater.replay.rules.history import Changes, LoggedAttempt, Policy, RecordedJob
 from breakwater.replay.rules.identity import UNEXPLAINED, identity
 from tests.replay.storms import Storm, replayed
@@ -254,6 +254,16 @@ def test_a_task_is_stopped_a_moment_after_the_job_that_stops_it_is_counted() -> 
     assert [run.reason for run in ended] == ["error", None]
     later = timed(job_of(2, (90, 50, True), task="t"), 90, 150)
     assert replayed(([jobs[0], later], recorded), guarded)[0].differences
+
+
+def test_a_job_that_its_task_counted_for_a_lost_worker_explains_refusals_afterwards() -> None:
+    guarded = policy(guard={"consecutive_failures": 1}, retry={"max_attempts": 1})
+    ended = timed(job_of(1, (0, 50, False), task="t"), 0, 60)
+    again = RecordedJob(ended.record.model_copy(update={"task_counted_at": None}), ended.attempts)
+    admitted = timed(job_of(2, (5_000, 50, True), task="t"), 5_000, 5_060)
+    assert replayed(storm_of([ended, admitted]), guarded)[0].differences
+    findings, _ = replayed(storm_of([again, admitted]), guarded)
+    assert (findings.differences, findings.races) == ([], {WORKER_LOST: 1, EDGE: 0, LATE_ALERTER: 0})
 
 
 def test_whether_the_call_of_a_lost_worker_was_admitted_is_taken_from_the_record() -> None:

@@ -41,7 +41,7 @@ from breakwater.limits.settings import GuardRules
 from breakwater.replay.rules.alerts import ReplayedAlerts, is_of_person
 from breakwater.replay.rules.breakers import JITTER, LOOK_EVERY_MS, ORDER_MS, ReplayedBreakers, Success, statistics_of
 from breakwater.replay.rules.counters import CountedPlace, ReplayedCounters
-from breakwater.replay.rules.history import AgentPolicy, Changes, LoggedAttempt, Policy, RecordedJob
+from breakwater.replay.rules.history import AgentPolicy, Changes, LoggedAttempt, Policy, RecordedJob, is_of_lost_worker
 from breakwater.replay.rules.prices import ChangedPrices
 from breakwater.replay.rules.tasks import ReplayedTasks, TaskName, TaskVerdict
 from breakwater.replay.rules.world import World, as_call_of, cut_off_after
@@ -709,6 +709,9 @@ class Replay:
             # It is recorded by the worker that goes on, which does not know whether it was admitted.
             self._note_race(run, WORKER_LOST)
             return self._as_recorded(recorded, now_ms)
+        if run.task in self._lost and "guard_tripped" in {was, replayed} and self._is_as_it_was(run, recorded):
+            self._note_race(run, WORKER_LOST)
+            return self._as_recorded(recorded, now_ms)
         for reason in (replayed, was):
             if reason is not None and self._is_race(run, recorded, reason, now_ms):
                 self._note_race(run, reason)
@@ -954,6 +957,8 @@ class Replay:
                 self._note_difference(run, "end", record.reason or "answered", run.reason or "answered", now_ms)
         elif run.follows:
             self._leave(run, "end", "more attempts", run.reason or "answered", now_ms)
+        if run.task is not None and run.follows and is_of_lost_worker(run.job):
+            self._lost.add(run.task)
         if not run.unknown:
             ended = self._record_of(run)
             if run.agent.guard is not None and run.task is not None:

@@ -153,6 +153,13 @@ class Policy:
     amounts: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
+def is_of_lost_worker(job: RecordedJob) -> bool:
+    """Returns True if a worker of a job was lost: in a call, or after its task had counted the job."""
+    has_asked = any(logged.attempt.task_asked_at is not None for logged in job.attempts)
+    was_counted_before = has_asked and job.record.task_counted_at is None
+    return was_counted_before or any(logged.attempt.outcome == "worker_lost" for logged in job.attempts)
+
+
 def in_order(jobs: Iterable[RecordedJob], guards: Iterable[GuardEvent] = ()) -> list[RecordedJob]:
     """Returns jobs in the order in which they began.
 

@@ -28,7 +28,7 @@ from breakwater.replay.rules.engine import (
     WORKER_LOST,
     ReplayFindings,
 )
-from breakwater.replay.rules.history import Changes, RecordedJob
+from breakwater.replay.rules.history import Changes, RecordedJob, is_of_lost_worker
 
 Subject = Literal["calls", "ends", "transitions", "thresholds", "trips", "alerts"]
 
@@ -162,7 +162,7 @@ class _TaskOrders:
                 task = record.tenant, record.task_key
                 of_task = _TaskJob.of(job)
                 self._jobs.setdefault(task, []).append(of_task)
-                if any(logged.attempt.outcome == "worker_lost" for logged in job.attempts):
+                if is_of_lost_worker(job):
                     self._lost_ms[task] = min(of_task.begins_ms, self._lost_ms.get(task, of_task.begins_ms))
         self._events = {moment: event for events in (recorded, replayed) for moment, event in _by_moment(events)}
         self._rules = {_rule_of(event) for event in recorded} & {_rule_of(event) for event in replayed}
@@ -234,10 +234,10 @@ class _TaskJob:
         calls = [logged.attempt for logged in job.attempts]
         is_timed = record.task_counted_at is not None and all(call.task_asked_at is not None for call in calls)
         margin_ms = 0 if is_timed else RACE_MS
-        begins_ms = dispatched_ms = ms_from_time(record.dispatched_at)
-        if is_timed and job.begins_ms - dispatched_ms <= RACE_MS:  # else a lost worker may have asked for it before
+        begins_ms = asked_ms = ms_from_time(record.dispatched_at)
+        if is_timed and job.begins_ms - begins_ms <= RACE_MS:  # else a lost worker may have asked for it before
             begins_ms = job.begins_ms
-        asked_ms = job.attempts[-1].asked_ms if job.attempts else begins_ms
+            asked_ms = job.attempts[-1].asked_ms if job.attempts else begins_ms
         counted_ms = ms_from_time(record.task_counted_at or record.completed_at)
         times = begins_ms - margin_ms, asked_ms - margin_ms, counted_ms - margin_ms, counted_ms + margin_ms
         figures = outcome.called and outcome.is_step, outcome.tokens, outcome.cost, outcome.failed is True
