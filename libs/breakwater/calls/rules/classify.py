@@ -32,7 +32,8 @@ stack frames, and a cause in it, as Java writes them, is ignored.
 
 _LONG_LINE = 1_000
 
-_REST_OF_FRAME = re.compile(r"(?:(?![ \t|]*+(?:file \"|at ))[ \t|].*+\n?+)*+")
+# `(?>(?:…)*)` is `(?:…)*+`, which Python before 3.11.5 matches wrongly if a part of it can go back (gh-106052).
+_REST_OF_FRAME = re.compile(r"(?>(?:(?![ \t|]*+(?:file \"|at ))[ \t|].*+\n?+)*)")
 _PLACE_IN_GO = re.compile(r"[ \t]++\S+\.(?:go|s):\d")
 _ESCAPED_LINES = re.compile(r"\\n(?:[ ]{2}|\\t)")
 _ESCAPE = re.compile(r"\\([nrt\"'\\])")
@@ -70,7 +71,7 @@ _FRAMES = tuple(
 _ADJACENT_FRAMES = re.compile(r"STACK(?:[ ,;|]*+STACK)++")
 
 # Punctuation that ends a sentence or encloses a URL is not part of the URL.
-_OF_QUERY = r"(?:[^\s\"'<>()`.,:;!]++|[.,:;!]++(?=[^\s\"'<>()`.,:;!]))*+"
+_OF_QUERY = r"(?>(?:[^\s\"'<>()`.,:;!]++|[.,:;!]++(?=[^\s\"'<>()`.,:;!]))*)"
 _URL = re.compile(rf"(://[^\s\"'<>()`?#]*+)(?:[?#]{_OF_QUERY})?+")
 _QUERY_OF_PATH = re.compile(rf"\?[\w.%\[\]-]{{1,100}}={_OF_QUERY}")
 
