@@ -194,3 +194,6 @@ async def test_what_is_backed_up_under_load_is_restored_though_both_are_killed(t
         assert [amount for _, amount in spent(restored) if float(amount) > 0]
         assert "backed-up" in {limit["id"] for limit in restored.json("limits", "list")["limits"]}
         assert "backed-up" in {key["name"] for key in restored.json("keys", "list")}
+    print(
+        f"{len(accepted)} jobs, {len(wanted)} accepted before the moment and {len(before)} ended, {len(ends)} restored"
+    )
