@@ -35,12 +35,17 @@ class Watched:
         return f"redis+sentinel://:{PASSWORD}@{addresses}/{NAME}/0?sentinel_password={SENTINEL_PASSWORD}"
 
     async def primary(self) -> int:
-        """The port of the primary, as the Sentinels say."""
+        """The port of the primary, as the first of the Sentinels that run says."""
+        return (await self.primaries())[0]
+
+    async def primaries(self) -> list[int]:
+        """The port of the primary, as each Sentinel that runs says: they learn of a failover from each other."""
+        named: list[int] = []
         for port, sentinel in self.sentinels.items():
             if sentinel.runs:
                 async with aioredis.Redis(port=port, password=SENTINEL_PASSWORD, decode_responses=True) as client:
-                    return int((await client.sentinel_get_master_addr_by_name(NAME))[1])
-        raise AssertionError("no Sentinel runs")
+                    named.append(int((await client.sentinel_get_master_addr_by_name(NAME))[1]))
+        return named
 
     async def fail_over(self) -> None:
         """Has a Sentinel promote the replica now, without the others' votes, which may be split."""

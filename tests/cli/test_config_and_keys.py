@@ -293,6 +293,7 @@ def test_setup_without_servers_says_which_one_is_missing(
     (tmp_path / "breakwater.yaml").write_text(GOOD)
     monkeypatch.setenv("BREAKWATER_NATS_URL", "nats://setup:secret@127.0.0.1:9")
     monkeypatch.setenv("BREAKWATER_CLICKHOUSE_URL", "http://127.0.0.1:9/breakwater")
+    monkeypatch.setenv("BREAKWATER_REDIS_URL", "redis://127.0.0.1:9")
     ran = run("setup")
     assert ran.code == ExitCode.UNREACHABLE
     assert "NATS does not answer at nats://setup:***@127.0.0.1:9" in ran.err

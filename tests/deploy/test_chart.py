@@ -279,7 +279,7 @@ def test_what_a_cluster_wants_of_pods_reaches_them() -> None:
         "config": CONFIG,
         "runAsUser": None,
         "image": {"repository": "plane", "pullSecrets": ["registry"]},
-        "serviceAccount": {"name": "of-the-cloud"},
+        "serviceAccount": {"name": "0"},
         "services": {"worker": worker},
         "setup": {name: worker[name] for name in ("volumes", "volumeMounts")},
         "networkPolicy": {"dnsPorts": [5353], "internet": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]},
@@ -293,7 +293,7 @@ def test_what_a_cluster_wants_of_pods_reaches_them() -> None:
         assert {key: spec[key] for key in PLACED} == PLACED
         assert spec["imagePullSecrets"] == [{"name": "registry"}]
         assert "runAsUser" not in spec["securityContext"], "OpenShift refuses users that it has not chosen"
-        assert spec.get("serviceAccountName") == (None if name == "setup" else "of-the-cloud")
+        assert spec.get("serviceAccountName") == (None if name == "setup" else "0")
         egress = of_kind(objects, "NetworkPolicy")[name]["spec"]["egress"]
         assert egress[0]["ports"] == [{"port": 5353, "protocol": "UDP"}, {"port": 5353, "protocol": "TCP"}]
         to_internet = [rule["to"] for rule in egress if rule["ports"] == [{"port": 443, "protocol": "TCP"}]]

@@ -7,7 +7,7 @@
 {{/* The labels that select a component's pods: of (dict "root" $ "component" name). */}}
 {{- define "breakwater.selector" -}}
 app.kubernetes.io/name: breakwater
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .component }}
 {{- end -}}
 
