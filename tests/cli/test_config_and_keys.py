@@ -14,6 +14,7 @@ from breakwater.kernel.commands.errors import ExitCode
 from tests.cli.api_stub import Stub
 from tests.cli.conftest import Run, in_thread
 from tests.nats_node import nats_program
+from tests.server_sources import RunningServer
 
 GOOD = """
 providers: {local: {base_url: "http://127.0.0.1:9/v1"}}
@@ -288,12 +289,16 @@ async def test_keys_of_a_running_plane_are_made_listed_and_changed_over_its_api(
 
 
 def test_setup_without_servers_says_which_one_is_missing(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, redis_server: RunningServer
 ) -> None:
     (tmp_path / "breakwater.yaml").write_text(GOOD)
     monkeypatch.setenv("BREAKWATER_NATS_URL", "nats://setup:secret@127.0.0.1:9")
     monkeypatch.setenv("BREAKWATER_CLICKHOUSE_URL", "http://127.0.0.1:9/breakwater")
     monkeypatch.setenv("BREAKWATER_REDIS_URL", "redis://127.0.0.1:9")
+    ran = run("setup")
+    assert ran.code == ExitCode.UNREACHABLE
+    assert "Redis did not answer: Error 111 connecting to 127.0.0.1:9" in ran.err
+    monkeypatch.setenv("BREAKWATER_REDIS_URL", redis_server.url)
     ran = run("setup")
     assert ran.code == ExitCode.UNREACHABLE
     assert "NATS does not answer at nats://setup:***@127.0.0.1:9" in ran.err
