@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,20 +98,15 @@ async def watched_servers(
         # A Sentinel that finds no replica looks again after 10 s.
         await until(lambda: watched.are_replicated(ports[0]), "the replica", timeout_s=60)
         for port in [free_port() for _ in range(sentinels)]:
-            folder = directory / f"sentinel-{port}"
-            folder.mkdir()
-            config = folder / "sentinel.conf"
-            config.write_text(
-                f"port {port}\nbind 127.0.0.1\ndir {folder}\nrequirepass {SENTINEL_PASSWORD}\n"
-                f"sentinel sentinel-pass {SENTINEL_PASSWORD}\n"
-                f"sentinel monitor {NAME} 127.0.0.1 {ports[0]} {sentinels // 2 + 1}\n"
-                f"sentinel auth-pass {NAME} {PASSWORD}\n"
-                f"sentinel down-after-milliseconds {NAME} {down_after_ms}\n"
-                f"sentinel failover-timeout {NAME} {max(5_000, down_after_ms)}\n"
+            sentinel = start_sentinel(
+                *(directory / f"sentinel-{port}", port, f"127.0.0.1 {ports[0]}"),
+                more=[
+                    f"sentinel auth-pass {NAME} {PASSWORD}",
+                    f"sentinel down-after-milliseconds {NAME} {down_after_ms}",
+                    f"sentinel failover-timeout {NAME} {max(5_000, down_after_ms)}",
+                ],
+                quorum=sentinels // 2 + 1,
             )
-            ready = redis_ready("127.0.0.1", port, SENTINEL_PASSWORD)
-            argv = (_valkey(), str(config), "--sentinel")
-            sentinel = _started(ProcessSpec("sentinel", argv, folder / "log", ready), f"redis://127.0.0.1:{port}")
             watched.sentinels[port] = sentinel
             running.append(sentinel)
         for sentinel in watched.sentinels.values():
@@ -121,6 +116,18 @@ async def watched_servers(
     finally:
         for server in running:
             server.stop()
+
+
+def start_sentinel(folder: Path, port: int, primary: str, more: Sequence[str], *, quorum: int = 1) -> RunningServer:
+    """Starts a Sentinel that watches a host and a port, with further lines of its config."""
+    folder.mkdir()
+    config = folder / "sentinel.conf"
+    own = [f"port {port}", "bind 127.0.0.1", f"dir {folder}", f"requirepass {SENTINEL_PASSWORD}"]
+    own += [f"sentinel sentinel-pass {SENTINEL_PASSWORD}", "sentinel resolve-hostnames yes"]
+    config.write_text("\n".join([*own, f"sentinel monitor {NAME} {primary} {quorum}", *more, ""]))
+    ready = redis_ready("127.0.0.1", port, SENTINEL_PASSWORD)
+    argv = (_valkey(), str(config), "--sentinel")
+    return _started(ProcessSpec("sentinel", argv, folder / "log", ready), f"redis://127.0.0.1:{port}")
 
 
 def _of_pair(spec: ProcessSpec, primary: int | None) -> ProcessSpec:

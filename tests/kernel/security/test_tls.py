@@ -1,6 +1,7 @@
 """TLS towards NATS, Redis and ClickHouse, with a certificate authority of the test's own."""
 
 import asyncio
+import socket
 import ssl
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager
@@ -16,11 +17,13 @@ from breakwater.kernel.commands import connect
 from breakwater.kernel.commands.errors import CliError
 from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.nats.broker import make_broker
+from breakwater.kernel.process import background
 from breakwater.kernel.redis.connection import Redis, StateUnavailableError
 from breakwater.kernel.security.tls import tls_settings
 from breakwater.local.ports import free_port
 from breakwater.local.servers import nats_spec
 from tests.helpers import accepts
+from tests.sentinel import NAME, SENTINEL_PASSWORD, start_sentinel
 from tests.server_sources import ProcessRunner
 from tests.servers import RunningServer
 
@@ -106,6 +109,48 @@ async def terminated(certificates: Certificates, url: str) -> AsyncGenerator[int
         yield server.sockets[0].getsockname()[1]
 
 
+@asynccontextmanager
+async def terminated_or_plain(certificates: Certificates, url: str) -> AsyncGenerator[int]:
+    """The same, which also takes clients without TLS, as Sentinels here are: their first byte tells."""
+    loop = asyncio.get_running_loop()
+    with socket.create_server(("localhost", 0)) as listening:
+        listening.setblocking(False)
+        async with terminated(certificates, url) as encrypted:
+
+            async def copy(source: socket.socket, target: socket.socket) -> None:
+                while data := await loop.sock_recv(source, 65_536):
+                    await loop.sock_sendall(target, data)
+
+            async def serve(client: socket.socket) -> None:
+                while True:
+                    try:
+                        first = client.recv(1, socket.MSG_PEEK)
+                        break
+                    except BlockingIOError:
+                        await asyncio.sleep(0.01)
+                server = socket.create_connection(
+                    ("localhost", encrypted) if first == b"\x16" else (urlsplit(url).hostname, urlsplit(url).port)
+                )
+                server.setblocking(False)
+                with client, server:
+                    copying = [asyncio.create_task(copy(client, server)), asyncio.create_task(copy(server, client))]
+                    await asyncio.wait(copying, return_when=asyncio.FIRST_COMPLETED)
+                    for task in copying:
+                        task.cancel()
+                    await asyncio.gather(*copying, return_exceptions=True)
+
+            async def accept() -> None:
+                async with asyncio.TaskGroup() as serving:
+                    while True:
+                        client, _ = await loop.sock_accept(listening)
+                        client.setblocking(False)
+                        serving.create_task(serve(client))
+
+            accepting = asyncio.create_task(accept())
+            yield listening.getsockname()[1]
+            await background.stop(accepting)
+
+
 async def connects(url: str) -> bool:
     async with connect.bus(url) as client:
         await client.flush()
@@ -153,6 +198,7 @@ async def pinged(url: str) -> None:
     redis = Redis(url)
     try:
         await redis.ping()
+        assert await redis.command("PING") == "PONG"
     finally:
         await redis.close()
 
@@ -180,6 +226,26 @@ async def test_redis_and_clickhouse_are_reached_over_tls(
             await pinged(f"rediss://127.0.0.1:{port}/0")
     async with terminated(certificates, clickhouse_server.url) as port:
         await answered_one(https(clickhouse_server.url, port))
+
+
+@pytest.mark.usefixtures("trusting")
+async def test_sentinels_are_asked_over_tls_for_a_host_that_certificates_name(
+    certificates: Certificates, redis_server: RunningServer, tmp_path: Path
+) -> None:
+    async with terminated_or_plain(certificates, redis_server.url) as primary:
+        port = free_port()
+        sentinel = start_sentinel(
+            *(tmp_path / "sentinel", port, f"localhost {primary}"), more=["sentinel announce-hostnames yes"]
+        )
+        try:
+            await asyncio.to_thread(sentinel.wait_until_ready)
+            async with terminated(certificates, f"redis://127.0.0.1:{port}") as encrypted:
+                url = f"rediss+sentinel://localhost:{encrypted}/{NAME}/0?sentinel_password={SENTINEL_PASSWORD}"
+                await pinged(url)
+                with pytest.raises(StateUnavailableError, match="no Sentinel answers"):
+                    await pinged(url.replace("localhost", "127.0.0.1"))
+        finally:
+            sentinel.stop()
 
 
 @pytest.mark.usefixtures("trusting")

@@ -349,8 +349,10 @@ class Redis:
                 "sentinels": self._sentinels,
                 "redis_connect_func": _greet,
             }
+        server_url = url if self._sentinels is None else self._sentinels.server_url
         pool = aioredis.BlockingConnectionPool.from_url(
-            url if self._sentinels is None else self._sentinels.server_url,
+            # For `rediss`, redis-py would take a class of its own.
+            server_url.replace("rediss:", "redis:", 1),
             **options,
             **tls,
             # More only queue up in Redis, which has one thread; here they queue without a connection each.
