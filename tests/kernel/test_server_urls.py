@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from breakwater.kernel.commands import connect
+from breakwater.kernel.commands.errors import CliError
 from breakwater.kernel.server_urls import server_urls
 from tests.tables import each_row
 
@@ -25,3 +27,9 @@ def test_an_address_that_is_none_is_refused_without_repeating_the_url(url: str) 
     with pytest.raises(ValueError, match="has no host") as refusal:
         server_urls(url)
     assert "sesame" not in str(refusal.value)
+
+
+async def test_a_command_refuses_an_address_that_is_none() -> None:
+    with pytest.raises(CliError, match="the NATS URL is invalid: an address"):
+        async with connect.bus("nats://u:sesame@[::1:4222"):
+            pass

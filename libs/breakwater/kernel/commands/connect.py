@@ -113,11 +113,11 @@ async def bus(
     async def report_reconnection() -> None:
         on_connection(True)
 
-    user = unquote(urlsplit(url).username or "")
     try:
         servers = server_urls(url)
     except ValueError as error:
         raise CliError("nats_url", f"the NATS URL is invalid: {error}", exit_code=ExitCode.USAGE) from None
+    user = unquote(urlsplit(servers[0]).username or "")
     try:
         client = await nats.connect(
             servers,

@@ -49,12 +49,12 @@ class Sentinels:
         Raises:
             ValueError: it is no such URL.
         """
-        scheme, netloc, path, query, _ = urlsplit(url)
+        hosts = [urlsplit(address) for address in server_urls(url)]
+        scheme, netloc, path, query, _ = hosts[0]
         credentials, at, _ = netloc.rpartition("@")
         self.name, _, database = path.strip("/").partition("/")
         if not self.name or "/" in database:
             raise ValueError("name the primary and the database: redis+sentinel://host:26379,host:26379/mymaster/0")
-        hosts = [urlsplit(address) for address in server_urls(url)]
         try:
             options = parse_qs(query, strict_parsing=bool(query))
         except ValueError:  # its text repeats a part, which may be a password
