@@ -311,6 +311,12 @@ def test_what_a_cluster_wants_of_pods_reaches_them() -> None:
             assert container["volumeMounts"][-1:] == worker["volumeMounts"]
 
 
+def test_a_large_user_id_is_written_as_a_whole_number() -> None:
+    for pod in pods(render({"config": CONFIG, "runAsUser": 1_000_680_000})).values():
+        context = pod["spec"]["securityContext"]
+        assert repr([context[name] for name in ("runAsUser", "runAsGroup", "fsGroup")]) == repr([1_000_680_000] * 3)
+
+
 def test_prometheus_finds_all_pods_and_names_services_as_the_rules_do() -> None:
     [monitor] = of_kind(shape_of("three-nodes"), "PodMonitor").values()
     [endpoint] = monitor["spec"]["podMetricsEndpoints"]

@@ -133,9 +133,9 @@ shareProcessNamespace: true
 securityContext:
   runAsNonRoot: true
   {{- with .Values.runAsUser }}
-  runAsUser: {{ . }}
-  runAsGroup: {{ . }}
-  fsGroup: {{ . }}
+  runAsUser: {{ int64 . }}
+  runAsGroup: {{ int64 . }}
+  fsGroup: {{ int64 . }}
   {{- end }}
   seccompProfile: {type: RuntimeDefault}
 {{- with .Values.image.pullSecrets }}
