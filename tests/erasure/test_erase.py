@@ -9,6 +9,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tracemalloc
 from base64 import b64encode
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -411,6 +412,21 @@ async def test_a_name_that_another_tenant_has_too_is_no_trace(stores: Stores) ->
     await eraser.erase(data, OPERATOR, str)
     assert (await search[1].run(searched)).traces == ()
     assert (await stores.eraser(DataSubject(USERS[0], "globex")).find()).rows.rows["executions"] == 1
+
+
+def test_a_name_of_few_letters_is_no_trace_of_its_base64_or_of_a_short_tenant(tmp_path: Path) -> None:
+    event = json.dumps({"user": "anna", "tenant": "globex"}).encode()
+    assert Samples(name="anna").count_in(event) == {"name": 1}
+    assert Samples(name="anna", tenant="globex").count_in(event) == {"name": 1}
+    assert Samples(name="anna", tenant="us").count_in(event) == {}, "which is in the name of the field `user`"
+    assert Samples(name="anna").count_in(b64encode(b"annual report")) == {}
+    file = tmp_path / "file"
+    file.write_bytes(b"")
+    os.truncate(file, 24 * 1024 * 1024)
+    tracemalloc.start()
+    assert Samples().count_in_file(file) == ({}, 24 * 1024 * 1024)
+    assert tracemalloc.get_traced_memory()[1] < 20 * 1024 * 1024, "a file is read in parts, even for nothing"
+    tracemalloc.stop()
 
 
 async def test_nothing_is_erased_while_a_job_has_not_ended_or_a_service_is_behind(stores: Stores) -> None:

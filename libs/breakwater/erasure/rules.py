@@ -157,13 +157,17 @@ def _without_system_prompts(document: object) -> object:
     return [message for message in messages if _mapping(message).get("role") not in ("system", "developer")]
 
 
+def name_forms(name: str) -> tuple[bytes, ...]:
+    """The bytes in which a name may be stored: as it is, and in JSON that escapes; in base64 it is too short."""
+    return tuple(dict.fromkeys((name.encode(), json.dumps(name)[1:-1].encode())))
+
+
 def stored_forms(text: str) -> tuple[bytes, ...]:
-    """The bytes in which a text may be stored: as it is, in JSON that escapes, and in base64 at each of its places."""
+    """The bytes in which a text may be stored: those of a name, and in base64 at each of its places."""
     plain = text.encode()
-    escaped = json.dumps(text)[1:-1].encode()
     encoded: list[bytes] = []
     for shift in range(3):
         shifted = b64encode(b"\0" * shift + plain)
         # Without the letters that depend on what stands around it.
         encoded.append(shifted[(0, 2, 3)[shift] : len(shifted) // 4 * 4 - 4])
-    return tuple(dict.fromkeys((plain, escaped, *encoded)))
+    return tuple(dict.fromkeys((*name_forms(text), *encoded)))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from breakwater.erasure.contract import SearchReport, Trace
-from breakwater.erasure.rules import SHORTEST_NAME, SHORTEST_TEXT, DataSubject, stored_forms, texts_of
+from breakwater.erasure.rules import SHORTEST_NAME, SHORTEST_TEXT, DataSubject, name_forms, stored_forms, texts_of
 from breakwater.erasure.tables import ErasableRows, SubjectRows, json_or_text
 from breakwater.erasure.waiting import comes_true
 from breakwater.kernel.clickhouse.client import Analytics, quote_name
@@ -52,18 +52,21 @@ class Samples:
         ids: Iterable[str] = (),
         tenant: str | None = None,
     ) -> None:
-        """Takes the tenant beside which the name is searched for: the user's data with others stays."""
+        """Takes the tenant beside which the name is searched for: the user's data with others stays.
+
+        The name is not searched for if it, or the tenant, is so short that it is in many other texts.
+        """
         self.jobs = jobs
         self.texts = tuple(sorted(texts))[:MOST_TEXTS]
         self.ids = tuple(sorted(ids))[:MOST_TEXTS]
-        self.name = name if name is not None and len(name) >= SHORTEST_NAME else None
+        names = [name or "", *([] if tenant is None else [tenant])]
+        self.name = None if min(map(len, names)) < SHORTEST_NAME else name
         self.tenant = tenant
         self._forms = [("text", form) for text in self.texts for form in stored_forms(text)]
-        self._forms += [("id", form) for chosen in self.ids for form in stored_forms(chosen)[:2]]
-        self._names = [("name", form) for form in stored_forms(self.name or "")[:2] if form]
-        self._tenants = stored_forms(tenant or "")[:2]
-
-        self._longest = max((len(form) for _, form in (*self._forms, *self._names)), default=0)
+        self._forms += [("id", form) for chosen in self.ids for form in stored_forms(chosen)]
+        self._names = [] if self.name is None else [("name", form) for form in name_forms(self.name)]
+        self._tenants = name_forms(tenant or "")
+        self._longest = max((len(form) for _, form in (*self._forms, *self._names)), default=1)
 
     @property
     def wanted(self) -> Iterator[tuple[str, str]]:
@@ -97,7 +100,7 @@ class Samples:
 
 async def samples_of(rows: SubjectRows, erasable: ErasableRows, subject: DataSubject) -> Samples:
     """Takes texts of the newest jobs, and ids, that no job of others has. Raises as `Analytics.query` does."""
-    stored = await rows.texts(list(erasable.ids), NEWEST_JOBS)
+    stored = await rows.texts(NEWEST_JOBS)
     texts: set[str] = set()
     for parts in stored.values():
         texts |= texts_of(*map(json_or_text, parts))
@@ -194,10 +197,10 @@ class StoreSearch:
                 parts = ", ".join(f"ifNull(toString({quote_name(name)}), '')" for name in names)
                 row = f"concat_ws('\\n', {parts})"
                 sql = f"SELECT count() FROM {quote_name(table)} WHERE multiSearchAny({row}, {{forms:Array(String)}})"  # noqa: S608
-                parameters = {"forms": _forms_in_rows(text)}
+                parameters = {"forms": [form.decode() for form in name_forms(text)]}
                 if kind == "name" and samples.tenant:
                     sql += f" AND multiSearchAny({row}, {{tenant:Array(String)}})"
-                    parameters["tenant"] = _forms_in_rows(samples.tenant)
+                    parameters["tenant"] = [form.decode() for form in name_forms(samples.tenant)]
                 count = int((await self._analytics.query(sql, parameters)).rows[0][0])
                 if count:
                     self._traces[table, "rows", kind] += count
@@ -224,10 +227,6 @@ class StoreSearch:
     def _note(self, store: str, place: str, counts: Counter[str]) -> None:
         for kind, count in counts.items():
             self._traces[store, place, kind] += count
-
-
-def _forms_in_rows(text: str) -> list[str]:
-    return list(dict.fromkeys((text, stored_forms(text)[1].decode())))
 
 
 def _files_in(folder: Path) -> list[Path]:

@@ -180,14 +180,13 @@ class SubjectRows:
             await self._analytics.execute(f"INSERT INTO {table} SELECT * REPLACE ({replaced}) FROM ({rows})")  # noqa: S608
             await self._alter(table, f"DELETE WHERE {condition}")
 
-    async def texts(self, ids: Sequence[str], limit: int) -> dict[str, list[str]]:
-        """The stored texts of the newest executions, as JSON or as they are, by execution."""
+    async def texts(self, limit: int) -> dict[str, list[str]]:
+        """The stored texts of the newest executions that `find` has found, as JSON or as they are, by execution."""
         sql = (
-            "SELECT execution_id, [ifNull(messages, ''), ifNull(input, ''), ifNull(output, '')], encrypted "
-            "FROM executions FINAL WHERE execution_id IN ({ids:Array(String)}) "
-            "ORDER BY completed_at DESC LIMIT {limit:UInt32}"
+            "SELECT execution_id, [ifNull(messages, ''), ifNull(input, ''), ifNull(output, '')], encrypted "  # noqa: S608
+            f"FROM executions FINAL WHERE {self._is_own(EXECUTIONS.time)} ORDER BY completed_at DESC LIMIT {limit:d}"
         )
-        rows = (await self._analytics.query(sql, {"ids": list(ids), "limit": limit})).rows
+        rows = (await self._analytics.query(sql)).rows
         return {row[0]: [*row[1], *([row[2]] if row[2] else [])] for row in rows}
 
     async def used_by_others(self, text: str) -> bool:
