@@ -85,6 +85,7 @@ def rows_of(storm: Storm) -> Iterator[tuple[Table, list[rows.StoredRow]]]:
         [rows.attempt_row(logged.attempt, logged.sequence, time_from_ms(logged.at_ms)) for logged in logged_attempts],
     )
     yield schema.BREAKER_TRANSITIONS, [rows.transition_row(event, n) for n, event in enumerate(changes.transitions, 1)]
+    yield schema.GUARD_EVENTS, [rows.guard_row(event, n) for n, event in enumerate(changes.guards, 1)]
     yield schema.BUDGET_EVENTS, [rows.budget_row(event, n) for n, event in enumerate(changes.budgets, 1)]
     yield schema.LIMIT_EVENTS, [rows.limit_row(event, n) for n, event in enumerate(changes.limits, 1)]
     yield schema.ALERTS, [rows.alert_row(alert, n) for n, alert in enumerate(changes.alerts, 1)]

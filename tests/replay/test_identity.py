@@ -21,14 +21,15 @@ from breakwater.limits.contract import LimitEvent, LimitSettings
 from breakwater.limits.rules.budget import LimitTable
 from breakwater.replay.contract import ConfigPlan
 from breakwater.replay.policy import policy_of
-from breakwater.replay.records import replay_records
+from breakwater.replay.records import read_stretch, replay_records, stretches
 from breakwater.replay.rules.engine import ReplayedEvent, ReplayedJob
-from breakwater.replay.rules.history import AgentPolicy, Policy
+from breakwater.replay.rules.history import AgentPolicy, Changes, Policy, RecordedJob
 from breakwater.replay.rules.identity import UNEXPLAINED, identity, share_of_unequal
 from tests.docs.markdown import ROOT, all_code
 from tests.finished_demo import FinishedDemo
 from tests.records.samples import new_database, url_of
 from tests.replay.storms import Storm, config_of, replayed, rows_of, storm_of
+from tests.replay.test_policies import job_of, timed
 from tests.replay.test_unchanged import differences_of
 from tests.servers import RunningServer
 
@@ -162,6 +163,25 @@ async def test_the_tables_say_of_the_storm_what_the_log_says(
     assert all(run.follows for run in ended)
     assert read_changes.limits == changes.limits
     assert parts["transitions"].equal == len(changes.transitions)
+
+
+async def test_the_tables_tell_when_a_call_asked_its_task_and_when_that_counted_the_job(
+    clickhouse_server: RunningServer,
+) -> None:
+    jobs = [timed(job_of(1, (0, 500, True), task="t"), 3, 510), job_of(2, (600, 50, True))]
+    times = [job.record.dispatched_at for job in jobs]
+    async with new_database(clickhouse_server.url) as analytics:
+        for table, rows in rows_of((jobs, Changes())):
+            await analytics.insert(table, rows)
+        read: list[RecordedJob] = []
+        for stretch in await stretches(analytics, times[0], times[-1] + timedelta(seconds=1)):
+            read += await read_stretch(analytics, stretch)
+    assert [_task_times_of(job) for job in read] == [_task_times_of(job) for job in jobs]
+
+
+def _task_times_of(job: RecordedJob) -> object:
+    [logged] = job.attempts
+    return logged.asked_ms, logged.attempt.task_asked_at, job.record.task_counted_at
 
 
 def test_the_command_says_what_would_have_been_and_its_code_whether_that_is_too_much(

@@ -25,7 +25,7 @@ SELECT
     attempt_id, execution_id, job_id, agent, tenant, task_id, task_key, submitted_by, caller, user, team,
     cost_tags, number, model, provider, deployment, provider_key, started_at, completed_at, duration_ms, input_tokens, output_tokens,
     cached_tokens, first_token_ms, finish_reason, usage_problem, toInt64(cost * 1000000000) AS cost, cost_basis,
-    toInt64(reserved * 1000000000) AS reserved, reserved_tokens, reserved_at, outcome, short_circuited, refused_by,
+    toInt64(reserved * 1000000000) AS reserved, reserved_tokens, reserved_at, task_asked_at, outcome, short_circuited, refused_by,
     counts_for_breaker, breaker_version, cause, backoff_ms,
     error_kind, error_class, error_message, error_status_code, error_retryable, error_hash,
     event_sequence, toUnixTimestamp64Milli(stored_at),
