@@ -209,6 +209,17 @@ def test_a_delay_between_attempts_is_suggested_where_others_have_called_meanwhil
     assert {delay.setting.name: (delay.value, delay.merit) for delay in delays} == better
 
 
+def test_a_delay_is_suggested_although_it_leads_to_a_fallback_at_another_time() -> None:
+    retry = {"base_s": 4, "backoff": "constant", "max_attempts": 2}
+    text = config(breaker={"consecutive_failures": 100, "same_error": 100}, retry=retry, fallback_models=["p/mini"])
+    times = [at + timedelta(seconds=seconds) for at in every(240, days=8) for seconds in range(25)]
+    models = [Model("p/small", 0.01, lambda at: float(at.hour == 9 and at.second < 12)), Model("p/mini", 0.01)]
+    result = search(text, lived(text, jobs_at("writer", times), models, answers_at_once=True))
+    by_name = {suggestion.setting.name: suggestion for suggestion in result.suggestions}
+    suggestion = by_name["agents.writer.retry.base_s"]
+    assert (suggestion.value, suggestion.merit) == (2, "time")
+
+
 def test_what_a_time_limit_cuts_off_is_said_to_be_unknown() -> None:
     text = config(timeout_s=0.7)
     result = search(text, lived(text, jobs_at("writer", TIMES), SMALL))

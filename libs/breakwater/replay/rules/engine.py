@@ -521,7 +521,8 @@ class Replay:
         attempt_id = f"{run.job.record.execution_id}:{number}"
         answer = own_call
         if own_call is None or abs(now_ms - ms_from_time(own_call.started_at)) > OWN_CALL_MS:
-            waited_ms = run.backoff_ms if _delays_of(run.agent) != _delays_of(run.before) else None
+            has_other_delay = calls > 0 and _delays_of(run.agent) != _delays_of(run.before)
+            waited_ms = run.backoff_ms if has_other_delay else None
             answer = self._world.draw(run.model, run.job.record.agent, now_ms, attempt_id, waited_ms)
         if answer is None:
             return None
