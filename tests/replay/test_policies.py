@@ -20,6 +20,7 @@ from breakwater.replay.rules.engine import EDGE, LATE_ALERTER, TASK_ORDER, WORKE
 from breakwater.replay.rules.history import Changes, LoggedAttempt, Policy, RecordedJob
 from breakwater.replay.rules.identity import UNEXPLAINED, identity
 from tests.replay.storms import Storm, replayed
+from tests.tables import each_row
 
 BEGIN_MS = 1_795_000_000_000
 ERROR = ErrorInfo(kind="server", class_="ServerError", message="500", retryable=True, hash="0badc0de")
@@ -264,6 +265,40 @@ def test_a_job_that_its_task_counted_for_a_lost_worker_explains_refusals_afterwa
     assert replayed(storm_of([ended, admitted]), guarded)[0].differences
     findings, _ = replayed(storm_of([again, admitted]), guarded)
     assert (findings.differences, findings.races) == ([], {WORKER_LOST: 1, EDGE: 0, LATE_ALERTER: 0})
+
+
+def cached(number: int, at_ms: int) -> RecordedJob:
+    """A job of a task whose answer comes from the cache."""
+    record = job_of(number, (at_ms, 5, True), task="t").record
+    return RecordedJob(record.model_copy(update={"cache_hit": True, "task_counted_at": record.completed_at}), ())
+
+
+@each_row(
+    ("guard", "jobs", "trips"),
+    [
+        (
+            {"consecutive_failures": 2, "same_error": "off"},
+            [
+                job_of(1, (0, 50, False), task="t"),
+                cached(2, 5_000),
+                job_of(3, (10_000, 50, False), task="t"),
+                job_of(4, (15_000, 50, True), task="t"),
+            ],
+            [],
+        ),
+        (
+            {"max_iterations": 2},
+            [job_of(1, (0, 50, True), task="t"), cached(2, 5_000), job_of(3, (10_000, 50, True), task="t")],
+            ["2 iterations (limit: 2)"],
+        ),
+    ],
+)
+def test_an_answer_from_the_cache_counts_in_its_task(
+    guard: dict[str, Any], jobs: list[RecordedJob], trips: list[str]
+) -> None:
+    findings, ended = replayed(storm_of(jobs), policy(guard=guard, retry={"max_attempts": 1}))
+    assert [event.reason for event in findings.guards] == trips
+    assert len(ended) == len(jobs)
 
 
 def test_whether_the_call_of_a_lost_worker_was_admitted_is_taken_from_the_record() -> None:

@@ -424,9 +424,8 @@ class Replay:
             # Answered from the cache, invalid, or cancelled in time: as recorded.
             run.reason = record.reason
             self.findings.followed[record.reason or ("cache" if record.cache_hit else "no attempt")] += 1
-            if record.reason is not None:
-                self._at(ms_from_time(record.completed_at), _ENDS, self._alerts.add_end, record)
-            self._on_end(run)
+            self._under_way += 1
+            self._at(self._tasks.counted_ms(record, now_ms), _ENDS, self._end_job, run, record, sequence=_AFTER_ALL)
         else:
             self._under_way += 1
             first = job.attempts[0]
@@ -960,15 +959,18 @@ class Replay:
             self._leave(run, "end", "more attempts", run.reason or "answered", now_ms)
         if run.task is not None and run.follows and is_of_lost_worker(run.job):
             self._lost.add(run.task)
-        if not run.unknown:
-            ended = self._record_of(run)
+        self._end_job(run, None if run.unknown else self._record_of(run), now_ms)
+
+    def _end_job(self, run: ReplayedJob, record: Execution | None, now_ms: int) -> None:
+        """Has its task count a job that has ended, and people told of it; None for a record that history can't tell."""
+        if record is not None:
             if run.agent.guard is not None and run.task is not None:
                 is_same = run.follows and run.task not in self._diverged
-                if self._tasks.end(run.task, ended, run.agent.guard, now_ms, as_recorded=is_same):
+                if self._tasks.end(run.task, record, run.agent.guard, now_ms, as_recorded=is_same):
                     self.findings.races[TASK_ORDER] += 1
                 if "guard" in record.own_rules and is_same:
-                    self._tasks.repeat_trip(run.task, ended, now_ms)
-            self._alerts.add_end(ended, now_ms)
+                    self._tasks.repeat_trip(run.task, record, now_ms)
+            self._alerts.add_end(record, now_ms)
         self._under_way -= 1
         self._on_end(run)
 
