@@ -208,8 +208,8 @@ class Attempt(Event):
     )
     task_asked_at: Timestamp | None = Field(
         default=None,
-        description="When the guard of the job's task was asked last, by Redis' clock. Null if it was not asked, as for "
-        "a job that is the whole task.",
+        description="When the guard of the job's task was asked last, by Redis' clock. Null if it was not asked, as "
+        "for a job that is the whole task.",
     )
     outcome: Outcome
     error: ErrorInfo | None = None
@@ -369,8 +369,8 @@ class Execution(Event):
     duration_ms: Count
     task_counted_at: Timestamp | None = Field(
         default=None,
-        description="When the job's task counted its end, by Redis' clock. Null if it had none, or the job is the whole "
-        "task, or a worker that was lost had it counted.",
+        description="When the job's task counted its end, by Redis' clock. Null if it had none, or the job is the "
+        "whole task, or a worker that was lost had it counted.",
     )
     cache_hit: bool = Field(default=False, description="Answered from the cache: no call, no cost.")
     cached_from: Identifier | None = Field(default=None, description="Execution that a cached answer comes from.")
