@@ -19,6 +19,8 @@ from breakwater.records.settings import ClickHouse
 from breakwater.records.texts import UnfinishedChangeError, expire_texts
 
 EVERY_S = 3_600.0
+AGAIN_S = 60.0
+"""After a failure, which people are told of while it lasts."""
 WORK = "emptying old texts"
 
 
@@ -32,13 +34,13 @@ class TextExpiry:
     metrics: SinkMetrics
 
     async def run(self) -> None:
-        """Looks for old texts every hour, until cancelled."""
+        """Looks for old texts every hour, and sooner after a failure, until cancelled."""
         outage = Outage(WORK)
         expected = (AnalyticsUnavailableError, QueryError, UnfinishedChangeError)
         while True:
             done = await outage.run_logged(self.expire, expected=expected)
             self.metrics.set_unavailable(WORK, yes=not done)
-            await asyncio.sleep(background.aligned_delay(EVERY_S))
+            await asyncio.sleep(background.aligned_delay(EVERY_S if done else AGAIN_S))
 
     async def expire(self) -> None:
         """Empties texts once. Raises as `expire_texts`: repeat it."""

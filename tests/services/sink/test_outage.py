@@ -6,6 +6,7 @@ import urllib.request
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any, cast
 
 import psutil
 import pytest
@@ -13,16 +14,22 @@ from nats.js.api import ConsumerConfig
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
+from breakwater.kernel.clickhouse.errors import AnalyticsUnavailableError
 from breakwater.kernel.nats.delivery import Delivery
 from breakwater.kernel.nats.publisher import Publisher
+from breakwater.kernel.process import background
 from breakwater.kernel.types import usd_from_nano
 from breakwater.local.ports import free_port
 from breakwater.records import schema
 from breakwater.records.metrics import SinkMetrics
+from breakwater.records.settings import ClickHouse
+from breakwater.services.sink import expiry
 from breakwater.services.sink.app import BATCH_SIZE
+from breakwater.services.sink.expiry import TextExpiry
 from breakwater.services.sink.handlers import Sink
 from tests.helpers import until
 from tests.records import samples
+from tests.records.samples import NOON
 from tests.services.sink.plane import Plane, of_attempt, of_execution
 
 PARTS = 4
@@ -156,3 +163,25 @@ async def test_what_one_table_takes_is_stored_while_another_is_missing_and_the_o
     await asyncio.wait_for(storing, 60)
     assert registry.get_sample_value("breakwater_sink_unavailable", {"what": "clickhouse"}) == 0
     assert await plane.rows("SELECT count() FROM attempts") == ((1,),)
+
+
+async def test_old_texts_are_emptied_soon_after_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(expiry, "AGAIN_S", 0.01, raising=False)
+    registry = CollectorRegistry()
+    reported = list[float | None]()
+
+    class Flaky(TextExpiry):
+        async def expire(self) -> None:
+            reported.append(registry.get_sample_value("breakwater_sink_unavailable", {"what": expiry.WORK}))
+            if len(reported) == 1:
+                raise AnalyticsUnavailableError("ClickHouse restarts")
+
+    work = Flaky(cast(Any, None), ClickHouse, lambda: NOON, SinkMetrics(registry))
+    running = asyncio.create_task(work.run())
+
+    async def is_over() -> bool:
+        return registry.get_sample_value("breakwater_sink_unavailable", {"what": expiry.WORK}) == 0
+
+    await until(is_over, "the end of the outage", timeout_s=10)
+    assert reported[1:] == [1], "then it waits an hour"
+    await background.stop(running)
