@@ -257,6 +257,23 @@ def test_a_task_is_stopped_a_moment_after_the_job_that_stops_it_is_counted() -> 
     assert replayed(([jobs[0], later], recorded), guarded)[0].differences
 
 
+def test_a_changed_guard_stops_a_task_although_the_record_says_that_another_job_did() -> None:
+    def guarded(**rules: Any) -> Policy:
+        off = {"max_iterations": "off", "consecutive_failures": "off", "same_error": "off"}
+        return policy(guard=off | rules, retry={"max_attempts": 1})
+
+    jobs = [
+        timed(job_of(1, (0, 50, False), task="t"), 0, 60),
+        timed(job_of(2, (900, 0, False), task="t"), 900, 910, refused=True),
+    ]
+    before = guarded(max_iterations=1)
+    [trip] = replayed(storm_of(jobs), before)[0].guards
+    assert (trip.execution_id, trip.rule) == ("j2", "max_iterations")
+    findings, ended = replayed((jobs, Changes(guards=[trip])), guarded(consecutive_failures=1), before)
+    assert [(event.execution_id, event.rule) for event in findings.guards] == [("j1", "consecutive_failures")]
+    assert [run.reason for run in ended] == ["error", "guard_tripped"]
+
+
 def test_a_job_that_its_task_counted_for_a_lost_worker_explains_refusals_afterwards() -> None:
     guarded = policy(guard={"consecutive_failures": 1}, retry={"max_attempts": 1})
     ended = timed(job_of(1, (0, 50, False), task="t"), 0, 60)

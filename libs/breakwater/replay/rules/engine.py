@@ -965,10 +965,11 @@ class Replay:
         """Has its task count a job that has ended, and people told of it; None for a record that history can't tell."""
         if record is not None:
             if run.agent.guard is not None and run.task is not None:
-                is_same = run.follows and run.task not in self._diverged
+                has_met_same = run.follows and run.task not in self._diverged
+                is_same = has_met_same and run.agent.guard == run.before.guard
                 if self._tasks.end(run.task, record, run.agent.guard, now_ms, as_recorded=is_same):
                     self.findings.races[TASK_ORDER] += 1
-                if "guard" in record.own_rules and is_same:
+                if "guard" in record.own_rules and has_met_same:
                     self._tasks.repeat_trip(run.task, record, now_ms)
             self._alerts.add_end(record, now_ms)
         self._under_way -= 1
