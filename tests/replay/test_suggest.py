@@ -220,6 +220,16 @@ def test_a_delay_is_suggested_although_it_leads_to_a_fallback_at_another_time() 
     assert (suggestion.value, suggestion.merit) == (2, "time")
 
 
+def test_the_answer_of_a_retry_does_not_tell_what_an_earlier_one_would_have_got() -> None:
+    retry = {"base_s": 0.8, "backoff": "constant", "max_attempts": 2}
+    text = config(breaker={"consecutive_failures": 100, "same_error": 100}, retry=retry)
+    times = [at + timedelta(seconds=seconds) for at in every(240, days=8) for seconds in (0, 0.9, 1.2, 1.5)]
+    model = Model("p/small", 0.01, lambda at: float(at.second == 0), median_s=0.1)
+    days = lived(text, jobs_at("writer", times), [model], answers_at_once=True)
+    assert all(job.record.reason is None for job in days.jobs)
+    assert not any(name.endswith("base_s") for name in values_of(search(text, days)))
+
+
 def test_what_a_time_limit_cuts_off_is_said_to_be_unknown() -> None:
     text = config(timeout_s=0.7)
     result = search(text, lived(text, jobs_at("writer", TIMES), SMALL))

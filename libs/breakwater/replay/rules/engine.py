@@ -519,9 +519,10 @@ class Replay:
         own_call = own_calls[calls] if calls < len(own_calls) else None
         attempt_id = f"{run.job.record.execution_id}:{number}"
         answer = own_call
-        if own_call is None or abs(now_ms - ms_from_time(own_call.started_at)) > OWN_CALL_MS:
-            has_other_delay = calls > 0 and _delays_of(run.agent) != _delays_of(run.before)
-            waited_ms = run.backoff_ms if has_other_delay else None
+        has_other_delay = calls > 0 and _delays_of(run.agent) != _delays_of(run.before)
+        waited_ms = run.backoff_ms if has_other_delay else None
+        own_ms = min(OWN_CALL_MS, self._world.within_ms(waited_ms))
+        if own_call is None or abs(now_ms - ms_from_time(own_call.started_at)) > own_ms:
             answer = self._world.draw(run.model, run.job.record.agent, now_ms, attempt_id, waited_ms)
         if answer is None:
             return None

@@ -79,6 +79,12 @@ class World:
             ordered = self._ordered[model] = times, [attempt for _, _, attempt in of_model]
         return ordered
 
+    def within_ms(self, waited_ms: int | None) -> int:
+        """Returns the most time between a call and those that tell its outcome; `waited_ms` as for `draw`."""
+        if waited_ms is not None and self._compares_delays:
+            return round(OF_DELAY * waited_ms)
+        return self._within_ms
+
     def draw(self, model: str, agent: str, at_ms: int, seed: str, waited_ms: int | None = None) -> Attempt | None:
         """Returns the call whose outcome a call of a model takes; None if the record has none near it.
 
@@ -91,9 +97,7 @@ class World:
             seed: what the draw depends on: the same text draws the same call.
             waited_ms: the delay before it in milliseconds, unless that is the delay of the record.
         """
-        within_ms = self._within_ms
-        if waited_ms is not None and self._compares_delays:
-            within_ms = round(OF_DELAY * waited_ms)
+        within_ms = self.within_ms(waited_ms)
         times, all_calls = self._of_model(model)
         if not times:
             return None
