@@ -40,8 +40,8 @@ def erase(
         bool,
         typer.Option(
             "--verify",
-            help="Search all stores afterwards for texts of the newest 100 jobs, and for the user's name; exit code 1 "
-            "if anything is there.",
+            help="Search all stores afterwards for texts of the newest 100 jobs, callers' ids, and the user's name; "
+            "exit code 1 if anything is there.",
         ),
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,

@@ -133,9 +133,9 @@ shareProcessNamespace: true
 securityContext:
   runAsNonRoot: true
   {{- with .Values.runAsUser }}
-  runAsUser: {{ int64 . }}
-  runAsGroup: {{ int64 . }}
-  fsGroup: {{ int64 . }}
+  runAsUser: {{ toJson . }}
+  runAsGroup: {{ toJson . }}
+  fsGroup: {{ toJson . }}
   {{- end }}
   seccompProfile: {type: RuntimeDefault}
 {{- with .Values.image.pullSecrets }}
