@@ -287,7 +287,8 @@ def test_a_job_that_its_task_counted_for_a_lost_worker_explains_refusals_afterwa
 def cached(number: int, at_ms: int) -> RecordedJob:
     """A job of a task whose answer comes from the cache."""
     record = job_of(number, (at_ms, 5, True), task="t").record
-    return RecordedJob(record.model_copy(update={"cache_hit": True, "task_counted_at": record.completed_at}), ())
+    changes = {"cache_hit": True, "total_cost": 0, "task_counted_at": record.completed_at}
+    return RecordedJob(record.model_copy(update=changes), ())
 
 
 @each_row(
@@ -392,6 +393,7 @@ def test_a_lost_worker_explains_only_what_its_task_did_afterwards() -> None:
 
 def test_the_order_of_jobs_at_once_explains_a_trip_by_the_same_rule_and_no_other() -> None:
     jobs = [
+        cached(6, -10_000),
         job_of(1, (0, 100, False), task="t"),
         job_of(2, (0, 150, True), task="t"),
         job_of(3, (0, 200, False), task="t"),
@@ -408,7 +410,7 @@ def test_the_order_of_jobs_at_once_explains_a_trip_by_the_same_rule_and_no_other
     # Redis had the two failures of the other task one after another.
     [of_u] = right.guards
     tripped = {"task_key": "t", "execution_id": "j3", "at": time_from_ms(BEGIN_MS + 160)}
-    counts = {"iterations": 3, "cost": 2 * COST, "total_failures": 2}
+    counts = {"iterations": 4, "cost": 2 * COST, "total_failures": 2}
     recorded = Changes(guards=[of_u.model_copy(update=tripped | counts), of_u])
     impossible = Changes(guards=[of_u.model_copy(update=tripped | counts | {"total_failures": 3}), of_u])
     assert identity(jobs, recorded, right)["trips"].unequal == {TASK_ORDER: 1}

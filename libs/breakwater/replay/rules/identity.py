@@ -240,7 +240,8 @@ class _TaskJob:
             asked_ms = job.attempts[-1].asked_ms if job.attempts else begins_ms
         counted_ms = ms_from_time(record.task_counted_at or record.completed_at)
         times = begins_ms - margin_ms, asked_ms - margin_ms, counted_ms - margin_ms, counted_ms + margin_ms
-        figures = outcome.called and outcome.is_step, outcome.tokens, outcome.cost, outcome.failed is True
+        is_iteration = outcome.is_step and (outcome.called or outcome.failed is not None)
+        figures = is_iteration, outcome.tokens, outcome.cost, outcome.failed is True
         return cls(record.execution_id, *times, *figures)
 
     def decided_ms(self, event: GuardEvent) -> int:
