@@ -334,6 +334,8 @@ async def test_a_search_finds_what_was_not_erased_and_looks_at_every_store(store
     found = await eraser.find()
     wanted = await samples_of(eraser.rows, found.rows, eraser.subject)
     assert {text(USERS[0], kind)[:48] for kind in ("prompt", "answer")} == set(wanted.texts)
+    others = {text(USERS[1], "prompt"), text(USERS[1], "answer"), f"order-{USERS[1]}"}
+    assert await eraser.rows.used_by_others([*others, *wanted.texts, f"order-{USERS[0]}"]) == others
     (stores.folder / "block").write_bytes(b"\0" * 9 + text(USERS[0], "answer").encode())
     search = StoreSearch(lambda: stores.client, stores.redis, stores.analytics, {"NATS": stores.folder}, files_wait_s=0)
     traces = (await search.run(wanted)).traces

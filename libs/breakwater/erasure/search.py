@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from breakwater.erasure.contract import SearchReport, Trace
 from breakwater.erasure.rules import SHORTEST_NAME, SHORTEST_TEXT, DataSubject, name_forms, stored_forms, texts_of
-from breakwater.erasure.tables import ErasableRows, SubjectRows, json_or_text
+from breakwater.erasure.tables import NEEDLES, ErasableRows, SubjectRows, json_or_text
 from breakwater.erasure.waiting import comes_true
 from breakwater.kernel.clickhouse.client import Analytics, quote_name
 from breakwater.kernel.nats.deletion import REWRITTEN_AFTER_S
@@ -104,10 +104,11 @@ async def samples_of(rows: SubjectRows, erasable: ErasableRows, subject: DataSub
     texts: set[str] = set()
     for parts in stored.values():
         texts |= texts_of(*map(json_or_text, parts))
-    own_texts = [text for text in sorted(texts)[:MOST_TEXTS] if not await rows.used_by_others(text)]
+    some_texts = sorted(texts)[:MOST_TEXTS]
     long_ids = sorted(chosen for chosen in erasable.chosen if len(chosen) >= SHORTEST_TEXT)[:MOST_TEXTS]
-    own_ids = [chosen for chosen in long_ids if not await rows.used_by_others(chosen)]
-    return Samples(own_texts, len(stored), subject.user, ids=own_ids, tenant=subject.user and subject.tenant)
+    used = await rows.used_by_others([*some_texts, *long_ids])
+    tenant = subject.user and subject.tenant
+    return Samples({*some_texts} - used, len(stored), subject.user, ids={*long_ids} - used, tenant=tenant)
 
 
 class StoreSearch:
@@ -185,6 +186,8 @@ class StoreSearch:
             "SELECT table, name FROM system.columns WHERE database = {database:String} AND table IN (SELECT name FROM "  # noqa: S608
             f"system.tables WHERE database = {{database:String}} AND engine LIKE '%MergeTree') AND {_TEXT_TYPES}"
         )
+        wanted = [(kind, form.decode()) for kind, text in samples.wanted for form in name_forms(text)]
+        tenants = [form.decode() for form in name_forms(samples.tenant or "")]
         by_table: dict[str, list[str]] = {}
         for table, column in (await self._analytics.query(columns, {"database": self._analytics.database})).rows:
             by_table.setdefault(table, []).append(column)
@@ -192,18 +195,22 @@ class StoreSearch:
             self._searched[table] = int(
                 (await self._analytics.query(f"SELECT count() FROM {quote_name(table)}")).rows[0][0]  # noqa: S608
             )
-            for kind, text in samples.wanted:
-                # Each row as JSON, so that arrays and maps are searched, too; as a text may be escaped in it.
-                parts = ", ".join(f"ifNull(toString({quote_name(name)}), '')" for name in names)
-                row = f"concat_ws('\\n', {parts})"
-                sql = f"SELECT count() FROM {quote_name(table)} WHERE multiSearchAny({row}, {{forms:Array(String)}})"  # noqa: S608
-                parameters = {"forms": [form.decode() for form in name_forms(text)]}
-                if kind == "name" and samples.tenant:
-                    sql += f" AND multiSearchAny({row}, {{tenant:Array(String)}})"
-                    parameters["tenant"] = [form.decode() for form in name_forms(samples.tenant)]
-                count = int((await self._analytics.query(sql, parameters)).rows[0][0])
-                if count:
-                    self._traces[table, "rows", kind] += count
+            # Each row as text, so that arrays and maps are searched, too; as a text may be escaped in it.
+            parts = ", ".join(f"ifNull(toString({quote_name(name)}), '')" for name in names)
+            row = f"concat_ws('\\n', {parts})"
+            beside = f"multiSearchAny({row}, {{tenants:Array(String)}})" if samples.tenant else "true"
+            sql = (
+                f"SELECT sumForEach(arrayMap((place, kind) -> place > 0 AND (kind != 'name' OR {beside}), "  # noqa: S608
+                f"multiSearchAllPositions({row}, {{forms:Array(String)}}), {{kinds:Array(String)}})) "
+                f"FROM {quote_name(table)}"
+            )
+            for start in range(0, len(wanted), NEEDLES):
+                kinds, forms = zip(*wanted[start : start + NEEDLES], strict=True)
+                parameters = {"kinds": list(kinds), "forms": list(forms), "tenants": tenants}
+                [(counts,)] = (await self._analytics.query(sql, parameters)).rows
+                for kind, count in zip(kinds, counts or [0] * len(kinds), strict=True):
+                    if count:
+                        self._traces[table, "rows", kind] += count
         mutations = "SELECT command FROM system.mutations WHERE database = {database:String}"
         for (command,) in (await self._analytics.query(mutations, {"database": self._analytics.database})).rows:
             self._searched["mutations"] += 1
