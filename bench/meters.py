@@ -7,7 +7,7 @@ import multiprocessing
 import subprocess
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -108,9 +108,10 @@ class Meters:
     def _of_processes(self) -> dict[str, float]:
         series: Counter[str] = Counter()
         for process in (self._plane, *self._plane.children(recursive=True)):
-            role = role_of(process)
-            series[f"memory.{role}"] += process.memory_full_info().pss / 1e6  # pyright: ignore[reportArgumentType]
-            series[f"fds.{role}"] += process.num_fds()
+            with suppress(psutil.NoSuchProcess):
+                role = role_of(process)
+                series[f"memory.{role}"] += process.memory_full_info().pss / 1e6  # pyright: ignore[reportArgumentType]
+                series[f"fds.{role}"] += process.num_fds()
         folders = [str(self._data / store) for store in STORES]
         sizes = subprocess.run(["du", "-sB1", *folders], capture_output=True, text=True, check=False).stdout
         of_stores = (line.split("\t") for line in sizes.splitlines())

@@ -23,7 +23,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +56,9 @@ def cpu_ms(supervisor: int) -> Counter[str]:
     used: Counter[str] = Counter()
     plane = psutil.Process(supervisor)
     for process in (plane, *plane.children(recursive=True)):
-        times = process.cpu_times()
-        used[role_of(process)] += (times.user + times.system) * 1000
+        with suppress(psutil.NoSuchProcess):  # such as one of Redis that has just written its log anew
+            times = process.cpu_times()
+            used[role_of(process)] += (times.user + times.system) * 1000
     return used
 
 

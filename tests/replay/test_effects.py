@@ -219,7 +219,7 @@ def test_the_interval_of_a_duration_holds_another_run_and_is_narrower_with_more_
         effects = Effects(ZoneInfo("UTC"), jobs=jobs, diverging=jobs, chanced=jobs)
         effects._durations_after.update(durations(jobs))
         effects._durations_chanced.update(effects._durations_after)
-        for own_ms in (0, 1_000):  # as different from job to job as on a busy machine
+        for own_ms in (*(5 for _ in range(19)), 1_000):  # as different from job to job as on a busy machine
             effects._own_ms.add(own_ms)
         return effects.duration_ms(0.95)
 
@@ -229,6 +229,17 @@ def test_the_interval_of_a_duration_holds_another_run_and_is_narrower_with_more_
         holds = sum(each.low <= lived <= each.high for each, lived in zip(intervals, lived_ms, strict=True))
         assert holds >= 0.85 * runs
         assert sum((each.high - each.low) / each.after for each in intervals) / runs < widest
+
+
+def test_the_interval_of_a_duration_holds_a_slower_plane() -> None:
+    # All jobs are cut off after 4 s, and the plane itself takes 6 ms for each.
+    effects = Effects(ZoneInfo("UTC"), jobs=200, diverging=200)
+    effects._durations_after.update([4_006] * 200)
+    for _ in range(200):
+        effects._own_ms.add(6)
+    planned = effects.duration_ms(0.95)
+    assert planned.low <= 4_001 < 4_011 <= planned.high
+    assert planned.high - planned.low < 20
 
 
 def test_the_ten_jobs_that_change_most_are_named_lost_answers_first() -> None:

@@ -80,6 +80,11 @@ class Spread:
         return max(0.0, self.squares - self.total * self.total / self.count) if self.count else 0.0
 
     @property
+    def mean(self) -> float:
+        """Their mean."""
+        return self.total / self.count if self.count else 0.0
+
+    @property
     def deviation(self) -> float:
         """The standard deviation of one of them."""
         return math.sqrt(self.variance / self.count) if self.count else 0.0
@@ -408,7 +413,8 @@ class Effects:
         """Returns the duration that a share of the jobs does not exceed, in milliseconds.
 
         Its interval is that of the number of jobs that end by then: chance decides the course of some, and the time
-        that the plane itself takes, whether others near it do.
+        that the plane itself takes, whether others near it do. On a faster or a slower machine, that time may be none
+        or twice what it was, for all of them.
         """
         after = self._durations_after
         place = share * after.total()
@@ -421,7 +427,8 @@ class Effects:
         variance = self._variance_of_draws * ended_share * (1 - ended_share) + self._squares_at_once + near / 2
         spread = _Z * math.sqrt(variance) + self.unknown
         [before] = _at(self._durations_before, share * self._durations_before.total())
-        return Estimate(before, planned, *_at(after, place - spread, place + spread))
+        low, high = _at(after, place - spread, place + spread)
+        return Estimate(before, planned, max(0.0, low - self._own_ms.mean), high + self._own_ms.mean)
 
     @property
     def _variance_of_draws(self) -> float:
