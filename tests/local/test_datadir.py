@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.security.secret_refs import mask_url
 from breakwater.local import stack
 from breakwater.local.datadir import (
@@ -351,3 +352,15 @@ def test_a_taken_standard_port_is_told_of_and_its_substitute_stays(
     again = stack.plan_stack(data, config, environment={}, console_port=free_port())
     assert (again.endpoints.request_url, again.port_notes) == (first.endpoints.request_url, first.port_notes)
     assert stack.plan_stack(data, config, environment={}, http_port=standard, console_port=free_port()).port_notes == ()
+
+
+def test_a_running_cluster_may_have_hosts_and_addresses_of_ipv6(data: DataDir, tmp_path: Path) -> None:
+    config = tmp_path / "breakwater.yaml"
+    config.write_text("providers: {p: {base_url: 'http://127.0.0.1:9'}}\nagents: {a: {model: m}}\n")
+    url = "nats://client:pass%20word@n1:4222,[::1]:4222"
+    planned = stack.plan_stack(data, config, environment={"BREAKWATER_NATS_URL": url})
+    endpoints = planned.endpoints
+    assert (endpoints.nats_url, endpoints.nats_server) == (url, "nats://n1:4222,[::1]:4222")
+    assert (endpoints.nats_user, endpoints.nats_password) == ("client", "pass word")
+    with pytest.raises(ConfigError, match="BREAKWATER_NATS_URL: an address of the URL has no host, or a port"):
+        stack.plan_stack(data, config, environment={"BREAKWATER_NATS_URL": "nats://n1:port"})

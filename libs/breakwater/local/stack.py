@@ -16,9 +16,11 @@ from urllib.parse import unquote, urlsplit
 from pydantic import SecretStr
 
 from breakwater.config import Config, parse_config, read_config, variables_of
+from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.nats.permissions import GRANTS, program
 from breakwater.kernel.process.files import write_private
 from breakwater.kernel.process.settings import Settings
+from breakwater.kernel.server_urls import server_urls
 from breakwater.local.datadir import DataDir, Endpoints
 from breakwater.local.ports import LOOPBACK, Probe, free_port, http_ready, standard_port
 from breakwater.local.process import ProcessSpec, for_service
@@ -96,7 +98,7 @@ def plan_stack(
 
     Raises:
         PortInUseError: `http_port` or `console_port` is in use.
-        ConfigError: the config can't be read, or is wrong.
+        ConfigError: the config can't be read, or is wrong, or the URL of NATS is.
     """
     text = read_config(config_file)
     config = parse_config(text, source=str(config_file))
@@ -181,14 +183,18 @@ def plan_stack(
         passwords = data.secret_file("clickhouse"), data.secret_file("clickhouse-reader")
         servers.append(clickhouse_spec(data.path, ports["clickhouse"], "breakwater", *passwords))
     nats_url = nats_for("client")
-    nats = urlsplit(nats_url)
+    try:
+        nats = [urlsplit(server) for server in server_urls(nats_url)]
+    except ValueError as error:
+        raise ConfigError(f"BREAKWATER_NATS_URL: {error}") from None
+    nats_user, nats_password = nats[0].username, nats[0].password
     endpoints = Endpoints(
         request_url=settings["request_url"],
         console_url=f"http://{LOOPBACK}:{console_port}",
         nats_url=nats_url,
-        nats_server=f"{nats.scheme}://{nats.netloc.rpartition('@')[2]}",
-        nats_user=nats.username and unquote(nats.username),
-        nats_password=nats.password and unquote(nats.password),
+        nats_server=f"{nats[0].scheme}://{','.join(server.netloc.rpartition('@')[2] for server in nats)}",
+        nats_user=nats_user and unquote(nats_user),
+        nats_password=nats_password and unquote(nats_password),
         redis_url=redis_url,
         clickhouse_url=reader_url,
         api_key_file=data.secret_file("api-key"),
