@@ -50,7 +50,7 @@ def show(event: ProcessEvent) -> None:
 
 async def run(data: DataDir, *, servers: bool, stubborn: bool, hang: bool) -> int:
     with data.lock() as lock:
-        supervisor = Supervisor(on_event=show, inherit=[lock], stop_s=600.0)
+        supervisor = Supervisor(on_event=show, inherit=[lock])
 
         async def stay_up() -> NoReturn:
             if servers:

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 import redis.asyncio as redis
+import yaml
 
 from breakwater.local.datadir import DataDir
 from breakwater.local.ports import free_port
@@ -211,6 +212,14 @@ async def test_a_process_that_ignores_its_stop_signal_is_killed_with_all_it_star
     await supervisor.stop()
     assert is_gone(pid)
     wait_until(lambda: is_gone(grandchild))
+
+
+def test_nats_has_the_time_of_compose_to_write_its_index(tmp_path: Path) -> None:
+    compose = yaml.safe_load((Path(__file__).parents[2] / "compose.yaml").read_text())
+    assert (
+        f"{nats_spec(tmp_path, free_port(), {}).stop_timeout_s:g}s"
+        == compose["services"]["nats-1"]["stop_grace_period"]
+    )
 
 
 async def test_what_a_crashed_process_had_started_dies_with_it(tmp_path: Path) -> None:

@@ -32,6 +32,8 @@ from a thread that is held up in the kernel. By waking later, it saves a sixth t
 a file holds NATS up for so much longer at most."""
 _NATS_READY_S = 900.0
 """A server that was killed, as by a power cut, reads all that its streams hold before it accepts a connection."""
+_NATS_STOP_S = 60.0
+"""As in compose.yaml: it writes its index, without which it reads as much at the next start."""
 
 
 def nats_spec(data: Path, port: int, passwords: Mapping[str, str], programs: Sequence[Grant] = ()) -> ProcessSpec:
@@ -64,6 +66,7 @@ def nats_spec(data: Path, port: int, passwords: Mapping[str, str], programs: Seq
         log_file=data / "logs" / "nats.log",
         env={"GOMAXPROCS": str(max(1, (os.cpu_count() or 1) // _CORES_PER_NATS_THREAD))},
         ready=nats_ready(LOOPBACK, port),
+        stop_timeout_s=_NATS_STOP_S,
         ready_timeout_s=_NATS_READY_S,
         timer_slack_us=_NATS_TIMER_SLACK_US,
     )

@@ -37,7 +37,6 @@ HEALTHY_S = 30.0
 """A process that was ready for this long is started again after the first delay, however often it ended before."""
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_LEAST_GRACE_S = 1.0
 _CANCEL_S = 1.0
 _PROBE_EVERY_S = 0.03
 _REAP_S = 2.0
@@ -157,8 +156,8 @@ class Keeper:
         else:
             kill_group(self._process)
 
-    async def stop(self, timeout_s: float) -> None:
-        """Asks the process to end, and kills it when the time is over."""
+    async def stop(self) -> None:
+        """Asks the process to end, and kills it when its time is over."""
         if self.task.done():
             return
         if not self._stopping:
@@ -168,7 +167,7 @@ class Keeper:
                 self.task.cancel()
                 self._report("stopped")
             self.signal(signal.SIGTERM)
-        _, late = await asyncio.wait({self.task}, timeout=timeout_s)
+        _, late = await asyncio.wait({self.task}, timeout=self.spec.stop_timeout_s)
         if late:
             self.kill()
             _, late = await asyncio.wait({self.task}, timeout=_REAP_S)
@@ -257,7 +256,6 @@ class Supervisor:
     Args:
         on_event: called with every event, in order.
         inherit: file descriptors that every process keeps open: the lock of the data directory.
-        stop_s: time limit of a whole stop, in which each process gets at least one second.
         fork: has the services forked (see fork_server.py). Otherwise, and on systems other than Linux, each service is
             run with a Python of its own.
         on_hangup: called at SIGHUP, which otherwise stops the stack.
@@ -269,14 +267,12 @@ class Supervisor:
         on_event: Callable[[ProcessEvent], None] = lambda _: None,
         inherit: Sequence[int] = (),
         fork: bool = False,
-        stop_s: float = 10.0,
         on_hangup: Callable[[], None] | None = None,
     ) -> None:
         self._on_event = on_event
         self._inherit = tuple(inherit)
         self._fork = fork and fork_server.SUPPORTED
         self._fork_server_started = False
-        self._stop_s = stop_s
         self._on_hangup = on_hangup
         # Processes that were started together stop together, in reverse order.
         self._steps: list[list[Keeper]] = []
@@ -313,11 +309,8 @@ class Supervisor:
     async def stop(self) -> None:
         """Ends all processes, the last started first, by SIGTERM, then by SIGKILL of their groups."""
         self._stopping = True
-        loop = asyncio.get_running_loop()
-        end = loop.time() + self._stop_s
         while self._steps:
-            left_s = max(end - loop.time(), _LEAST_GRACE_S)
-            await asyncio.gather(*(keeper.stop(min(keeper.spec.stop_timeout_s, left_s)) for keeper in self._steps[-1]))
+            await asyncio.gather(*(keeper.stop() for keeper in self._steps[-1]))
             self._steps.pop()
         if self._fork_server_started:
             fork_server.stop()

@@ -133,7 +133,6 @@ async def _run(
     supervisor = Supervisor(
         on_event=events.show_process_event,
         inherit=[lock],
-        stop_s=12.0,
         fork=True,
         on_hangup=reread_secrets if ENV_FILE in os.environ else None,
     )

@@ -87,7 +87,7 @@ async def run_demo(
             log = data.logs / f"{event.name}.log"
             output.note(f"{event.name} ended unexpectedly and is started again; its log is {log}", "yellow")
 
-    supervisor = Supervisor(on_event=on_event, inherit=[lock], stop_s=12.0, fork=True)
+    supervisor = Supervisor(on_event=on_event, inherit=[lock], fork=True)
 
     def progress_line() -> str:
         return f"{demo.elapsed_s:4.0f} s  {demo.describe()}"
