@@ -11,11 +11,12 @@ import subprocess
 import sys
 import tracemalloc
 from base64 import b64encode
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Generator
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import nats
@@ -24,6 +25,7 @@ import pytest_asyncio
 from nats.aio.client import Client
 
 from breakwater.alerts.contract import Alert
+from breakwater.erasure.commands import print_search
 from breakwater.erasure.erase import Eraser, UnfinishedJobsError
 from breakwater.erasure.messages import READERS, NotHandledError
 from breakwater.erasure.rules import DataSubject, stored_forms
@@ -429,6 +431,58 @@ def test_a_name_of_few_letters_is_no_trace_of_its_base64_or_of_a_short_tenant(tm
     assert Samples().count_in_file(file) == ({}, 24 * 1024 * 1024)
     assert tracemalloc.get_traced_memory()[1] < 20 * 1024 * 1024, "a file is read in parts, even for nothing"
     tracemalloc.stop()
+
+
+@contextmanager
+def without_roots_rights() -> Generator[None]:
+    """Root may read everything: in its place, someone who may not."""
+    user = os.geteuid()
+    os.seteuid(65_534 if user == 0 else user)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
+
+
+@contextmanager
+def partly_closed_folder() -> Generator[Path]:
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        closed = folder / "closed"
+        closed.mkdir()
+        for file in (closed / "block", folder / "file", folder / "open"):
+            file.write_bytes(b"the text that is searched for")
+        (folder / "file").chmod(0)
+        closed.chmod(0)
+        yield folder
+        closed.chmod(0o700)
+
+
+async def test_files_that_may_not_be_read_are_counted_as_not_searched(stores: Stores) -> None:
+    wanted = Samples(["the text that is searched for"], 1)
+    with partly_closed_folder() as folder, without_roots_rights():
+        folders = {"NATS": folder, "Redis": folder / "closed" / "data"}
+        search = StoreSearch(lambda: stores.client, stores.redis, stores.analytics, folders, files_wait_s=0)
+        report = await search.run(wanted)
+    assert {"NATS": 2, "Redis": 1}.items() <= report.unread.items()
+    assert [(trace.store, trace.place) for trace in report.traces] == [("files of NATS", "open")]
+
+
+@pytest.mark.parametrize(
+    ("subject", "names"),
+    [(DataSubject("anna"), True), (DataSubject("ann"), False), (DataSubject(None, "acme"), False)],
+)
+def test_the_command_says_what_it_searched_for(
+    subject: DataSubject, names: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tenant = subject.user and subject.tenant
+    wanted = Samples(["a text that is long"], 2, subject.user, ids=["an id that is long"], tenant=tenant)
+    print_search(wanted.report({"AUDIT": 1}, {"Redis": 2}), subject)
+    out, err = capsys.readouterr()
+    assert out.splitlines()[0] == f"searched for 1 text of 2 jobs, 1 id{' and the name' * names}, in:"
+    assert ("not searched for: the name, which is too short" in err) == (subject.user == "ann")
+    assert "not searched: 2 of the files and folders of Redis, which you may not read" in err
 
 
 async def test_nothing_is_erased_while_a_job_has_not_ended_or_a_service_is_behind(stores: Stores) -> None:

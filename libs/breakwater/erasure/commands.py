@@ -41,7 +41,7 @@ def erase(
         typer.Option(
             "--verify",
             help="Search all stores afterwards for texts of the newest 100 jobs, callers' ids, and the user's name; "
-            "exit code 1 if anything is there.",
+            "exit code 1 if anything is there, or a file may not be read.",
         ),
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
@@ -75,8 +75,8 @@ def erase(
     if as_json:
         output.json_document(report)
     else:
-        _print(report)
-    if report.search is not None and report.search.traces:
+        _print(report, subject)
+    if report.search is not None and (report.search.traces or report.search.unread):
         raise typer.Exit(ExitCode.FAILED)
 
 
@@ -112,7 +112,7 @@ def _ask(data: ErasableData) -> None:
         raise CliError("not_confirmed", "nothing was erased")
 
 
-def _print(report: ErasureReport) -> None:
+def _print(report: ErasureReport, subject: DataSubject) -> None:
     verb = "would be erased" if report.dry_run else "were erased"
     output.write(f"texts and names of {quantity(report.jobs, 'job')} {verb}")
     for store, count in report.stores.items():
@@ -122,14 +122,19 @@ def _print(report: ErasureReport) -> None:
     for text in report.remaining:
         output.note(f"left: {text}")
     if report.search is not None:
-        _print_search(report.search)
+        print_search(report.search, subject)
 
 
-def _print_search(search: SearchReport) -> None:
-    texts = f"{quantity(search.texts, 'text')} of {quantity(search.jobs, 'job')} and the user's name"
-    output.write(f"searched for {texts}, in:")
+def print_search(search: SearchReport, subject: DataSubject) -> None:
+    """Prints what was searched for, where, and what was found."""
+    texts = f"{quantity(search.texts, 'text')} of {quantity(search.jobs, 'job')}, {quantity(search.ids, 'id')}"
+    output.write(f"searched for {texts}{' and the name' if search.name else ''}, in:")
     for store, count in search.searched.items():
         output.write(f"  {store}: {count:,}")
+    if subject.user is not None and not search.name:
+        output.note("not searched for: the name, which is too short, or its tenant's")
+    for store, count in search.unread.items():
+        output.note(f"not searched: {count:,} of the files and folders of {store}, which you may not read")
     if not search.traces:
         output.write("found nothing")
     for trace in search.traces:

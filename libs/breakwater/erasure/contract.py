@@ -21,7 +21,10 @@ class SearchReport(Event):
 
     texts: Count = Field(description="Number of texts that were searched for, from the newest jobs.")
     jobs: Count = Field(description="Number of jobs that they are from.")
+    ids: Count = Field(description="Number of ids of callers that were searched for.")
+    name: bool = Field(description="Whether the user's name was searched for: not one that is in many other texts.")
     searched: dict[str, Count] = Field(description="Messages, values, bytes or rows that were searched, by store.")
+    unread: dict[str, Count] = Field(description="Files and folders that may not be read, by server: not searched.")
     traces: tuple[Trace, ...] = ()
 
 

@@ -82,7 +82,10 @@ class Samples:
         return Counter(kind for kind, form in (*self._forms, *names) if form in data)
 
     def count_in_file(self, file: Path) -> tuple[Counter[str], int]:
-        """The same of a file, without names beside a tenant, and its size in bytes; 0 for one that has just gone."""
+        """The same of a file, without names beside a tenant, and its size in bytes; 0 for one that has just gone.
+
+        Raises PermissionError.
+        """
         wanted = self._forms if self.tenant else [*self._forms, *self._names]
         forms = set[tuple[str, bytes]]()
         window = b""
@@ -96,6 +99,20 @@ class Samples:
         except FileNotFoundError:
             return Counter(), 0
         return Counter(kind for kind, _ in forms), size
+
+    def report(
+        self, searched: Mapping[str, int], unread: Mapping[str, int], traces: Iterable[Trace] = ()
+    ) -> SearchReport:
+        """Returns the report of a search for them."""
+        return SearchReport(
+            texts=len(self.texts),
+            jobs=self.jobs,
+            ids=len(self.ids),
+            name=self.name is not None,
+            searched=dict(searched),
+            unread=dict(unread),
+            traces=tuple(traces),
+        )
 
 
 async def samples_of(rows: SubjectRows, erasable: ErasableRows, subject: DataSubject) -> Samples:
@@ -131,8 +148,9 @@ class StoreSearch:
         self._lookup = Lookup(connection)
         self._client: Any = redis.client
         self._analytics = analytics
-        self._folders = {name: folder for name, folder in folders.items() if folder is not None and folder.is_dir()}
+        self._folders = {name: folder for name, folder in folders.items() if folder is not None and _is_here(folder)}
         self._searched: Counter[str] = Counter()
+        self._unread: Counter[str] = Counter()
         self._traces: Counter[tuple[str, str, str]] = Counter()
 
     async def run(self, samples: Samples) -> SearchReport:
@@ -155,9 +173,7 @@ class StoreSearch:
             Trace(store=store, place=place, kind=kind, count=count)
             for (store, place, kind), count in sorted(self._traces.items())[:MOST_TRACES]
         ]
-        return SearchReport(
-            texts=len(samples.texts), jobs=samples.jobs, searched=dict(self._searched), traces=tuple(traces)
-        )
+        return samples.report(self._searched, self._unread, traces)
 
     async def _search_stream(self, stream: Stream, samples: Samples) -> None:
         async with aclosing(self._lookup.scan(stream, everything_in(stream), complete=True)) as stored:
@@ -217,12 +233,15 @@ class StoreSearch:
             self._note("mutations", "command", samples.count_in(str(command).encode()))
 
     async def _search_files(self, name: str, folder: Path, samples: Samples) -> None:
-        size, traces = await asyncio.to_thread(_count_in_files, _files_in(folder), samples)
+        files, closed_folders = _files_in(folder)
+        size, traces, closed_files = await asyncio.to_thread(_count_in_files, files, samples)
         self._searched[f"{name} (bytes)"] += size
+        if closed := closed_folders + closed_files:
+            self._unread[name] += closed
 
         async def are_clean() -> bool:
             nonlocal traces
-            _, traces = await asyncio.to_thread(_count_in_files, traces, samples)
+            _, traces, _ = await asyncio.to_thread(_count_in_files, traces, samples)
             return not traces
 
         # NATS rewrites its files some time after it was made to; the others have been.
@@ -236,22 +255,42 @@ class StoreSearch:
             self._traces[store, place, kind] += count
 
 
-def _files_in(folder: Path) -> list[Path]:
-    """All files; of directories that are removed meanwhile, those that were there."""
-    paths = (Path(path, name) for path, _, names in os.walk(folder) for name in names)
-    return sorted(path for path in paths if path.is_file())
+def _is_here(folder: Path) -> bool:
+    try:
+        return folder.is_dir()
+    except PermissionError:  # of a folder around it
+        return True
 
 
-def _count_in_files(files: Iterable[Path], samples: Samples) -> tuple[int, dict[Path, Counter[str]]]:
-    """The size of files in bytes, and what is in those that have anything."""
+def _files_in(folder: Path) -> tuple[list[Path], int]:
+    """All files, of folders that are removed meanwhile those that were there, and the number of closed folders."""
+    closed: list[OSError] = []
+    paths = [Path(path, name) for path, _, names in os.walk(folder, onerror=closed.append) for name in names]
+    return sorted(filter(_may_be_file, paths)), sum(isinstance(error, PermissionError) for error in closed)
+
+
+def _may_be_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except PermissionError:  # opening it tells
+        return True
+
+
+def _count_in_files(files: Iterable[Path], samples: Samples) -> tuple[int, dict[Path, Counter[str]], int]:
+    """The size of files in bytes, what is in those that have anything, and the number of those that may not be read."""
     traces = dict[Path, Counter[str]]()
     total = 0
+    closed = 0
     for file in files:
-        counts, size = samples.count_in_file(file)
+        try:
+            counts, size = samples.count_in_file(file)
+        except PermissionError:
+            closed += 1
+            continue
         total += size
         if counts:
             traces[file] = counts
-    return total, traces
+    return total, traces, closed
 
 
 def _flat(value: object) -> Iterator[bytes]:
