@@ -403,6 +403,32 @@ async def test_ids_that_callers_chose_for_tasks_and_plans_give_way_to_those_of_t
     assert (await search.run(searched)).traces == ()
 
 
+async def test_a_task_that_others_share_stays_stopped_when_redis_is_filled_from_the_log(stores: Stores) -> None:
+    for number, (user, task) in enumerate([(USERS[0], "shared"), (USERS[1], "shared"), (USERS[0], "own")]):
+        names = {"user": user, "task_id": f"task named {task}", "task_key": f"x-{task}", "completed_at": NOW}
+        record = samples.execution(f"x-{number}", **names)
+        await store_record(stores, samples.attempt(f"x-{number}", **names, started_at=NOW), record)
+    for number, task in enumerate(["shared", "shared", "own"]):
+        chosen = {"task_id": f"task named {task}", "task_key": f"x-{task}", "execution_id": f"x-{number}"}
+        guard = samples.guard_event(event_id=f"g-{number}", **chosen)
+        sequence = await stores.publish(subjects.guard("good"), guard.json_bytes())
+        await stores.analytics.insert(GUARD_EVENTS, [guard_row(guard, sequence)])
+    eraser = stores.eraser(DataSubject(USERS[0]))
+    data = await eraser.find()
+    searched = await samples_of(eraser.rows, data.rows, eraser.subject)
+    await eraser.erase(data, OPERATOR, str)
+    left = [json.loads(event)["task_key"] for event in await stores.messages(Stream.EVENTS, "bw.guards.>")]
+    assert left == ["x-shared", "x-shared"]
+    rows = await stores.analytics.query("SELECT task_id FROM guard_events FINAL ORDER BY event_id")
+    assert rows.rows == (("task named shared",), ("task named shared",), ("x-own",))
+    search = StoreSearch(lambda: stores.client, stores.redis, stores.analytics, {})
+    assert (await search.run(searched)).traces == ()
+    # With the last who shares it, it goes.
+    eraser = stores.eraser(DataSubject(USERS[1]))
+    await eraser.erase(await eraser.find(), OPERATOR, str)
+    assert await stores.messages(Stream.EVENTS, "bw.guards.>") == []
+
+
 async def test_a_name_that_another_tenant_has_too_is_no_trace(stores: Stores) -> None:
     for number, tenant in enumerate(("acme", "globex")):
         fields = {"user": USERS[0], "tenant": tenant, "completed_at": NOW}

@@ -89,7 +89,7 @@ class Eraser:
         Raises BusUnavailableError, StateUnavailableError, AnalyticsUnavailableError, QueryError.
         """
         rows = await self.rows.find()
-        messages = await self.messages.find(rows.ids, rows.job_ids, rows.keys)
+        messages = await self.messages.find(rows.ids, rows.job_ids, rows.keys, rows.shared)
         await self.rows.find_alerts(rows, messages.names)
         answers = await self.keys.answers(messages.ids)
         notices = await self.keys.dry_runs(messages.ids)

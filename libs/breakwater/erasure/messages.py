@@ -46,6 +46,8 @@ class ErasableMessages:
     """The same, with the ids that callers chose."""
     keys: set[str] = field(default_factory=set[str])
     """Their tasks and plans, as the plane knows them."""
+    shared: set[str] = field(default_factory=set[str])
+    """Tasks of others, which may be theirs, too."""
     unfinished: set[str] = field(default_factory=set[str])
     """Subjects and sequences of jobs that have not ended."""
     sequences: dict[Stream, list[int]] = field(default_factory=dict[Stream, list[int]])
@@ -66,15 +68,18 @@ class SubjectMessages:
         self._subject = subject
         self._until = until
 
-    async def find(self, ids: Iterable[str], names: Iterable[str], keys: Iterable[str] = ()) -> ErasableMessages:
+    async def find(
+        self, ids: Iterable[str], names: Iterable[str], keys: Iterable[str] = (), shared: Iterable[str] = ()
+    ) -> ErasableMessages:
         """Returns all their messages.
 
         Args:
             ids: the executions that ClickHouse knows.
             names: the ids that callers have chosen for those.
             keys: their tasks and plans.
+            shared: those of the tasks that have executions of others, too.
         """
-        erasable = ErasableMessages(set(ids), {*ids, *names}, keys=set(keys))
+        erasable = ErasableMessages(set(ids), {*ids, *names}, keys=set(keys), shared=set(shared))
         # The queues first: a job that ends meanwhile is then in EVENTS.
         queued = [message async for message in self._scan(Stream.JOBS, "bw.jobs.>") if self._has_job(message)]
         parked = [message async for message in self._scan(Stream.PARKED, "bw.parked.>") if self._has_job(message)]
@@ -95,7 +100,9 @@ class SubjectMessages:
             async for message in self._scan(Stream.EVENTS, prefix):
                 event = _json(message)
                 is_of_theirs = any(event.get(name) in erasable.keys for name in ("task_key", "plan_key"))
-                if event.get("execution_id") in erasable.ids or is_of_theirs:
+                # By the event of a shared task, which has no texts, Redis learns that the task is stopped.
+                is_shared = event.get("task_key") in erasable.shared
+                if (event.get("execution_id") in erasable.ids or is_of_theirs) and not is_shared:
                     erasable.add(Stream.EVENTS, message.sequence)
         async for message in self._scan(Stream.RESULTS, "bw.results.>"):
             if _token(message, 2) in erasable.ids:
@@ -157,6 +164,8 @@ class SubjectMessages:
                 erasable.ids.add(record["execution_id"])
                 erasable.names.update(name for name in (record["execution_id"], record.get("job_id")) if name)
                 erasable.keys.update(key for key in (record.get("task_key"), record.get("plan_key")) if key)
+            elif task_key := record.get("task_key"):
+                erasable.shared.add(task_key)
 
     async def _find_dead_letters(self, erasable: ErasableMessages) -> set[str]:
         """Finds dead letters, also of jobs without a record. Returns the names of their bodies."""

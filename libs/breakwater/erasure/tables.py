@@ -86,6 +86,8 @@ class ErasableRows:
     alert_ids: list[str] = field(default_factory=list[str])
     keys: set[str] = field(default_factory=set[str])
     """The tasks and plans of their executions, as the plane knows them."""
+    shared: set[str] = field(default_factory=set[str])
+    """Those of the tasks that have executions of others, too."""
     chosen: set[str] = field(default_factory=set[str])
     """The ids of jobs, tasks and plans that callers chose."""
     hashes: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
@@ -121,6 +123,12 @@ class SubjectRows:
             erasable.keys.update(filter(None, names[::2]))
             pairs = ((execution_id, job_id), names[:2], names[2:])
             erasable.chosen.update(chosen for key, chosen in pairs if chosen and chosen != key)
+        own_tasks = f"SELECT task_key FROM executions FINAL WHERE {self._is_own(EXECUTIONS.time)}"  # noqa: S608
+        shared = (
+            f"SELECT DISTINCT task_key FROM executions FINAL WHERE task_key IN ({own_tasks}) AND erased_at IS NULL "  # noqa: S608
+            f"AND NOT ({self._is_own(EXECUTIONS.time)})"
+        )
+        erasable.shared = {row[0] for row in (await self._analytics.query(shared)).rows}
         erasable.rows["executions"] = len(erasable.ids)
         for table, condition in self._conditions():
             if table != "executions":
@@ -131,8 +139,11 @@ class SubjectRows:
                 f"{column} IN (SELECT {column} FROM executions FINAL WHERE {self._is_own(EXECUTIONS.time)})"  # noqa: S608
                 for column in columns
             )
-            sql = f"SELECT {self._hash_of(row_id)} FROM {table} FINAL WHERE {has_chosen} AND ({of_jobs})"  # noqa: S608
-            erasable.hashes[table] = [row[0] for row in (await self._analytics.query(sql)).rows]
+            sql = f"SELECT {self._hash_of(row_id)}, {columns[1]} FROM {table} FINAL WHERE {has_chosen} AND ({of_jobs})"  # noqa: S608
+            kept = erasable.shared if table == GUARD_EVENTS.name else ()
+            erasable.hashes[table] = [
+                row_hash for row_hash, key in (await self._analytics.query(sql)).rows if key not in kept
+            ]
             erasable.rows[table] = len(erasable.hashes[table])
         return erasable
 
