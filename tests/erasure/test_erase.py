@@ -44,8 +44,8 @@ from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.nats.topology import Plan
 from breakwater.kernel.redis.connection import Redis
 from breakwater.limits.rules.budget import TOTAL
-from breakwater.records.rows import alert_row, attempt_row, budget_row, execution_row, guard_row, plan_row
-from breakwater.records.schema import ALERTS, ATTEMPTS, BUDGET_EVENTS, EXECUTIONS, GUARD_EVENTS, PLAN_CHANGES
+from breakwater.records.rows import alert_row, attempt_row, audit_row, budget_row, execution_row, guard_row, plan_row
+from breakwater.records.schema import ALERTS, ATTEMPTS, AUDIT, BUDGET_EVENTS, EXECUTIONS, GUARD_EVENTS, PLAN_CHANGES
 from breakwater.records.spend import spend
 from breakwater.redaction.rules.redact import Redactor
 from breakwater.redaction.settings import RedactionRules
@@ -427,6 +427,36 @@ async def test_a_task_that_others_share_stays_stopped_when_redis_is_filled_from_
     eraser = stores.eraser(DataSubject(USERS[1]))
     await eraser.erase(await eraser.find(), OPERATOR, str)
     assert await stores.messages(Stream.EVENTS, "bw.guards.>") == []
+
+
+async def test_an_operators_actions_name_a_job_as_the_plane_does(stores: Stores) -> None:
+    for number, user in enumerate(USERS):
+        record = samples.execution(f"x-{number}", user=user, job_id=f"letter to {user}", completed_at=NOW)
+        await store_record(stores, samples.attempt(f"x-{number}", user=user, completed_at=NOW, started_at=NOW), record)
+    named = [
+        {"job_id": "letter to anna.kovacs", "execution_id": "x-0"},
+        {"job_id": "letter to anna.kovacs"},
+        {"job_id": "letter to ben.okafor", "execution_id": "x-1"},
+        {"job_id": "letter to anna.kovacs", "execution_id": "of another caller"},
+        {"agent": "letter to anna.kovacs"},
+    ]
+    for number, details in enumerate(named):
+        for outcome in ("begun", "done"):
+            action = samples.audit_event(f"a-{number}", details=details, outcome=outcome)
+            await stores.analytics.insert(AUDIT, [audit_row(action, 2 * number + (outcome == "done"))])
+    eraser = stores.eraser(DataSubject(USERS[0]))
+    data = await eraser.find()
+    assert data.stores["audit"] == 2
+    await eraser.erase(data, OPERATOR, str)
+    assert (await stores.eraser(DataSubject(USERS[0])).find()).stores == {}
+    sql = "SELECT details, outcome FROM audit {} ORDER BY audit_id"
+    stored = await stores.analytics.query(sql.format("FINAL"))
+    rewritten = [{"job_id": "x-0", "execution_id": "x-0"}, {"job_id": "x-0"}, *named[2:]]
+    assert [(json.loads(details), outcome) for details, outcome in stored.rows] == [
+        (action, "done") for action in rewritten
+    ]
+    every_row = str((await stores.analytics.query(sql.format(""))).rows)
+    assert every_row.count("letter to anna") <= 4, "of the last two"
 
 
 async def test_a_name_that_another_tenant_has_too_is_no_trace(stores: Stores) -> None:

@@ -89,8 +89,9 @@ class Eraser:
         Raises BusUnavailableError, StateUnavailableError, AnalyticsUnavailableError, QueryError.
         """
         rows = await self.rows.find()
-        messages = await self.messages.find(rows.ids, rows.job_ids, rows.keys, rows.shared)
+        messages = await self.messages.find(rows)
         await self.rows.find_alerts(rows, messages.names)
+        await self.rows.find_actions(rows)
         answers = await self.keys.answers(messages.ids)
         notices = await self.keys.dry_runs(messages.ids)
         return ErasableData(messages, rows, answers, notices, await self.keys.counters())

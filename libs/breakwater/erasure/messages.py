@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64decode
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -12,6 +12,7 @@ from typing import Any, cast
 import orjson
 
 from breakwater.erasure.rules import DataSubject, mentions, parts_of_event
+from breakwater.erasure.tables import ErasableRows
 from breakwater.erasure.waiting import comes_true
 from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.nats import subjects, topology
@@ -68,18 +69,11 @@ class SubjectMessages:
         self._subject = subject
         self._until = until
 
-    async def find(
-        self, ids: Iterable[str], names: Iterable[str], keys: Iterable[str] = (), shared: Iterable[str] = ()
-    ) -> ErasableMessages:
-        """Returns all their messages.
-
-        Args:
-            ids: the executions that ClickHouse knows.
-            names: the ids that callers have chosen for those.
-            keys: their tasks and plans.
-            shared: those of the tasks that have executions of others, too.
-        """
-        erasable = ErasableMessages(set(ids), {*ids, *names}, keys=set(keys), shared=set(shared))
+    async def find(self, rows: ErasableRows) -> ErasableMessages:
+        """Returns all their messages, also of jobs that ClickHouse does not know."""
+        erasable = ErasableMessages(
+            set(rows.ids), rows.ids | rows.job_ids, keys=set(rows.keys), shared=set(rows.shared)
+        )
         # The queues first: a job that ends meanwhile is then in EVENTS.
         queued = [message async for message in self._scan(Stream.JOBS, "bw.jobs.>") if self._has_job(message)]
         parked = [message async for message in self._scan(Stream.PARKED, "bw.parked.>") if self._has_job(message)]

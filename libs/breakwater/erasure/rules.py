@@ -21,6 +21,9 @@ _WORD = re.compile(r"[^\s\"'`,;()\[\]{}]+")
 _UNESCAPED = re.compile(r"[^\x00-\x1f\x7f\"\\]+")
 """Text that every JSON writer leaves as it is, apart from letters beyond ASCII."""
 
+CHOSEN_IDS = {"job_id": "execution_id", "task_id": "task_key", "plan_id": "plan_key"}
+"""The fields of records and actions with ids that callers chose, and those with the plane's own."""
+
 SHORTEST_TEXT = 16
 """Letters of the shortest text that is searched for: a shorter one is in too many other texts."""
 LONGEST_TEXT = 48
@@ -138,6 +141,30 @@ def mentions(document: object, ids: Collection[str], subject: DataSubject) -> bo
     return subject.is_named_in(document) or any(
         text in ids or any(word.rstrip(".:") in ids for word in _WORD.findall(text)) for text in strings(document)
     )
+
+
+def chosen_ids(record: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the ids that a record's caller chose, with those of the plane."""
+    pairs = ((record.get(field), record.get(own_field)) for field, own_field in CHOSEN_IDS.items())
+    return {chosen: own_id for chosen, own_id in pairs if chosen and own_id and chosen != own_id}
+
+
+def with_plane_ids(
+    details: Mapping[str, Any], ids: Collection[str], chosen: Mapping[str, str]
+) -> dict[str, Any] | None:
+    """Returns the parameters of an operator's action without ids that callers chose; None if there are none.
+
+    Args:
+        details: the parameters.
+        ids: the executions.
+        chosen: the plane's ids, by those that callers chose.
+    """
+    execution_id = details.get("execution_id")
+    if execution_id is not None and execution_id not in ids:
+        return None  # another caller's job, of the same name
+    names = chosen if execution_id is None else {**chosen, details.get("job_id"): execution_id}
+    renamed = {field: names[details[field]] for field in CHOSEN_IDS if details.get(field) in chosen}
+    return {**details, **renamed} if renamed else None
 
 
 def texts_of(*documents: object) -> set[str]:

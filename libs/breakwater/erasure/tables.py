@@ -6,7 +6,7 @@ hashes, whose key is drawn for each erasure.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from secrets import randbits
@@ -14,13 +14,14 @@ from typing import Any
 
 import orjson
 
-from breakwater.erasure.rules import DataSubject, mentions
+from breakwater.erasure.rules import CHOSEN_IDS, DataSubject, chosen_ids, mentions, with_plane_ids
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.clickhouse.table import PLAIN, Layout
 from breakwater.kernel.types import format_time
 from breakwater.records.schema import (
     ALERTS,
     ATTEMPTS,
+    AUDIT,
     BUDGET_EVENTS,
     CLOSED_SPEND,
     EXECUTIONS,
@@ -88,8 +89,10 @@ class ErasableRows:
     """The tasks and plans of their executions, as the plane knows them."""
     shared: set[str] = field(default_factory=set[str])
     """Those of the tasks that have executions of others, too."""
-    chosen: set[str] = field(default_factory=set[str])
-    """The ids of jobs, tasks and plans that callers chose."""
+    chosen: dict[str, str] = field(default_factory=dict[str, str])
+    """The ids of jobs, tasks and plans that callers chose, with those of the plane."""
+    actions: dict[str, str] = field(default_factory=dict[str, str])
+    """The new parameters of operators' actions, by the keyed hashes of the old ones."""
     hashes: dict[str, list[str]] = field(default_factory=dict[str, list[str]])
     """By table, the keyed hashes of rows that are replaced."""
 
@@ -117,18 +120,17 @@ class SubjectRows:
             "SELECT execution_id, job_id, task_key, task_id, plan_key, plan_id "  # noqa: S608  of constants and hashes
             f"FROM executions FINAL WHERE {self._is_own(EXECUTIONS.time)}"
         )
-        for execution_id, job_id, *names in (await self._analytics.query(sql)).rows:
-            erasable.ids.add(execution_id)
-            erasable.job_ids.add(job_id)
-            erasable.keys.update(filter(None, names[::2]))
-            pairs = ((execution_id, job_id), names[:2], names[2:])
-            erasable.chosen.update(chosen for key, chosen in pairs if chosen and chosen != key)
+        for record in await self._analytics.read(dict[str, Any], sql):
+            erasable.ids.add(record["execution_id"])
+            erasable.job_ids.add(record["job_id"])
+            erasable.keys.update(filter(None, (record["task_key"], record["plan_key"])))
+            erasable.chosen.update(chosen_ids(record))
         own_tasks = f"SELECT task_key FROM executions FINAL WHERE {self._is_own(EXECUTIONS.time)}"  # noqa: S608
-        shared = (
+        sql = (
             f"SELECT DISTINCT task_key FROM executions FINAL WHERE task_key IN ({own_tasks}) AND erased_at IS NULL "  # noqa: S608
             f"AND NOT ({self._is_own(EXECUTIONS.time)})"
         )
-        erasable.shared = {row[0] for row in (await self._analytics.query(shared)).rows}
+        erasable.shared = {row[0] for row in (await self._analytics.query(sql)).rows}
         erasable.rows["executions"] = len(erasable.ids)
         for table, condition in self._conditions():
             if table != "executions":
@@ -140,9 +142,9 @@ class SubjectRows:
                 for column in columns
             )
             sql = f"SELECT {self._hash_of(row_id)}, {columns[1]} FROM {table} FINAL WHERE {has_chosen} AND ({of_jobs})"  # noqa: S608
-            kept = erasable.shared if table == GUARD_EVENTS.name else ()
+            shared = erasable.shared if table == GUARD_EVENTS.name else ()
             erasable.hashes[table] = [
-                row_hash for row_hash, key in (await self._analytics.query(sql)).rows if key not in kept
+                row_hash for row_hash, key in (await self._analytics.query(sql)).rows if key not in shared
             ]
             erasable.rows[table] = len(erasable.hashes[table])
         return erasable
@@ -155,6 +157,18 @@ class SubjectRows:
                 erasable.alert_ids.append(alert_id)
         erasable.rows["alerts"] = len(erasable.alert_ids)
 
+    async def find_actions(self, erasable: ErasableRows) -> None:
+        """Adds the actions of operators that name a job, a task or a plan as its caller does."""
+        has_chosen = " OR ".join(f"JSONHas(details, '{name}')" for name in CHOSEN_IDS)
+        # Also what was begun, and that its outcome is about to replace.
+        sql = f"SELECT audit_id, details, {self._hash_of('details')} FROM audit WHERE {has_chosen}"  # noqa: S608
+        actions: set[str] = set()
+        for audit_id, details, details_hash in (await self._analytics.query(sql)).rows:
+            if (renamed := with_plane_ids(orjson.loads(details), erasable.ids, erasable.chosen)) is not None:
+                erasable.actions[details_hash] = orjson.dumps(renamed).decode()
+                actions.add(audit_id)
+        erasable.rows[AUDIT.name] = len(actions)
+
     async def erase(self, erasable: ErasableRows, at: datetime) -> None:
         """Erases the rows. The executions come last: as long as they name the user, the erasure can be repeated."""
         moment = _time_in_sql(at)
@@ -165,6 +179,7 @@ class SubjectRows:
             await self._alter(ALERTS.name, emptying(("reason",), _ALERT_CHANGES, alerts, alerts))
         for table, hashes in erasable.hashes.items():
             await self._replace(table, hashes)
+        await self._replace_actions(erasable.actions)
         for table, condition in self._conditions():
             if not erasable.rows.get(table):
                 continue
@@ -192,6 +207,17 @@ class SubjectRows:
             rows = f"SELECT * FROM {table} FINAL WHERE {condition}"  # noqa: S608  of constants and hashes
             await self._analytics.execute(f"INSERT INTO {table} SELECT * REPLACE ({replaced}) FROM ({rows})")  # noqa: S608
             await self._alter(table, f"DELETE WHERE {condition}")
+
+    async def _replace_actions(self, actions: Mapping[str, str]) -> None:
+        """Does the same with actions, whose new parameters no mutation is to name."""
+        for start in range(0, len(actions), NEEDLES):
+            part = dict([*actions.items()][start : start + NEEDLES])
+            of_details = self._hash_of("details")
+            condition = f"{of_details} IN ({', '.join(map(_quoted, part))})"
+            renamed = f"transform({of_details}, {{old:Array(String)}}, {{new:Array(String)}}, details) AS details"
+            copies = f"SELECT * REPLACE ({renamed}) FROM (SELECT * FROM audit WHERE {condition})"  # noqa: S608
+            await self._analytics.execute(f"INSERT INTO audit {copies}", {"old": [*part], "new": [*part.values()]})
+            await self._alter(AUDIT.name, f"DELETE WHERE {condition}")
 
     async def texts(self, limit: int) -> dict[str, list[str]]:
         """The stored texts of the newest executions that `find` has found, as JSON or as they are, by execution."""

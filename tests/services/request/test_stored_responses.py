@@ -192,7 +192,12 @@ async def test_a_cancelled_response_is_cancelled_once_and_for_all(plane: Replica
     assert events[-1].response.status == "cancelled"
     done = await first.responses.create(model="writer", input="Count.", background=True)
     await ended(first, done.id)
-    assert (await first.responses.cancel(done.id)).status == "completed"
+    operator = plane.sdk(0, create_key(plane.apis[0].settings.api_keys_file, "operator"))
+    assert (await operator.responses.cancel(done.id)).status == "completed"
+    actions = [action for action in await plane.apis[0].audit() if action["by"] == "operator"]
+    assert [(action["outcome"], action["details"].keys()) for action in actions] == [
+        (outcome, {"execution_id"}) for outcome in ("begun", "done")
+    ]
     whole = await first.responses.create(model="writer", input="Count.")
     with pytest.raises(openai.BadRequestError, match="background"):
         await first.responses.cancel(whole.id)

@@ -280,7 +280,8 @@ class StoredResponseRoutes:
         caller = caller_of(request)
         async with AsyncExitStack() as stack:
             if caller.may(("operate",)):
-                details = {"job_id": stored.job_id, "execution_id": stored.execution_id}
+                # Without the id that the caller chose, which may name a person: nobody may delete from AUDIT.
+                details = {"execution_id": stored.execution_id}
                 await stack.enter_async_context(self.audit.action(action, actor_of(caller), details, None))
             yield
 
