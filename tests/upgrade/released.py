@@ -16,7 +16,7 @@ TAG = "v0.1.0"
 
 
 def released_commit() -> str:
-    """Returns the commit of the tag, or the one that released.txt names until there is one; else skips the test."""
+    """Returns the commit of the tag, or where a clone has no tags the one in released.txt; else skips the test."""
     named = Path(__file__).with_name("released.txt").read_text().split()[0]
     for revision in (TAG, named):
         command = ["git", "rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}"]
