@@ -334,7 +334,7 @@ class Effects:
         if not is_by_chance:
             return
         self.chanced += 1
-        self._durations_chanced[run.duration_ms] += 1
+        _count(self._durations_chanced, run.duration_ms)
         end = "refused" if run.reason in REFUSALS else "failed" if run.reason is not None else "answered"
         self.chanced_ends[end] += 1
         for attempt in attempts[-run.drawn :] if run.drawn else ():
