@@ -220,7 +220,7 @@ class LeaderTasks:
         return Notifier(channel, rules, self._bus, self._incidents, AlerterMetrics().of(channel.name), self._clock)
 
     def _grouping(self, stream: Stream, durable: str) -> Grouping:
-        return Grouping(self._incidents, Pull(self._bus.connection, stream, durable), self._clock)
+        return Grouping(self._incidents, Pull(self._bus.connection, stream, durable), self._bus.lookup, self._clock)
 
     async def _replay(self, notifiers: Mapping[str, Notifier]) -> None:
         pull = Pull(self._bus.connection, Stream.ALERTER, ALERTER_REPLAYS)

@@ -24,9 +24,11 @@ from breakwater.jobs.store.records import read_record
 from breakwater.kernel.nats.contract import DeadLetter
 from breakwater.kernel.nats.delivery import Delivery, acknowledge, dead_letter, heartbeat, report_in_progress
 from breakwater.kernel.nats.errors import BusError
+from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.pull import BUSY, Pull
-from breakwater.kernel.nats.subjects import Header
+from breakwater.kernel.nats.subjects import Header, Stream
+from breakwater.kernel.nats.topology import ALERTER_EVENTS
 from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage
 from breakwater.limits.contract import BudgetEvent, GuardEvent
@@ -45,6 +47,10 @@ GATHER_S = 0.25
 
 BUSY_GATHER_S = 1.0
 """The same while events keep coming."""
+
+EVENTS_WAIT_S = 120.0
+"""The longest time for which failures of jobs that are due wait for events that are stored, and may explain them.
+An alerter that was away reads both at once, and events one by one."""
 
 FETCHED = 500
 MAX_GROUPED = 2_000
@@ -88,7 +94,7 @@ class Decisions:
         else:
             for signal in signals_of(event):
                 await self.incidents.record(signal)
-                for end in continued_by_breaker(signal, self.incidents.known.unresolved()):
+                for end in continued_by_breaker(signal, self.incidents.known.explaining()):
                     await self.incidents.record(end)
 
 
@@ -107,11 +113,14 @@ class Grouping:
     leader gets the event again, and counts it twice.
     """
 
-    def __init__(self, incidents: IncidentRecorder, pull: Pull, clock: Clock) -> None:
+    def __init__(self, incidents: IncidentRecorder, pull: Pull, lookup: Lookup, clock: Clock) -> None:
         self._incidents = incidents
         self._pull = pull
+        self._lookup = lookup
         self._clock = clock
         self._groups = SignalGroups[_UnrecordedEvent]()
+        self._awaited: dict[str, int] = {}
+        """The last message of EVENTS when a group was due, by its key, while events before it are not recorded."""
         self._held: dict[int, _UnrecordedEvent] = {}
         self._beaten = time.monotonic()
         self._busy = False
@@ -169,8 +178,17 @@ class Grouping:
     async def _record_due(self) -> None:
         now_s = self._clock.monotonic()
         for group in self._groups.due(now_s):
-            if not await self._is_inhibited(group.signal):
-                await self._incidents.record(group.signal)
+            signal = group.signal
+            if may_be_explained(signal):
+                is_late = now_s >= self._groups.due_s(group) + EVENTS_WAIT_S
+                if not (is_late or await self._has_recorded_events(signal.key)):
+                    continue
+                self._awaited.pop(signal.key, None)
+                incidents = await self._incidents.log.catch_up()  # another alerter may have recorded what explains it
+                if not is_explained(signal, incidents.explaining):
+                    await self._incidents.record(signal)
+            else:
+                await self._incidents.record(signal)
             self._groups.end(group, now_s)
             for event in group.sources:
                 event.unrecorded_signals -= 1
@@ -178,12 +196,14 @@ class Grouping:
                     self._held.pop(event.delivery.sequence, None)
                     await event.delivery.ack()
 
-    async def _is_inhibited(self, signal: Signal) -> bool:
-        """Returns True if an open incident says why jobs fail."""
-        if not may_be_explained(signal):
-            return False
-        incidents = await self._incidents.log.catch_up()  # another alerter may have recorded it
-        return is_explained(signal, incidents.unresolved())
+    async def _has_recorded_events(self, key: str) -> bool:
+        """Returns True if the events that had been stored when a group was due are recorded."""
+        events = await self._lookup.progress(Stream.EVENTS, ALERTER_EVENTS)
+        if not (events.waiting or events.in_progress):
+            return True
+        if key not in self._awaited:
+            self._awaited[key] = (await self._lookup.facts(Stream.EVENTS)).last
+        return events.acknowledged >= self._awaited[key]
 
 
 def of_executions(alerts: Alerts, newest: Callable[[str], Alert | None]) -> Callable[[Delivery], Sequence[Signal]]:

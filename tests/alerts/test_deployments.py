@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from datetime import datetime, timedelta
+from functools import reduce
 from typing import Any
 
 from breakwater.alerts.contract import Alert
 from breakwater.alerts.rules.deployments import LAPSE, DeploymentWatch, continued_by_breaker, is_explained, refusal_of
 from breakwater.alerts.rules.incidents import IncidentRules, decide, due
+from breakwater.alerts.rules.incidents import Incidents as KnownIncidents
 from breakwater.alerts.rules.signals import Firing, Resolved, Signal, key_of, of_execution, signals_of
 from breakwater.alerts.settings import DeploymentRules, Reminders
 from breakwater.jobs.contract.execution import ErrorInfo, Execution
@@ -298,6 +301,10 @@ def breaker(agent: str, model: str = PRIMARY, scope: str = "agent_model") -> Ale
     return alert
 
 
+def always(open_incidents: Collection[Alert]) -> Callable[[datetime], Collection[Alert]]:
+    return lambda _: open_incidents
+
+
 def no_incident(_: str) -> None:
     """Knows no incident."""
 
@@ -329,9 +336,9 @@ def test_an_open_breaker_is_the_one_incident_and_the_deployment_is_no_second(
     agents: list[str], breakers: list[tuple[str, ...]], explained: bool
 ) -> None:
     signal = firing(*(fell_back(number, agent=agent) for number, agent in enumerate(agents)))
-    assert is_explained(signal, [breaker(*place) for place in breakers]) is explained
+    assert is_explained(signal, always([breaker(*place) for place in breakers])) is explained
     for_one = [breaker(*place).model_copy(update={"payload": {"open_for": "key app"}}) for place in breakers]
-    assert not is_explained(signal, for_one), "it says nothing about other callers"
+    assert not is_explained(signal, always(for_one)), "it says nothing about other callers"
 
 
 def test_a_breaker_that_opens_goes_on_with_the_incident_of_the_deployment() -> None:
@@ -359,10 +366,35 @@ def test_jobs_that_fail_behind_a_failing_deployment_are_no_second_incident() -> 
     job = fell_back(1, answered=False)
     incidents.end(job)
     [failed] = of_execution(job, None, None)
-    assert is_explained(failed, incidents.alerts.values())
+    assert is_explained(failed, always(incidents.alerts.values()))
     for other in (fell_back(2, answered=False, agent="b"), fell_back(3, answered=False, requested_model=FALLBACK)):
         [failed] = of_execution(other, None, None)
-        assert not is_explained(failed, incidents.alerts.values())
+        assert not is_explained(failed, always(incidents.alerts.values()))
+
+
+def test_jobs_are_explained_by_what_was_open_when_the_first_and_the_last_failed() -> None:
+    incidents = KnownIncidents()
+    for number, (seconds, state) in enumerate([(60, "open"), (120, "closed"), (300, "open")]):
+        states = {"from_state": "closed" if state == "open" else "half_open", "to_state": state}
+        at = NOON + timedelta(seconds=seconds)
+        for signal in signals_of(opened(number, agent="a", model=PRIMARY, at=at, **states)):
+            alert = decide(signal, incidents.of(signal.key), RULES)
+            assert alert is not None
+            incidents.take(alert)
+    [alert] = incidents.explaining()
+    assert alert.change == "reopened"
+
+    def explained(*seconds: int) -> bool:
+        signals = [
+            of_execution(fell_back(1, at=NOON + timedelta(seconds=at), answered=False, agent="a"), None, None)[0]
+            for at in seconds
+        ]
+        return is_explained(reduce(lambda before, signal: signal.after(before), signals), incidents.explaining)
+
+    assert [explained(at) for at in (40, 57, 117, 121, 280, 297, 900)] == [False, True, True, False, False, True, True]
+    assert explained(57, 200, 297)
+    assert not explained(57, 200)
+    assert not explained(40, 57)
 
 
 def test_each_deployment_of_a_model_is_an_incident_and_a_job_is_explained_where_all_are() -> None:
@@ -391,8 +423,8 @@ def test_each_deployment_of_a_model_is_an_incident_and_a_job_is_explained_where_
     assert "replace the key that `KEY_W` in the config" in alerts["west/m#KEY_W"].text
     assert "`providers.west.api_key`" in alerts["west/m"].text
     [failed] = of_execution(job, None, None)
-    assert is_explained(failed, alerts.values())
-    assert not is_explained(failed, [alerts["west/m"]]), "the other one has a reason of its own"
+    assert is_explained(failed, always(alerts.values()))
+    assert not is_explained(failed, always([alerts["west/m"]])), "the other one has a reason of its own"
 
 
 def test_the_quota_of_a_provider_is_told_with_the_traffic_that_its_fallback_carries() -> None:

@@ -85,7 +85,7 @@ async def test_records_cost_their_readers_what_they_did(
             IncidentLog(lambda: client, publisher, Redactor.compile(config.redaction)), IncidentRules.of(config.alerts)
         )
         pulls = {name: Pull(lambda: client, Stream.EVENTS, name) for name in BUDGETS}
-        grouping = Grouping(incidents, pulls["alerter-executions"], SYSTEM_CLOCK)
+        grouping = Grouping(incidents, pulls["alerter-executions"], lookup, SYSTEM_CLOCK)
         signals = of_executions(config.alerts, incidents.known.of)
         handle: dict[str, Callable[[list[Delivery[Any]]], Awaitable[None]]] = {
             "breaker": lambda batch: breakers.handle(batch, is_log),

@@ -309,18 +309,45 @@ async def test_jobs_that_fail_by_what_has_opened_a_breaker_are_no_second_inciden
     monkeypatch.setattr(grouping, "GROUP_INTERVAL_S", 2.5)
     config = config_of()
     failed = [ended(number, requested_model="gpt-4.1") for number in range(3)]
-    async with bus_of(own_nats_server.url, config) as bus, alerter(bus, config):
-        # The jobs are heard of first: their breaker opens by them, a moment later.
-        await publish_executions(bus, *failed)
-        await bus.publish(opened(at=datetime.now(UTC)))
-        await bus.finished("EVENTS", "alerter-executions", 3)
-        await publish_executions(bus, ended(9, requested_model="another"))
-        await bus.finished("EVENTS", "alerter-executions", 5)
-        alerts = await bus.alerts()
-    assert [(alert.event, alert.model) for alert in alerts] == [
-        ("breaker_open", "gpt-4.1"),
-        ("retries_exhausted", "another"),
-    ]
+    async with bus_of(own_nats_server.url, config) as bus:
+        async with alerter(bus, config):
+            # The jobs are heard of first: their breaker opens by them, a moment later.
+            await publish_executions(bus, *failed)
+            await bus.publish(opened(at=datetime.now(UTC)))
+            await bus.finished("EVENTS", "alerter-executions", 3)
+            await publish_executions(bus, ended(9, requested_model="another"))
+            await bus.finished("EVENTS", "alerter-executions", 5)
+            alerts = await bus.alerts()
+        assert [(alert.event, alert.model) for alert in alerts] == [
+            ("breaker_open", "gpt-4.1"),
+            ("retries_exhausted", "another"),
+        ]
+
+        # Of two agents that fail while no alerter runs, the breaker of one explains it, and that of the other does not.
+        monkeypatch.setattr(grouping, "GROUP_WAIT_S", 0)
+        at = datetime.now(UTC) - timedelta(minutes=30)
+        explained = ended(10, at, agent="explained", requested_model="gpt-4.1")
+        early = ended(11, at - timedelta(minutes=5), agent="early", requested_model="gpt-4.1")
+        await publish_executions(bus, explained, early)
+        await bus.publish(
+            *(stopped(f"t{number}", event_id=f"/t{number}@7", at=at) for number in range(30)),
+            *(
+                opened(transition_id=f"{agent}/gpt-4.1#7.1", agent=agent, at=at + timedelta(seconds=1))
+                for agent in ("explained", "early")
+            ),
+            opened(
+                transition_id="explained/gpt-4.1#7.2",
+                agent="explained",
+                from_state="half_open",
+                to_state="closed",
+                rule=None,
+                at=at + timedelta(minutes=1),
+            ),
+        )
+        async with alerter(bus, config):
+            await bus.finished("EVENTS", "alerter-executions", 7)
+            alerts = await bus.alerts()
+    assert [alert.agent for alert in alerts if alert.event == "retries_exhausted"] == ["writer", "early"]
 
 
 async def test_a_spent_account_is_one_incident_until_a_call_there_succeeds(

@@ -92,6 +92,10 @@ CONTINUED = "the breaker of the model has opened"
 """The reason for the end of a deployment's incident that goes on as the breaker's."""
 
 
+EXPLAINING: frozenset[AlertEvent] = frozenset({"breaker_open", "deployment_failing"})
+"""The events whose incidents may explain others."""
+
+
 def budget_period_of(alert: Alert) -> str | None:
     """Returns the budget and the period of an incident, which all thresholds share; None if it is of no budget."""
     event, _, place = alert.key.partition("/")

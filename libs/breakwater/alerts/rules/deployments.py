@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Literal, TypeGuard
@@ -316,48 +316,47 @@ def _failing(outage: _Outage, attempt: Attempt, error: ErrorInfo, refusal: Refus
 
 
 FAILURES: frozenset[AlertEvent] = frozenset({"retries_exhausted", "job_dead_lettered", "deployment_failing"})
-"""The events of jobs' ends that an open incident may explain."""
+"""The events of jobs' ends that an incident may explain."""
 
 
 def may_be_explained(signal: Signal) -> TypeGuard[Firing]:
-    """Returns True if an open incident may say why jobs fail: a breaker's, or of failed jobs also a deployment's."""
+    """Returns True if an incident may say why jobs fail: a breaker's, or of failed jobs also a deployment's."""
     return signal.event in FAILURES and isinstance(signal, Firing) and signal.model is not None
 
 
-def is_explained(signal: Firing, unresolved: Iterable[Alert]) -> bool:
-    """Returns True if open incidents say why jobs fail: of breakers, or for ended jobs of deployments.
+def is_explained(signal: Firing, explaining: Callable[[datetime], Collection[Alert]]) -> bool:
+    """Returns True if incidents say why jobs failed: of breakers, or for ended jobs of deployments.
+
+    It does not matter when this is asked: an alerter that was away reads of an incident's end before it decides.
 
     Args:
-        signal: the signal that jobs fail, or that a deployment fails.
-        unresolved: the newest alerts of all unresolved incidents.
+        signal: the signal that jobs fail, or that a deployment fails. Of several jobs, the first and the last count.
+        explaining: a function that returns the incidents that were open at a time, as they were then.
     """
     if signal.model is None:
         return False
-    open_incidents = list(unresolved)
     deployments = signal.payload.get("deployments")
     units = list(map(str, deployments)) if isinstance(deployments, list) else [signal.model]
-    return all(_explains(unit, signal, open_incidents) for unit in units)
+    open_incidents = map(explaining, filter(None, (signal.began_at, signal.at)))
+    return all(_explains(unit, signal, incidents) for incidents in open_incidents for unit in units)
 
 
-def _explains(unit: str, signal: Firing, unresolved: Iterable[Alert]) -> bool:
+def _explains(unit: str, signal: Firing, open_incidents: Collection[Alert]) -> bool:
     """Returns True if an open incident of a model or one of its deployments says why jobs fail there."""
-    open_incidents = {alert.key: alert for alert in unresolved}
     of_deployment = signal.event == "deployment_failing"
     named = signal.payload.get("agents") if of_deployment else [signal.agent]
     agents = named if isinstance(named, list) else []
     shared = {key_of("breaker_open", "*", unit), key_of("breaker_open", "*", f"{unit.partition('/')[0]}/*")}
     # Of a deployment that several callers use, a breaker that is open for one says nothing about the others.
     explaining = {
-        key
-        for key, alert in open_incidents.items()
-        if not (of_deployment and alert.payload.get("open_for") is not None)
+        alert.key for alert in open_incidents if not (of_deployment and alert.payload.get("open_for") is not None)
     }
     # The same goes for a breaker of one of its agents.
     if all(explaining & {*shared, key_of("breaker_open", str(agent), unit)} for agent in agents):
         return True
     return not of_deployment and any(
         alert.event == "deployment_failing" and alert.model == unit and signal.agent in agents_of(alert)
-        for alert in open_incidents.values()
+        for alert in open_incidents
     )
 
 

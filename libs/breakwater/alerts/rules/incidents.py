@@ -8,12 +8,23 @@ the second one's alert.
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_left, insort
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from operator import attrgetter
+from typing import NamedTuple
 
 from breakwater.alerts.contract import Alert, AlertChange, AlertEvent, IncidentStatus, Severity
-from breakwater.alerts.rules.alert_rules import ENDED_AT, SEVERITIES, began_with, highest_severity, severity_of
+from breakwater.alerts.rules.alert_rules import (
+    ENDED_AT,
+    EXPLAINING,
+    SEVERITIES,
+    began_with,
+    highest_severity,
+    severity_of,
+)
+from breakwater.alerts.rules.grouping import GROUP_INTERVAL_S
 from breakwater.alerts.rules.signals import Firing, Resolved, Signal, ends_several
 from breakwater.alerts.settings import Alerts, Reminders
 from breakwater.kernel.formats import moment, sentence
@@ -47,20 +58,45 @@ class IncidentRules:
 
 
 RESOLVED_KEPT = 2_000
-"""Resolved incidents that are kept by their key or id, so that memory stays flat. ALERTS and ClickHouse have all."""
+"""Resolved incidents that are kept by their key or id, so that memory stays flat. ALERTS and ClickHouse have all.
+
+As many ends of incidents that may explain others are kept: what an alerter reads that was away for longer may be
+reported, although it was explained.
+"""
+
+EXPLAINED_BEFORE = timedelta(seconds=GROUP_INTERVAL_S)
+"""The time for which the signals of jobs' ends wait, at most, for an incident that explains them."""
+
+
+class _OpenPeriod(NamedTuple):
+    """A time for which an incident that may explain others was open; of one that was reopened, there are several.
+
+    Attributes:
+        since: its begin.
+        alert: the last one before its end: how the incident was.
+        until: its end; far away while it lasts.
+    """
+
+    since: datetime
+    alert: Alert
+    until: datetime = datetime.max
 
 
 class Incidents:
-    """The known incidents: the newest alert of each."""
+    """The known incidents: the newest alert of each, and when those were open that may explain others."""
 
     def __init__(self) -> None:
         self._by_id: dict[str, Alert] = {}
         self._newest: dict[str, str] = {}  # the newest incident's id, by key
         self._unresolved: dict[str, Alert] = {}
         self._resolved: dict[str, None] = {}  # ids, the one that was resolved first in front
+        self._periods: dict[str, _OpenPeriod] = {}  # those that last, by id
+        self._past: list[_OpenPeriod] = []  # the one that ended first in front
 
     def take(self, alert: Alert) -> None:
         """Learns of the next alert, in the stream's order."""
+        if began_with(alert) in EXPLAINING:
+            self._take_period(alert)
         self._by_id[alert.incident_id] = alert
         self._newest[alert.key] = alert.incident_id
         self._resolved.pop(alert.incident_id, None)
@@ -75,6 +111,33 @@ class Incidents:
             forgotten = self._by_id.pop(oldest)
             if self._newest.get(forgotten.key) == oldest:
                 del self._newest[forgotten.key]
+
+    def _take_period(self, alert: Alert) -> None:
+        period = self._periods.pop(alert.incident_id, None)
+        is_new = alert.change in {"reopened", "worsened"}  # what is worse concerns others than before
+        is_over = alert.status == "resolved"
+        if period is not None and (is_new or is_over):
+            # An alerter that was away notices late that an incident has ended by itself.
+            by_time = alert.ends_at if alert.source_id.startswith(ENDED_AT) else None
+            insort(self._past, period._replace(until=by_time or alert.at), key=attrgetter("until"))
+            if len(self._past) > RESOLVED_KEPT:
+                del self._past[0]
+            period = None
+        if not is_over:
+            since = period.since if period is not None else alert.at if is_new else alert.opened_at
+            self._periods[alert.incident_id] = _OpenPeriod(since, alert)
+
+    def explaining(self, at: datetime | None = None) -> list[Alert]:
+        """Returns the incidents that may explain others, as they were when they were last open.
+
+        Args:
+            at: when what they may explain happened: those that were open then, or opened soon after, as the calls that
+                open a breaker fail before it does. None for those that are open now.
+        """
+        if at is None:
+            return [period.alert for period in self._periods.values()]
+        past = self._past[bisect_left(self._past, at, key=attrgetter("until")) :]
+        return [period.alert for period in (*past, *self._periods.values()) if period.since <= at + EXPLAINED_BEFORE]
 
     def of(self, key: str) -> Alert | None:
         """Returns the newest incident with a key; None if there is none."""
@@ -290,7 +353,7 @@ def _open_incident(signal: Firing, rules: IncidentRules) -> Alert:
         payload=signal.payload,
         count=signal.times,
         version=1,
-        opened_at=signal.at,
+        opened_at=signal.began_at or signal.at,
         last_at=signal.at,
         ends_at=_ends(signal, rules),
         remind_at=_reminder(signal.at, 0, rules) if status == "pending" else None,

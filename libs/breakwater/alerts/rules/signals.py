@@ -80,6 +80,7 @@ class Firing(_SignalFields):
         model: the model that it concerns.
         tenant: the tenant that it concerns.
         times: the number of times that it occurred.
+        began_at: the first of these times; None if it is `at`.
         ends_at: the time at which it ends by itself.
         fades: True if it ends when it has not recurred for the quiet time.
         done_by: the person who caused it, if it is over immediately: channels are notified, and nothing is left to do.
@@ -92,6 +93,7 @@ class Firing(_SignalFields):
     model: str | None = None
     tenant: str | None = None
     times: int = 1
+    began_at: datetime | None = None
     ends_at: datetime | None = None
     fades: bool = False
     done_by: str | None = None
@@ -100,7 +102,7 @@ class Firing(_SignalFields):
 
     def after(self, before: Firing) -> Firing:
         """Merges this signal with an earlier one of the same incident."""
-        return replace(self, times=self.times + before.times)
+        return replace(self, times=self.times + before.times, began_at=min(before.began_at or before.at, self.at))
 
 
 @dataclass(frozen=True, slots=True)

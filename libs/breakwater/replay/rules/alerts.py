@@ -10,10 +10,11 @@ import math
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
 from functools import partial
 from typing import NamedTuple
 
-from breakwater.alerts.contract import Alert, AlertEvent
+from breakwater.alerts.contract import Alert
 from breakwater.alerts.rules.alert_rules import CONTINUED, ENDED_AT, UNDELIVERABLE, began_with
 from breakwater.alerts.rules.deployments import continued_by_breaker, is_explained, may_be_explained
 from breakwater.alerts.rules.grouping import SignalGroup, SignalGroups
@@ -43,9 +44,6 @@ at."""
 
 VERY_LATE_MS = 20_000
 """The same on a machine that is busy, if the record has such an alert."""
-
-EXPLAINING: frozenset[AlertEvent] = frozenset({"breaker_open", "deployment_failing"})
-"""The events whose incidents may explain others."""
 
 _REPLAYED = frozenset(
     {
@@ -105,8 +103,6 @@ class ReplayedAlerts:
         self._publish = publish
         self._at = at
         self._incidents = Incidents()
-        self._explaining: dict[str, Alert] = {}
-        """The unresolved incidents that may explain others, by id: few of many."""
         self._ends = JobEnds(alerts, self._incidents.of)
         self._groups = SignalGroups[None]()
         recorded = list(recorded)
@@ -122,7 +118,7 @@ class ReplayedAlerts:
         """Applies the signals of an event, immediately."""
         for signal in signals_of(event):
             self._apply(signal)
-            for end in continued_by_breaker(signal, tuple(self._explaining.values())):
+            for end in continued_by_breaker(signal, self._incidents.explaining()):
                 self._apply(end)
 
     def add_end(self, execution: Execution, now_ms: int) -> None:
@@ -165,11 +161,6 @@ class ReplayedAlerts:
         if alert is None:
             return
         self._incidents.take(alert)
-        if began_with(alert) in EXPLAINING:
-            if alert.status == "resolved":
-                self._explaining.pop(alert.incident_id, None)
-            else:
-                self._explaining[alert.incident_id] = alert
         self._publish(alert)
         if (at := due_at(alert)) is not None:
             self._at(ms_from_time(at), partial(self._change_due, alert.key))
@@ -200,8 +191,8 @@ class ReplayedAlerts:
         alert = decide(signal, self._incidents.of(key), self._rules)
         recorded = self._recorded_group(key, signal, due_ms + VERY_LATE_MS)
         is_recorded = recorded is not None and alert is not None and alert.source_id == recorded.source_id
-        if may_be_explained(signal) and is_explained(signal, self._explaining.values()):
-            if is_recorded and is_explained(signal, filter(self._is_recorded, self._explaining.values())):
+        if may_be_explained(signal) and is_explained(signal, self._incidents.explaining):
+            if is_recorded and is_explained(signal, self._recorded_explaining):
                 self.unexplained_then += 1
             else:
                 alert = None
@@ -216,6 +207,9 @@ class ReplayedAlerts:
         self._keep(alert)
         self._groups.end(group, now_ms / 1000)
         return True
+
+    def _recorded_explaining(self, at: datetime) -> list[Alert]:
+        return list(filter(self._is_recorded, self._incidents.explaining(at)))
 
     def _is_recorded(self, incident: Alert) -> bool:
         """Returns True if the record has what happened last in an incident, at about that time."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from breakwater.alerts.contract import Alert, AlertEvent
-from breakwater.alerts.rules.alert_rules import began_with
+from breakwater.alerts.rules.alert_rules import EXPLAINING, began_with
 from breakwater.alerts.rules.deployments import FAILURES
 from breakwater.alerts.rules.signals import key_of
 from breakwater.breakers.contract import BreakerTransition
@@ -17,7 +17,7 @@ from breakwater.kernel.types import ms_from_time
 from breakwater.limits.contract import BudgetEvent, GuardEvent, GuardRule
 from breakwater.limits.rules.guard import outcome_of
 from breakwater.limits.settings import GuardRules
-from breakwater.replay.rules.alerts import EXPLAINING, VERY_LATE_MS, is_replayed
+from breakwater.replay.rules.alerts import VERY_LATE_MS, is_replayed
 from breakwater.replay.rules.breakers import LAG_MS
 from breakwater.replay.rules.engine import (
     EDGE,
