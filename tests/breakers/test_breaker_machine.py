@@ -441,7 +441,7 @@ class Fleet(RedisMachine):
         self.before, self.may = self.model, set()
 
     def teardown(self) -> None:
-        """Once everybody is gone, the next call passes, and if it goes well, so do all."""
+        """Once everybody is gone, the next call passes, and if it goes well, so do all. Then it takes every step."""
         self.later(COOLDOWN_MS + LEASE_MS)
         self.check()
         verdict = self.ask("last:1")
@@ -451,24 +451,34 @@ class Fleet(RedisMachine):
             self.check()
         if self.model.state == "isolated":
             assert isinstance(verdict, BreakerRefused) or "ops" in self.decided
-            return
-        if self.model.version != self.calls["last:1"].version:
-            return
-        assert self.carry_out(self.decision(self.end("last:1", failed=False)))
+        elif self.model.version == self.calls["last:1"].version:
+            assert self.carry_out(self.decision(self.end("last:1", failed=False)))
+            self.check()
+            assert self.model.state == "closed"
+        self.by_hand("isolate")
+        self.by_hand("reset")
+        self.calls_end_and_are_reported_at_once([True] * IN_A_ROW)
+        for failed, state in ((True, "open"), (False, "closed")):
+            assert self.model.state == "open"
+            self.later(COOLDOWN_MS)
+            self.check()
+            self.calls_end_and_are_reported_at_once([failed])
+            assert self.model.state == state
+
+    def by_hand(self, wanted: Literal["isolate", "reset"]) -> None:
+        assert self.carry_out(replace(self.decision(), by_hand=wanted))
         self.check()
-        assert self.model.state == "closed"
 
 
 @pytest.mark.timeout(600)  # where it fails, Hypothesis looks for the shortest way there for up to five minutes
 @pytest.mark.long
 def test_a_breaker_stays_right_whatever_happens_in_whatever_order(own_redis_server: RunningServer) -> None:
     Fleet.taken = Counter()
-
-    def missing() -> set[Step]:
-        never = {*OF_ADMISSIONS, *OF_OUTCOMES} - set(Fleet.taken)
-        return never.union(*(steps for steps in (OF_ISOLATING, OF_RESETTING) if not steps & set(Fleet.taken)))
-
-    run_for_steps(Fleet, own_redis_server.url, length=LENGTH, missing=missing)
+    run_for_steps(Fleet, own_redis_server.url, length=LENGTH)
+    taken = set(Fleet.taken)
+    assert {*OF_ADMISSIONS, *OF_OUTCOMES} <= taken
+    assert OF_ISOLATING & taken
+    assert OF_RESETTING & taken
 
 
 CALLERS = {name: caller_of(*name.split("/")) for name in ("a/t", "a/u", "b/v")}
@@ -532,14 +542,30 @@ class Callers(RedisMachine):
         after, _ = observe(before.breaker, outcome, RULES, before.now_ms)
         assert self.run(breakers.save([Saving(KEY, before, after, None)])) == [True]
 
+    def teardown(self) -> None:
+        """However it stands: once the model works for all, it breaks for one caller, and then for another one, too."""
+        one, another = "a/t", "b/v"
+        self.works = dict.fromkeys(CALLERS, True)
+        for name in CALLERS:
+            self.the_cooldown_is_over()
+            self.call(name)
+        self.works[one] = False
+        for _ in range(IN_A_ROW + 1):
+            self.call(one)
+        self.call(another)
+        self.the_cooldown_is_over()
+        self.call(one)
+        self.works[another] = False
+        for _ in range(IN_A_ROW + 1):
+            self.call(another)
+
 
 @pytest.mark.timeout(600)
 @pytest.mark.long
 def test_each_caller_is_stopped_by_its_own_failures_and_by_what_two_see(own_redis_server: RunningServer) -> None:
     Callers.seen = Counter()
-    often = {
+    run_for_steps(Callers, own_redis_server.url, length=50)
+    assert (+Callers.seen).keys() == {
         "stopped while it works for another", "stopped by what two see", "passes while another is stopped",
         "probe of one caller",
     }  # fmt: skip
-    missing = lambda: {what for what in often if not Callers.seen[what]}  # noqa: E731
-    run_for_steps(Callers, own_redis_server.url, length=50, missing=missing)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Generator
+from collections.abc import Awaitable, Generator
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -36,8 +36,6 @@ class RedisMachine(RuleBasedStateMachine):
 
 STEPS = 15
 """For each example that the profile of Hypothesis wants of a test."""
-MORE = 10
-"""Times as many steps, at most, for what is seldom reached by chance."""
 
 
 @contextmanager
@@ -51,16 +49,15 @@ def connected(machine: type[RedisMachine], url: str) -> Generator[None]:
         machine.loop.close()
 
 
-def run_for_steps(
-    machine: type[RedisMachine], url: str, *, length: int, missing: Callable[[], Collection[object]] = tuple
-) -> None:
-    """Runs a machine until it has made its steps and all was seen: Hypothesis ends an example whenever it likes.
+def run_for_steps(machine: type[RedisMachine], url: str, *, length: int) -> None:
+    """Runs a machine until it has made its steps: Hypothesis ends an example whenever it likes.
+
+    What must be seen for certain is taken by each example at its end: chance may leave it out of all of them.
 
     Args:
         machine: what to run.
         url: of its Redis, which is emptied.
         length: steps of an example, at most.
-        missing: what was never seen to happen yet; the test fails if that is anything after many times its steps.
     """
     steps = STEPS * settings.default.max_examples
     one_run = settings(
@@ -71,8 +68,7 @@ def run_for_steps(
     )
     examples, more = -(-steps // length), 1
     with connected(machine, url):
-        while machine.steps < steps or missing():
-            assert machine.steps < MORE * steps, f"never seen: {missing()}"
+        while machine.steps < steps:
             run_state_machine_as_test(machine, settings=settings(one_run, max_examples=examples))
             more += 1  # under a fixed seed, the same ones come first
             examples = more
