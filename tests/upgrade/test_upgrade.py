@@ -37,7 +37,7 @@ class Visitor:
         self.refused: list[str] = []
 
     async def look(self) -> None:
-        """Signs in once, and opens a page twice a second, until cancelled. A console that is away is asked again."""
+        """Signs in once, and opens five pages a second, until cancelled. A console that is away is asked again."""
         jar = aiohttp.CookieJar(unsafe=True)
         async with aiohttp.ClientSession(self.url, cookie_jar=jar, timeout=aiohttp.ClientTimeout(total=30)) as http:
 
@@ -62,7 +62,7 @@ class Visitor:
                             main = re.sub(r"<[^>]*>", " ", text.partition("<main")[2])
                             if not (answer.status == 503 and "no server at" in main):
                                 self.refused.append(f"{path}: {answer.status} {' '.join(main.split())}")
-                    await asyncio.sleep(0.5)
+                    await asyncio.sleep(0.2)
 
 
 async def replace(chaos: Chaos, order: list[str], python: Path | None, killed: dict[str, float]) -> None:
@@ -136,7 +136,9 @@ async def test_services_are_replaced_under_load_by_the_next_version_and_back(
     print(f"{outcome.jobs} jobs, {outcome.calls} calls, sums {outcome.sums}; {visitor.shown} pages")
     assert outcome.faults_found(tuple(Fault("kill", name, 0) for name in services)) == []
     assert outcome.jobs > 300
-    assert outcome.calls - outcome.jobs == outcome.lost
+    # What a worker was about to call as it was killed counts as lost, too, though no call may have been made.
+    assert outcome.attempts - outcome.jobs == outcome.lost
+    assert outcome.calls <= outcome.attempts
     assert visit.cancelled()
     assert visitor.refused == []
     assert visitor.shown > 50
