@@ -16,8 +16,9 @@ from breakwater.jobs.contract.job import Job
 from breakwater.jobs.rules.workers import LIVENESS
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.broker import Batches, Broker, Each, ServiceApp, connection_of, make_broker, publisher_of
+from breakwater.kernel.nats.core import ClientGetter
 from breakwater.kernel.nats.delivery import DELAYED_BATCH, DELAYED_LINGER_S, DelayedQueue, Delivery
-from breakwater.kernel.nats.lookup import ClientGetter, Lookup
+from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.topology import PARKED_CONSUMER, worker_consumer
 from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage

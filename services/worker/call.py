@@ -60,7 +60,7 @@ async def call(
         target=target,
         author=attempt_call.author,
         traceparent=span.traceparent,
-        streaming=None if stream is None else stream.streaming,
+        streaming=None if stream is None else stream.receiver(),
     )
     try:
         ended = await attempt_call.make(request)
@@ -132,7 +132,7 @@ class _AttemptCall:
         """Estimates the usage of an answer that broke off; None if nothing was received."""
         if self._stream is None or not self._stream.begun:
             return None
-        generated = self._stream.streaming.answer.messages().values()
+        generated = self._stream.answer.messages().values()
         return usage_of_part(flight, self.target, generated, reported)
 
 

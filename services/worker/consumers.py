@@ -10,8 +10,8 @@ import structlog
 
 from breakwater.alerts.rules.signals import consumer_deleted, consumer_restored
 from breakwater.alerts.store.incidents import open_log
+from breakwater.kernel.nats.core import ClientGetter
 from breakwater.kernel.nats.errors import BusError
-from breakwater.kernel.nats.lookup import ClientGetter
 from breakwater.kernel.nats.provision import ConsumerCheck
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.topology import Plan

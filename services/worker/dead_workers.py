@@ -16,9 +16,8 @@ from breakwater.jobs.rules.workers import Silence, is_dead
 from breakwater.jobs.store.executions import MAYBE_HELD_MS
 from breakwater.jobs.store.workers import LateWorker, Workers
 from breakwater.kernel.errors import UnavailableError
-from breakwater.kernel.nats.core import Presence
+from breakwater.kernel.nats.core import ClientGetter, Presence
 from breakwater.kernel.nats.errors import BusUnavailableError
-from breakwater.kernel.nats.lookup import ClientGetter
 from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage
 from breakwater.services.worker import process

@@ -17,10 +17,9 @@ from breakwater.jobs.contract.current_jobs import JobWait
 from breakwater.jobs.contract.execution import PendingCancel
 from breakwater.jobs.held_claims import ClaimLease
 from breakwater.jobs.store.executions import Claim, ClaimKept, ClaimLostError, Executions
-from breakwater.kernel.nats.core import core_subscription
+from breakwater.kernel.nats.core import ClientGetter, core_subscription
 from breakwater.kernel.nats.delivery import Delivery, report_in_progress
 from breakwater.kernel.nats.errors import BusUnavailableError
-from breakwater.kernel.nats.lookup import ClientGetter
 from breakwater.kernel.nats.subjects import CANCEL_REQUESTS
 from breakwater.kernel.nats.topology import ACK_WAIT_S
 from breakwater.kernel.process import background

@@ -280,7 +280,7 @@ class AttemptStream:
     """The answer of one attempt.
 
     Attributes:
-        streaming: the receiver that the provider gets.
+        answer: the answer so far.
         flight: the attempt, with the timing and the size of its answer.
         author: the signature of the answer (`dialects.rules.provider_state`); None if the client's API made it.
     """
@@ -294,7 +294,8 @@ class AttemptStream:
         idle_timeout_s: float,
         total_timeout_s: float,
     ) -> None:
-        self.streaming = Streaming(self._take, idle_timeout_s, total_timeout_s, Assembly(stream.job_id))
+        self.answer = Assembly(stream.job_id)
+        self._timeouts_s = (idle_timeout_s, total_timeout_s)
         self.flight = flight
         self._stream = stream
         self._begin = begin
@@ -305,7 +306,11 @@ class AttemptStream:
         self._join = None if continued_text is None else Join(continued_text)
         if not stream.continues:
             # Without continuation, the published part is this attempt's, and is assembled only once.
-            stream.answer = self.streaming.answer
+            stream.answer = self.answer
+
+    def receiver(self) -> Streaming:
+        """Returns what the provider gets. It is not kept: both would refer to each other, and stay after the call."""
+        return Streaming(self._take, *self._timeouts_s, self.answer)
 
     def called(self) -> None:
         """Starts the clock for the latency of the first token."""
@@ -320,10 +325,10 @@ class AttemptStream:
         """Returns the complete answer, with the parts that earlier attempts have published. Raises ClaimLostError."""
         if self._join is None:
             return answer
-        if not self.streaming.answer.length:
+        if not self.answer.length:
             # The provider did not stream it.
             output = answer.output if isinstance(answer.output, str) else orjson.dumps(answer.output).decode()
-            await self.streaming.put([_chunk(0, {"content": output}, answer.finish_reason or "stop")])
+            await self.receiver().put([_chunk(0, {"content": output}, answer.finish_reason or "stop")])
         if remaining_text := self._join.end():
             await self._publish([_chunk(0, {"content": remaining_text})])
         self._join = None
@@ -334,7 +339,7 @@ class AttemptStream:
     def ended(self) -> InFlight:
         """Returns the attempt with the number of received chunks."""
         if self.begun:
-            self.flight = self.flight.model_copy(update={"chunks": self.streaming.answer.chunks})
+            self.flight = self.flight.model_copy(update={"chunks": self.answer.chunks})
         return self.flight
 
     async def _take(self, chunks: Sequence[Chunk]) -> None:
@@ -344,7 +349,7 @@ class AttemptStream:
                 return
         elif not self.begun:
             self._held += chunks
-            if not self.streaming.answer.length:
+            if not self.answer.length:
                 return
             chunks = self._held
             self._held = []

@@ -17,10 +17,10 @@ import orjson
 import structlog
 
 from breakwater.jobs.rules.turns import AGED_S, CallerTurn
-from breakwater.kernel.nats.core import core_subscription
+from breakwater.kernel.nats.core import ClientGetter, core_subscription
 from breakwater.kernel.nats.delivery import Delivery, PutBack
 from breakwater.kernel.nats.errors import BusError, BusUnavailableError
-from breakwater.kernel.nats.lookup import ClientGetter, Lookup
+from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.subjects import NEW_CALLERS, WAITING_CALLERS, Stream
 from breakwater.kernel.nats.topology import worker_consumer

@@ -40,15 +40,15 @@ def find_json(text: str, *, strict: bool, openers: str = "{[") -> JsonValue:
     text = text.strip().strip("\ufeff")
     if not text:
         raise NoJsonError("is empty")
-    first: NoJsonError | None = None
+    first_problem = ""
     for candidate in islice(_candidates(text, strict=strict, openers=openers), MAX_CANDIDATES):
         try:
             return parse_json(candidate)
         except NoJsonError as error:
-            first = first or error
+            # Not the error itself: its traceback would have this frame, and all that its callers hold, refer to it.
+            first_problem = first_problem or str(error)
     if text[0] in '{["' or text.startswith("```"):
-        assert first is not None
-        raise first
+        raise NoJsonError(first_problem)
     raise NoJsonError("is not JSON" if strict else "has no JSON in it")
 
 
