@@ -1,9 +1,11 @@
 """What goes wrong is reported by its kind: the rows, the statement, or the server."""
 
 import asyncio
+import gc
 import pickle
 import subprocess
 import sys
+import weakref
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
@@ -12,7 +14,7 @@ import pytest
 from aiohttp import web
 from pydantic import SecretStr
 
-from breakwater.kernel.clickhouse.client import Analytics, connect
+from breakwater.kernel.clickhouse.client import Analytics, connect, insert_body
 from breakwater.kernel.clickhouse.errors import AnalyticsUnavailableError, QueryError, RowsRejectedError
 from breakwater.local.ports import free_port
 from breakwater.records import schema
@@ -191,6 +193,21 @@ print({"numpy", "pandas", "pyarrow"} & sys.modules.keys())
     row = pickle.dumps(samples.attempt_row(samples.full_attempt(), 1))
     ended = subprocess.run([sys.executable, "-c", program], input=row, capture_output=True, check=False)
     assert (ended.stdout, ended.stderr) == (b"set()\n", b"")
+
+
+def test_rows_are_freed_with_their_insert() -> None:
+    class Row(list[object]):
+        """Can be referred to weakly."""
+
+    row = Row(samples.attempt_row(samples.full_attempt(), 1))
+    seen = weakref.ref(row)
+    gc.disable()
+    try:
+        insert_body(schema.ATTEMPTS, [row])
+        del row
+        assert seen() is None
+    finally:
+        gc.enable()
 
 
 async def test_an_insert_of_no_rows_asks_nobody() -> None:

@@ -561,6 +561,7 @@ def insert_body(table: Table, rows: Sequence[Sequence[object]]) -> bytes:
     if problems:
         problem = problems[0]
         raise RowsRejectedError(f"{table.name}.{context.column_name}: {problem}") from problem
+    vars(context).clear()  # it refers to itself: the rows would stay until a collection of garbage
     return body
 
 
