@@ -36,6 +36,8 @@ CONFIG_CHECK_EVERY_S = 2.0
 FIRST_ALIVE_EVERY_S = 0.1
 GC_THRESHOLD = 50_000
 """Objects. With 5,000, collections took 6 % of a busy worker's CPU; reference cycles wait longer to be freed."""
+COLLECT_EVERY_S = 300.0
+"""A service that mostly waits would reach the threshold after hours, with all that its cycles hold."""
 
 
 class Service(Protocol):
@@ -107,7 +109,7 @@ def run_service(name: str) -> int:
     gc.set_threshold(GC_THRESHOLD)
     gc.enable()
     try:
-        work = [partial(hangups.follow, service, settings, config)]
+        work = [partial(hangups.follow, service, settings, config), _collect_garbage]
         if settings.follow_config:
             work.append(partial(hangups.watch, settings.config, config_stamp))
         uvloop.run(run(service, settings.alive_file, *work))
@@ -224,6 +226,12 @@ async def run(service: Service, alive_file: Path | None, *work: Callable[[], Cor
     finally:
         for task in tasks:
             task.cancel()
+
+
+async def _collect_garbage() -> None:
+    while True:
+        await asyncio.sleep(COLLECT_EVERY_S)
+        gc.collect()
 
 
 async def _touch_alive(service: Service, file: Path) -> None:
