@@ -23,8 +23,9 @@ from breakwater.health.store import Healths
 from breakwater.jobs.contract.execution import Attempt, Execution
 from breakwater.jobs.store.records import read_record
 from breakwater.jobs.store.task_keys import TaskKey
+from breakwater.kernel.nats.core import ClientGetter
 from breakwater.kernel.nats.errors import BusError, BusUnavailableError
-from breakwater.kernel.nats.lookup import ClientGetter, Lookup
+from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage, Outages

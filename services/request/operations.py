@@ -52,7 +52,8 @@ from breakwater.jobs.store.dismissals import Dismissals
 from breakwater.jobs.store.in_flight_requests import InFlightRequests
 from breakwater.jobs.store.plans import Plans
 from breakwater.kernel.clickhouse.client import Analytics
-from breakwater.kernel.nats.lookup import ClientGetter, Lookup
+from breakwater.kernel.nats.core import ClientGetter
+from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.process.byte_budget import ByteBudget
 from breakwater.kernel.redis.connection import Redis

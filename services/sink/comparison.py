@@ -21,8 +21,9 @@ import structlog
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.clickhouse.errors import AnalyticsUnavailableError, QueryError, UnstorableError
 from breakwater.kernel.clickhouse.table import Table
+from breakwater.kernel.nats.core import ClientGetter
 from breakwater.kernel.nats.errors import BusError, BusUnavailableError
-from breakwater.kernel.nats.lookup import ClientGetter, Lookup
+from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage

@@ -26,7 +26,7 @@ from breakwater.backup.progress import BackupProgress
 from breakwater.backup.storage import Storage
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.nats import snapshots
-from breakwater.kernel.nats.lookup import ClientGetter
+from breakwater.kernel.nats.core import ClientGetter
 from breakwater.kernel.nats.snapshots import StoredConsumer, StoredStream
 from breakwater.kernel.nats.subjects import Stream
 

@@ -22,7 +22,7 @@ from breakwater.backup.progress import BackupProgress
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.clickhouse.table import Layout
 from breakwater.kernel.nats import snapshots
-from breakwater.kernel.nats.lookup import ClientGetter
+from breakwater.kernel.nats.core import ClientGetter
 from breakwater.kernel.nats.snapshots import CHUNK_BYTES, FIRST_RESTORED, StoredConsumer, StoredStream
 from breakwater.records.migrations import migrate
 

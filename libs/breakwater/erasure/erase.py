@@ -22,7 +22,7 @@ from breakwater.identity.audit import Actor, AuditLog
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.clickhouse.table import PLAIN, Layout
 from breakwater.kernel.errors import BreakwaterError
-from breakwater.kernel.nats.lookup import ClientGetter
+from breakwater.kernel.nats.core import ClientGetter
 from breakwater.kernel.redis.connection import Redis
 
 WAIT_S = 90.0

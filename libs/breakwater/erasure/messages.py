@@ -18,9 +18,10 @@ from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.nats import subjects, topology
 from breakwater.kernel.nats.bodies import BodyReader, BodyReference
 from breakwater.kernel.nats.contract import DeadLetter
+from breakwater.kernel.nats.core import ClientGetter
 from breakwater.kernel.nats.deletion import FILLER, begin_new_file, delete_messages
 from breakwater.kernel.nats.delivery import name_in, trusted_headers
-from breakwater.kernel.nats.lookup import ClientGetter, Lookup, StoredMessage
+from breakwater.kernel.nats.lookup import Lookup, StoredMessage
 from breakwater.kernel.nats.subjects import Header, Stream, decode_token
 
 READERS: dict[Stream, tuple[str, ...]] = {

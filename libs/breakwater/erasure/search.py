@@ -15,8 +15,9 @@ from breakwater.erasure.rules import SHORTEST_NAME, SHORTEST_TEXT, DataSubject, 
 from breakwater.erasure.tables import NEEDLES, ErasableRows, SubjectRows, json_or_text
 from breakwater.erasure.waiting import comes_true
 from breakwater.kernel.clickhouse.client import Analytics, quote_name
+from breakwater.kernel.nats.core import ClientGetter
 from breakwater.kernel.nats.deletion import REWRITTEN_AFTER_S
-from breakwater.kernel.nats.lookup import ClientGetter, Lookup, everything_in
+from breakwater.kernel.nats.lookup import Lookup, everything_in
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.redis.connection import Redis
 

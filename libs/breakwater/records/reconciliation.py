@@ -22,7 +22,8 @@ from breakwater.jobs.contract.execution import Attempt
 from breakwater.jobs.store.records import read_record
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.clickhouse.errors import AnalyticsUnavailableError, QueryError
-from breakwater.kernel.nats.lookup import ClientGetter, Facts, Lookup
+from breakwater.kernel.nats.core import ClientGetter
+from breakwater.kernel.nats.lookup import Facts, Lookup
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.types import ms_from_time
 from breakwater.limits.contract import BudgetEvent, BudgetReconciliation, Reconciliation

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
@@ -12,6 +13,7 @@ import nats.errors
 import pytest
 import pytest_asyncio
 from nats.aio.client import Client
+from nats.aio.msg import Msg
 
 from breakwater.kernel.nats import lookup as lookup_module
 from breakwater.kernel.nats.deletion import delete_messages
@@ -271,3 +273,20 @@ async def test_a_whole_scan_up_to_a_message_that_was_deleted_ends_before_it(clie
     await store(client, [("bw.breakers.a.m", b"other")])
     assert await whole(last) == earlier, "others follow"
     assert (await Lookup(lambda: client).facts(Stream.EVENTS)).deleted == 1
+
+
+async def test_what_was_read_is_freed_without_a_collection(client: Client) -> None:
+    await store(client, interleaved(100, 5))
+    lookup = Lookup(lambda: client)
+    gc.collect()
+    gc.disable()
+    try:
+        assert await lookup.next(Stream.EVENTS, FILTER, 1) is not None
+        async with aclosing(lookup.scan(Stream.EVENTS, FILTER)) as messages:
+            assert await anext(messages) is not None
+        assert len(await read(client)) == 100
+        del messages
+        left = [thing for thing in gc.get_objects() if isinstance(thing, StoredMessage | Msg)]
+        assert len(left) <= 1, left  # nats-py keeps the last answer to a request
+    finally:
+        gc.enable()

@@ -35,9 +35,9 @@ from breakwater.jobs.store.dismissals import LIST_AGE_S, Dismissals
 from breakwater.kernel.http.parsing import suggestion
 from breakwater.kernel.http.problems import RequestError, unavailable, unknown
 from breakwater.kernel.nats import subjects
-from breakwater.kernel.nats.core import ask
+from breakwater.kernel.nats.core import ClientGetter, ask
 from breakwater.kernel.nats.errors import AlreadyDecidedError, BusError, NoRespondersError
-from breakwater.kernel.nats.lookup import ClientGetter, Lookup, StoredMessage
+from breakwater.kernel.nats.lookup import Lookup, StoredMessage
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.subjects import Header, Stream
 from breakwater.kernel.types import Event, Message

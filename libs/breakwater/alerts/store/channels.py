@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from breakwater.alerts.channels.channel import AlertSender
 from breakwater.kernel.nats import subjects
-from breakwater.kernel.nats.lookup import ClientGetter, Lookup
+from breakwater.kernel.nats.core import ClientGetter
+from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.subjects import Stream
 

@@ -20,8 +20,9 @@ from breakwater.alerts.rules.incidents import IncidentRules, Incidents, decide
 from breakwater.alerts.rules.signals import Signal, ends_several
 from breakwater.alerts.settings import Alerts
 from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.core import ClientGetter
 from breakwater.kernel.nats.errors import AlreadyDecidedError
-from breakwater.kernel.nats.lookup import ClientGetter, Lookup
+from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.redaction.rules.redact import Redactor

@@ -31,8 +31,8 @@ from breakwater.jobs.store.in_flight_requests import InFlightRequests
 from breakwater.kernel.http.bodies import read_body, release_room
 from breakwater.kernel.http.parsing import invalid_job
 from breakwater.kernel.http.problems import unavailable
+from breakwater.kernel.nats.core import ClientGetter
 from breakwater.kernel.nats.errors import BusError
-from breakwater.kernel.nats.lookup import ClientGetter
 from breakwater.kernel.redis.connection import StateUnavailableError
 from breakwater.kernel.validation import problems
 

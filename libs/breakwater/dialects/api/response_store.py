@@ -35,9 +35,9 @@ from breakwater.jobs.rules.ownership import may_see, store_share
 from breakwater.jobs.store.records import is_result_of
 from breakwater.kernel.http.problems import RequestError, not_read, unavailable
 from breakwater.kernel.nats import subjects
-from breakwater.kernel.nats.core import core_subscription
+from breakwater.kernel.nats.core import ClientGetter, core_subscription
 from breakwater.kernel.nats.errors import BusError
-from breakwater.kernel.nats.lookup import ClientGetter, Lookup
+from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.nats.topology import LONGEST_JOB_S
 from breakwater.kernel.redis.connection import StateUnavailableError

@@ -25,9 +25,8 @@ from breakwater.jobs.api.results import AwaitedResult
 from breakwater.kernel.http.bodies import release_room
 from breakwater.kernel.http.problems import unauthorized_error, unavailable
 from breakwater.kernel.nats import subjects
-from breakwater.kernel.nats.core import listen
+from breakwater.kernel.nats.core import ClientGetter, listen
 from breakwater.kernel.nats.errors import BusUnavailableError
-from breakwater.kernel.nats.lookup import ClientGetter
 from breakwater.kernel.redis.connection import StateUnavailableError
 
 

@@ -33,9 +33,10 @@ from breakwater.kernel.http.contract import ErrorBody, ErrorDetails
 from breakwater.kernel.http.parsing import read_command, wait_s_of
 from breakwater.kernel.http.problems import RequestError, not_done
 from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.core import ClientGetter
 from breakwater.kernel.nats.delivery import wake_early
 from breakwater.kernel.nats.errors import BusError, BusUnavailableError, PublishRefusedError
-from breakwater.kernel.nats.lookup import ClientGetter, Lookup
+from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.subjects import PROGRAM, decode_token
 from breakwater.kernel.process import background

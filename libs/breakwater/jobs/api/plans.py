@@ -32,8 +32,9 @@ from breakwater.kernel.http.parsing import invalid_job, read_command
 from breakwater.kernel.http.problems import RequestError, not_done
 from breakwater.kernel.ids import new_id
 from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.core import ClientGetter
 from breakwater.kernel.nats.errors import BusError
-from breakwater.kernel.nats.lookup import ClientGetter, Lookup
+from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.redis.connection import StateUnavailableError
 from breakwater.kernel.telemetry import tracing

@@ -10,8 +10,9 @@ from typing import cast
 
 from breakwater.identity.operations import NATS_UNAVAILABLE, ApiRequest, operation
 from breakwater.kernel.http.contract import AgentQueue, Queues, ReadingService, ServiceQueue
+from breakwater.kernel.nats.core import ClientGetter
 from breakwater.kernel.nats.errors import BusError
-from breakwater.kernel.nats.lookup import Backlog, ClientGetter, Lookup
+from breakwater.kernel.nats.lookup import Backlog, Lookup
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.nats.topology import PARKED_CONSUMER, Plan, consumers, worker_consumer
 from breakwater.kernel.types import Message, ms_from_time, time_from_ms

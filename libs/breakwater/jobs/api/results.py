@@ -19,9 +19,9 @@ from breakwater.jobs.store.accepted import LINGER_S, AcceptedJobs, JobStatus
 from breakwater.jobs.store.records import is_result_of, read_record
 from breakwater.kernel.http.problems import RequestError
 from breakwater.kernel.nats import subjects
-from breakwater.kernel.nats.core import listen
+from breakwater.kernel.nats.core import ClientGetter, listen
 from breakwater.kernel.nats.errors import BusError, BusUnavailableError
-from breakwater.kernel.nats.lookup import ClientGetter, Lookup
+from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.security.encryption import OFF, Cipher, DecryptionError
 

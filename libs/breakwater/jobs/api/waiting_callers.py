@@ -14,9 +14,8 @@ import orjson
 import structlog
 
 from breakwater.jobs.rules.turns import CallerTurn
-from breakwater.kernel.nats.core import core_subscription
+from breakwater.kernel.nats.core import ClientGetter, core_subscription
 from breakwater.kernel.nats.errors import BusUnavailableError
-from breakwater.kernel.nats.lookup import ClientGetter
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.subjects import NEW_CALLERS, WAITING_CALLERS
 from breakwater.kernel.process.outage import Outage

@@ -25,8 +25,7 @@ from faststream.specification import AsyncAPI
 
 from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.nats.channel import Channel
-from breakwater.kernel.nats.core import ROUND_TRIP_S, give_up, has_dead_task, round_trip, tls_options
-from breakwater.kernel.nats.lookup import ClientGetter
+from breakwater.kernel.nats.core import ROUND_TRIP_S, ClientGetter, give_up, has_dead_task, round_trip, tls_options
 from breakwater.kernel.nats.permissions import inbox_prefix
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.pull import RETRY_S, STOP_S

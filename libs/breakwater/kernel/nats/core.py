@@ -22,8 +22,7 @@ from nats.aio.transport import TcpTransport
 from nats.protocol.parser import AWAITING_CONTROL_LINE, Parser
 
 from breakwater.kernel.nats import subjects
-from breakwater.kernel.nats.errors import BusUnavailableError, NoRespondersError, unavailable
-from breakwater.kernel.nats.lookup import ClientGetter, translated_errors
+from breakwater.kernel.nats.errors import BusUnavailableError, NoRespondersError, translated_errors, unavailable
 from breakwater.kernel.nats.permissions import HEALTH
 from breakwater.kernel.security.tls import client_context, tls_settings
 
@@ -31,6 +30,10 @@ ROUND_TRIP_S = 5
 
 UNSENT_BYTES = 64 * 1024
 """So much may wait for the kernel before publishers have to wait, too."""
+
+
+ClientGetter = Callable[[], Client]
+"""Returns the connection, once there is one. Services pass it on, and need no types of nats-py."""
 
 
 class TlsOptions(TypedDict):
@@ -321,6 +324,8 @@ def unsubscribe(client: Client, subscription: Subscription) -> None:
     """Ends a subscription of `subscribe`. The server hears of it with the next message."""
     sid: int = subscription._id  # pyright: ignore[reportPrivateUsage]
     client._remove_sub(sid)  # pyright: ignore[reportPrivateUsage]
+    # Who takes the messages mostly keeps the subscription: both would wait for the collection of reference cycles.
+    subscription._pending_queue = cast(Any, None)  # pyright: ignore[reportPrivateUsage]
     if not client.is_closed:
         _append(client, b"UNSUB %d\r\n" % sid)
 

@@ -14,8 +14,9 @@ from collections.abc import Sequence
 import orjson
 
 from breakwater.kernel.nats import subjects
-from breakwater.kernel.nats.errors import BusUnavailableError
-from breakwater.kernel.nats.lookup import ClientGetter, Lookup, translated_errors
+from breakwater.kernel.nats.core import ClientGetter
+from breakwater.kernel.nats.errors import BusUnavailableError, translated_errors
+from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.subjects import Stream
 
 AT_ONCE = 64

@@ -13,6 +13,12 @@ BusError
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import nats.errors
+from nats.js.errors import APIError
+
 from breakwater.kernel.errors import BreakwaterError, UnavailableError
 
 
@@ -57,3 +63,12 @@ class NoRespondersError(BusError):
 def unavailable(problem: str, error: Exception) -> BusUnavailableError:
     """Makes a BusUnavailableError with the text of an error of nats-py or the network."""
     return BusUnavailableError(f"{problem}: {str(error).strip() or type(error).__name__}")
+
+
+@contextmanager
+def translated_errors(about: str) -> Generator[None]:
+    """Translates the errors of a request to JetStream into BusUnavailableError."""
+    try:
+        yield
+    except (TimeoutError, APIError, nats.errors.Error, OSError) as error:
+        raise unavailable(f"NATS did not respond about {about}", error) from error

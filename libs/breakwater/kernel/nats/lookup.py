@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
-from contextlib import aclosing, contextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Self, TypeVar, cast
@@ -25,7 +25,8 @@ from nats.js.api import ConsumerInfo, RawStreamMsg
 from nats.js.errors import APIError, NotFoundError
 from pydantic import ValidationError
 
-from breakwater.kernel.nats.errors import BusError, BusUnavailableError, unavailable
+from breakwater.kernel.nats.core import ClientGetter, publish, subscribe, unsubscribe
+from breakwater.kernel.nats.errors import BusError, BusUnavailableError, translated_errors
 from breakwater.kernel.nats.subjects import Stream, covers
 from breakwater.kernel.security.encryption import Cipher
 from breakwater.kernel.types import Event
@@ -53,9 +54,6 @@ _LAST = datetime(2262, 1, 1, tzinfo=UTC)
 
 T = TypeVar("T")
 EventT = TypeVar("EventT", bound=Event)
-
-ClientGetter = Callable[[], Client]
-"""Returns the connection, once there is one. Services pass it on, and need no types of nats-py."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,15 +125,6 @@ def created_at(info: Mapping[str, Any]) -> str:
     """Returns when a stream, or the one that it continues after a restore, was created, as the server tells it."""
     metadata: Mapping[str, str] = info["config"].get("metadata") or {}
     return str(metadata.get(CONTINUES) or info["created"])
-
-
-@contextmanager
-def translated_errors(about: str) -> Generator[None]:
-    """Translates the errors of a request to JetStream into BusUnavailableError."""
-    try:
-        yield
-    except (TimeoutError, APIError, nats.errors.Error, OSError) as error:
-        raise unavailable(f"NATS did not respond about {about}", error) from error
 
 
 class Lookup:
@@ -508,13 +497,11 @@ class _Inbox:
 
     async def __aenter__(self) -> Self:
         with translated_errors(self._stream):
-            self._subscription = await self._client.subscribe(self._name, cb=self._hear)
+            self._subscription = subscribe(self._client, self._name, self._hear)
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        # A closed connection has no subscriptions left.
-        with suppress(nats.errors.Error):
-            await self._subscription.unsubscribe()
+        unsubscribe(self._client, self._subscription)
 
     async def batch(self, wanted: Mapping[str, object], limit: int = BATCH_MESSAGES) -> tuple[list[Msg], int]:
         """Requests a batch. Returns its messages, and the number of messages that match after them."""
@@ -523,8 +510,8 @@ class _Inbox:
         request = {**wanted, "batch": limit, "max_bytes": BATCH_BYTES}
         with translated_errors(self._stream):
             async with asyncio.timeout(LOOKUP_TIMEOUT_S):
-                await self._client.publish(
-                    f"$JS.API.DIRECT.GET.{self._stream}", json.dumps(request).encode(), reply=self._name
+                await publish(
+                    self._client, f"$JS.API.DIRECT.GET.{self._stream}", json.dumps(request).encode(), self._name
                 )
                 end = await self._end
         match end.get("Status"):
@@ -539,7 +526,7 @@ class _Inbox:
             case status:
                 raise BusError(f"NATS refuses to read {self._stream}: {status} {end.get('Description', '')}")
 
-    async def _hear(self, message: Msg) -> None:
+    def _hear(self, message: Msg) -> None:
         headers = message.headers or {}
         if "Nats-Sequence" in headers:
             self._messages.append(message)

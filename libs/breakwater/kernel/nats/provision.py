@@ -21,9 +21,8 @@ from nats.js.api import ConsumerConfig, ConsumerInfo, DeliverPolicy, RetentionPo
 from nats.js.errors import APIError, NotFoundError, ServiceUnavailableError
 
 from breakwater.kernel.nats import topology
-from breakwater.kernel.nats.core import tls_options
+from breakwater.kernel.nats.core import ClientGetter, tls_options
 from breakwater.kernel.nats.errors import BusError, unavailable
-from breakwater.kernel.nats.lookup import ClientGetter
 from breakwater.kernel.nats.permissions import inbox_prefix
 from breakwater.kernel.nats.snapshots import FIRST_RESTORED, UNFINISHED
 from breakwater.kernel.nats.subjects import Stream

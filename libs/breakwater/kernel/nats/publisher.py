@@ -19,7 +19,7 @@ from nats.js.errors import NotFoundError
 from pydantic import BaseModel
 
 from breakwater.kernel.immutable import immutable
-from breakwater.kernel.nats.core import RESTART, UnhealthyServer, publish, subscribe, unhealthy_servers
+from breakwater.kernel.nats.core import RESTART, ClientGetter, UnhealthyServer, publish, subscribe, unhealthy_servers
 from breakwater.kernel.nats.errors import (
     AlreadyDecidedError,
     BusUnavailableError,
@@ -28,9 +28,9 @@ from breakwater.kernel.nats.errors import (
     NoStreamError,
     PublishRefusedError,
     StreamFullError,
+    translated_errors,
     unavailable,
 )
-from breakwater.kernel.nats.lookup import ClientGetter, translated_errors
 from breakwater.kernel.nats.subjects import Header, Stream
 from breakwater.kernel.security.encryption import OFF, Cipher
 from breakwater.kernel.types import Event, format_time

@@ -13,10 +13,9 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
-from breakwater.kernel.nats.core import publish, subscribe
+from breakwater.kernel.nats.core import ClientGetter, publish, subscribe
 from breakwater.kernel.nats.delivery import Delivery
 from breakwater.kernel.nats.errors import BusUnavailableError, unavailable
-from breakwater.kernel.nats.lookup import ClientGetter
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.nats.topology import ACK_WAIT_S
 from breakwater.kernel.process import background

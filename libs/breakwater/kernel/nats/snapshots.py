@@ -22,8 +22,8 @@ from nats.aio.subscription import Subscription
 
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.core import parse_headers
-from breakwater.kernel.nats.errors import BusError, unavailable
-from breakwater.kernel.nats.lookup import CONTINUES, StoredMessage, created_at, translated_errors
+from breakwater.kernel.nats.errors import BusError, translated_errors, unavailable
+from breakwater.kernel.nats.lookup import CONTINUES, StoredMessage, created_at
 from breakwater.kernel.nats.subjects import Stream
 
 CHUNK_BYTES = 128 * 1024

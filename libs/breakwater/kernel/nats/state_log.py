@@ -20,9 +20,9 @@ from pydantic import ValidationError
 from breakwater.kernel.errors import BreakwaterError
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.contract import StateRecord
-from breakwater.kernel.nats.core import core_subscription
+from breakwater.kernel.nats.core import ClientGetter, core_subscription
 from breakwater.kernel.nats.errors import AlreadyDecidedError, BusError, BusUnavailableError
-from breakwater.kernel.nats.lookup import ClientGetter, Lookup
+from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.process import background

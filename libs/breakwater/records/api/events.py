@@ -30,8 +30,9 @@ from breakwater.kernel.http.contract import ALL_SENT, EventGap, EventQuery
 from breakwater.kernel.http.parsing import read_query
 from breakwater.kernel.http.problems import RequestError
 from breakwater.kernel.nats.cloud_events import EventAttributes
+from breakwater.kernel.nats.core import ClientGetter
 from breakwater.kernel.nats.errors import BusError
-from breakwater.kernel.nats.lookup import ClientGetter, Lookup, StoredMessage
+from breakwater.kernel.nats.lookup import Lookup, StoredMessage
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.process import background
 from breakwater.kernel.process.outage import Outage
