@@ -222,6 +222,20 @@ async def test_an_insert_that_the_disk_has_no_room_for_fails(client: AsyncClient
     assert (await client.query(reserve)).result_rows == [("268435456",)]
 
 
+async def test_work_on_many_files_leaves_few_threads(server: Server, client: AsyncClient) -> None:
+    columns, settings = ", ".join(f"c{n} UInt8" for n in range(80)), "SETTINGS min_bytes_for_wide_part = 0"
+    before = psutil.Process(server.process.pid).num_threads()
+    await client.command(f"CREATE OR REPLACE TABLE wide ({columns}) ENGINE = MergeTree ORDER BY c0 {settings}")
+    await client.command(f"INSERT INTO wide SELECT {', '.join(['number'] * 80)} FROM numbers(100)")
+    assert len((await client.query("SELECT * FROM wide WHERE c0 < 90")).result_rows) == 90  # a file's marks a column
+    await client.command("CREATE OR REPLACE TABLE parted (n UInt8) ENGINE = MergeTree PARTITION BY n ORDER BY n")
+    unlimited = {"max_partitions_per_insert_block": 0}
+    await client.command("INSERT INTO parted SELECT number FROM numbers(150)", settings=unlimited)
+    await client.command("DROP TABLE parted SYNC")
+
+    assert psutil.Process(server.process.pid).num_threads() - before < 24
+
+
 async def test_an_empty_result_still_has_its_columns(client: AsyncClient) -> None:
     result = await client.query("SELECT 1 AS a, 'x' AS b LIMIT 0")
 

@@ -42,9 +42,11 @@ _FILES = "_files"  # chdb's own default database shows every file as a table: it
 _LOOKS = "background_processing_pool_task_sleep_seconds_when_no_work"
 _CONFIG = f"""<clickhouse>
     <memory_worker_period_ms>1000</memory_worker_period_ms>
+    <load_marks_threadpool_pool_size>8</load_marks_threadpool_pool_size>
     <{_LOOKS}_multiplier>2</{_LOOKS}_multiplier>
     <{_LOOKS}_max>60</{_LOOKS}_max>
     <merge_tree>
+        <concurrent_part_removal_threshold>1000000</concurrent_part_removal_threshold>
         <min_free_disk_bytes_to_perform_insert>268435456</min_free_disk_bytes_to_perform_insert>
     </merge_tree>
     <storage_configuration>
@@ -55,10 +57,13 @@ _CONFIG = f"""<clickhouse>
 """Memory is measured once a second; the default of twenty times is half of the work of an idle engine. A table looks
 for parts to merge 0.1 s after an insert, and then after twice as long each time, up to a minute; by default it would
 look fifty times in the first minute, and take up to ten. Inserts are refused, and merges not begun, before the disk is
-full: a part whose file was not written to its end can't be read."""
+full: a part whose file was not written to its end can't be read.
 
-# A server keeps up to a thousand idle threads; here each is memory and three open files.
-_SERVER_SETTINGS = f"max_thread_pool_free_size=32&default_database={_FILES}"
+Threads are few, as the engine keeps each that it ever began, with memory and three open files: chdb heeds no
+`max_thread_pool_free_size`. It would begin 50 for the first parts that have a file for each column, and 128 to remove
+more than a hundred parts; one removes them as well."""
+
+_SERVER_SETTINGS = f"default_database={_FILES}"
 _CHECKED_AS = "'/dev/fd/0'"  # takes the place of the pipe or file in a text that is checked
 _LONGEST_CACHED = 1 << 14
 _FIGURES = {
