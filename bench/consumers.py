@@ -24,12 +24,12 @@ import uvloop
 
 from bench.plane import role_of
 from breakwater.config import load_config
+from breakwater.config.servers import bus_plan
 from breakwater.jobs.contract.execution import Attempt, Execution
 from breakwater.kernel.ids import new_id
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.nats.publisher import Publisher
-from breakwater.local.commands.setup import bus_plan
 from tests.flow.kit import config_for
 from tests.helpers import ServiceProcess, all_acknowledged, nats_client, start_service, until
 from tests.records.samples import attempt, execution, new_database, url_of

@@ -41,11 +41,11 @@ from nats.js.errors import NotFoundError
 from pydantic import SecretStr
 
 from breakwater.config import load_config
+from breakwater.config.servers import bus_plan
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.nats.subjects import Header
 from breakwater.kernel.process.settings import Settings
-from breakwater.local.commands.setup import bus_plan
 from breakwater.local.provider import SimulatedProvider
 from breakwater.services.worker.app import build
 from tests.flow.kit import model

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from breakwater.config import parse_config
+from breakwater.config.servers import layout, statements
 from breakwater.kernel.clickhouse.table import RETENTION_DAYS
 from breakwater.kernel.errors import ConfigError
-from breakwater.local.commands.setup import layout, statements
 from breakwater.records.schema import TABLES
 from breakwater.records.settings import RetentionDays
 from tests.tables import each_row

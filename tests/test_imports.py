@@ -43,6 +43,7 @@ def test_every_rule_notices_what_it_forbids(tmp_path: Path) -> None:
         "libs/breakwater/client/__init__.py": "import breakwater.kernel.process.settings",
         "libs/breakwater/config/load.py": "import breakwater.kernel.redis.connection",
         "libs/breakwater/calls/providers/wrong.py": "import chdb, clickhouse_connect, nats",
+        "libs/breakwater/health/commands.py": "import breakwater.config.commands.check",
         "libs/breakwater/health/api.py": "import breakwater.services.sink.app",
         "libs/breakwater/health/store.py": "import breakwater.health.pages.agent",
         "libs/breakwater/jobs/rules/wrong.py": "import breakwater.jobs.store.plans",

@@ -13,13 +13,13 @@ from breakwater.backup.encryption import BackupKey
 from breakwater.backup.errors import BackupError
 from breakwater.backup.storage import Folder
 from breakwater.config import parse_config
+from breakwater.config.servers import bus_plan
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.errors import BusError
 from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.security.encryption import new_key
-from breakwater.local.commands.setup import bus_plan
 from tests.backup.conftest import EmptyServers
 from tests.backup.kit import (
     KEY,

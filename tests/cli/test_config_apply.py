@@ -13,10 +13,11 @@ from pydantic import SecretStr
 
 from breakwater.alerts.contract import Alert
 from breakwater.config import parse_config
+from breakwater.config.servers import apply_to_servers
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.process.settings import Settings
-from breakwater.local.commands.setup import apply_to_servers, setup
+from breakwater.local.commands.setup import setup
 from breakwater.replay.summary import summary_of_change
 from tests.servers import RunningServer
 

@@ -17,8 +17,9 @@ from aiohttp import web
 from breakwater.calls.providers.registry import KINDS
 from breakwater.config import load_config
 from breakwater.config.commands import init
-from breakwater.config.commands.starting_providers import BY_NAME, StartingProvider
+from breakwater.config.first_config import simulated_config
 from breakwater.config.pricing import pricing_of
+from breakwater.config.starting_providers import BY_NAME, StartingProvider
 from breakwater.kernel.commands.errors import ExitCode
 from breakwater.limits.settings import GuardRules
 from tests.cli.conftest import Run, in_thread
@@ -109,7 +110,7 @@ def test_without_a_provider_it_says_what_it_looked_for(run: Run) -> None:
 
 def test_the_first_config_of_a_simulation_is_one_of_openai(run: Run) -> None:
     assert run("up").code == ExitCode.USAGE
-    init.simulated_config(CONFIG)
+    simulated_config(CONFIG)
     config = load_config(CONFIG)
     assert (list(config.agents), config.agents["assistant"].budget.enforcement) == (["assistant"], "hard")
 

@@ -20,12 +20,12 @@ import pytest_asyncio
 import yaml
 
 from breakwater.config import load_config
+from breakwater.config.servers import prepare
 from breakwater.identity.api_keys import create_key
 from breakwater.jobs.commands.submit import MAX_CLOCK_LAG
 from breakwater.kernel.commands.errors import ExitCode
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.process.settings import Settings
-from breakwater.local.commands.setup import prepare
 from breakwater.local.ports import free_port, http_ready
 from tests.cli.conftest import VARIABLES, Ran, Run, in_thread
 from tests.flow.kit import Plane, model, running_plane

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 
 from breakwater import __version__
 from breakwater.config import parse_config
+from breakwater.config.servers import bus_plan
 from breakwater.kernel.clickhouse.client import connect as clickhouse
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.nats.topology import consumers
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.server_urls import server_urls
-from breakwater.local.commands.setup import bus_plan
 from breakwater.services.__main__ import NAMES
 from breakwater.services.request.openapi import document
 from tests.compose import GIVEN, OURS, ROOT, SERVICES, size

@@ -10,9 +10,9 @@ import yaml
 
 from breakwater.calls.providers.registry import KINDS
 from breakwater.config import parse_config
-from breakwater.config.commands.starting_providers import BY_NAME
 from breakwater.config.load import named_secrets
 from breakwater.config.pricing import pricing_of
+from breakwater.config.starting_providers import BY_NAME
 from tests.commands import run_command
 from tests.docs.markdown import ROOT, blocks, headings, section
 from tests.sdks.__main__ import SERVERS, version

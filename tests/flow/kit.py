@@ -17,10 +17,10 @@ import nats.js.errors
 from nats.aio.client import Client
 
 from breakwater.config import load_config
+from breakwater.config.servers import bus_plan
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.core import close
 from breakwater.kernel.nats.provision import provision
-from breakwater.local.commands.setup import bus_plan
 from breakwater.local.provider import SimulatedProvider
 from tests.helpers import ServiceProcess, start_service, until
 

@@ -31,6 +31,7 @@ from breakwater.alerts.settings import Reminders
 from breakwater.alerts.store.incidents import IncidentLog
 from breakwater.breakers.contract import BreakerTransition
 from breakwater.config import load_config
+from breakwater.config.servers import bus_plan
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.broker import ServiceApp
 from breakwater.kernel.nats.core import close
@@ -38,7 +39,6 @@ from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.topology import alert_consumer
 from breakwater.kernel.process.settings import Settings
-from breakwater.local.commands.setup import bus_plan
 from breakwater.redaction.rules.redact import Redactor
 from breakwater.redaction.settings import RedactionRules
 from breakwater.services.alerter import notifier

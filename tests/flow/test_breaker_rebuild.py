@@ -16,13 +16,13 @@ from breakwater.breakers.rules.transitions import transition
 from breakwater.breakers.settings import BreakerRules
 from breakwater.breakers.store import Breakers, Saving, shadows_in
 from breakwater.config import load_config
+from breakwater.config.servers import bus_plan
 from breakwater.health.store import Healths
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.redis.connection import Redis, StateUnavailableError
 from breakwater.limits.store.tasks import Tasks
-from breakwater.local.commands.setup import bus_plan
 from breakwater.services.breaker.handlers import BreakerHandler
 from breakwater.services.breaker.rebuild import Rebuild
 from tests.flow.fixtures import StartPlane

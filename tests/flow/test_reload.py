@@ -16,10 +16,10 @@ import pytest
 import yaml
 
 from breakwater.config import load_config
+from breakwater.config.servers import bus_plan
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.types import nano_from_usd
-from breakwater.local.commands.setup import bus_plan
 from tests.flow.kit import PRICE, Plane, model, running_plane
 from tests.helpers import until
 from tests.servers import RunningServer

@@ -18,6 +18,7 @@ from breakwater.alerts.store.incidents import IncidentLog
 from breakwater.breakers.metrics import BreakerMetrics
 from breakwater.breakers.store import Breakers, shadows_in
 from breakwater.config import LiveConfig, parse_config
+from breakwater.config.servers import bus_plan
 from breakwater.health.store import Healths
 from breakwater.kernel.nats.delivery import Delivery
 from breakwater.kernel.nats.lookup import Lookup
@@ -29,7 +30,6 @@ from breakwater.kernel.redis.connection import Redis
 from breakwater.limits.metrics import BudgetMetrics
 from breakwater.limits.store.budget_counters import BudgetCounters
 from breakwater.limits.store.budgets import Budgets
-from breakwater.local.commands.setup import bus_plan
 from breakwater.records.metrics import SinkMetrics
 from breakwater.redaction.rules.redact import Redactor
 from breakwater.services.alerter.clock import SYSTEM_CLOCK

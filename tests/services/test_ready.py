@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from breakwater.config import load_config
+from breakwater.config.servers import bus_plan
 from breakwater.kernel.nats.provision import provision
-from breakwater.local.commands.setup import bus_plan
 from breakwater.local.ports import free_port
 from breakwater.services.__main__ import run_service
 from tests.helpers import ServiceProcess, start_service, until

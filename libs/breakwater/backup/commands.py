@@ -22,12 +22,12 @@ from breakwater.backup.local_servers import local_servers
 from breakwater.backup.progress import BackupProgress
 from breakwater.backup.restore import EMPTY_IT, Destination, restore
 from breakwater.backup.storage import storage_of
+from breakwater.config.servers import layout
 from breakwater.kernel.commands import connect, formats, output
 from breakwater.kernel.commands.errors import usage_error
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.redis.inspect import has_plane_data
 from breakwater.kernel.types import format_time
-from breakwater.local.commands.setup import layout
 from breakwater.local.plane import DEFAULT_DATA, ConfigOption, DataOption, JsonOption, PlaneLocation
 
 PROGRESS_EVERY_S = 10.0

@@ -16,6 +16,7 @@ from nats.aio.client import Client
 from breakwater.alerts.settings import Alerts, Route
 from breakwater.cli.doctor_findings import SETUP, Finding, Findings, answers, clock, measure
 from breakwater.config import Config
+from breakwater.config.servers import bus_plan
 from breakwater.jobs.store.accepted import RememberedJob, lately_accepted, unclaimed_jobs
 from breakwater.kernel.commands import connect, formats
 from breakwater.kernel.nats import subjects, topology
@@ -24,7 +25,6 @@ from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.provision import ConsumerStatus, StreamStatus, Survey, survey
 from breakwater.kernel.nats.subjects import Header, Stream
 from breakwater.kernel.process.settings import Settings
-from breakwater.local.commands.setup import bus_plan
 from breakwater.local.plane import PlaneLocation
 
 READER_RETRY_S = 1.0

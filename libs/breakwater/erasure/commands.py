@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from breakwater.config.servers import layout
 from breakwater.erasure.contract import ErasureReport, SearchReport
 from breakwater.erasure.erase import ErasableData, Eraser
 from breakwater.erasure.rules import DataSubject
@@ -20,7 +21,6 @@ from breakwater.kernel.commands import connect, output
 from breakwater.kernel.commands.errors import CliError, ExitCode, usage_error
 from breakwater.kernel.formats import quantity
 from breakwater.kernel.nats.publisher import Publisher
-from breakwater.local.commands.setup import layout
 from breakwater.local.plane import ConfigOption, DataOption, JsonOption, PlaneLocation
 from breakwater.redaction.rules.redact import Redactor
 

@@ -16,7 +16,7 @@ from breakwater.breakers.contract import AgentHealth
 from breakwater.breakers.settings import GUARD_PRESETS
 from breakwater.client import ApiError
 from breakwater.client.commands import Api, DefaultListGroup, api_command
-from breakwater.config.commands.init import StartingAgent, with_agent
+from breakwater.config.first_config import StartingAgent, with_agent
 from breakwater.health.views import HEALTH
 from breakwater.kernel.columns import Cell, Column, Value
 from breakwater.kernel.commands import formats, output
@@ -124,7 +124,7 @@ def add(
         breakwater agents add researcher --model gpt-5-mini --guard agent-run
     """
     from breakwater.config import load_config, parse_config, unset_variables
-    from breakwater.config.commands.check import warnings_of_agent
+    from breakwater.config.mistakes import warnings_of_agent
 
     path = config_to_edit(file)
     if name in load_config(path).agents:

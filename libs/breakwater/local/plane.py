@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from breakwater.local.datadir import Endpoints
 
 DEFAULT_DATA = Path(".breakwater")
+CLICKHOUSE_VARIABLE = "BREAKWATER_CLICKHOUSE_URL"
 
 DataOption = Annotated[
     Path | None,
@@ -110,12 +111,12 @@ class PlaneLocation:
     @property
     def clickhouse_url(self) -> str:
         """The URL of ClickHouse, with user and password; for a local stack, those of the read-only user."""
-        return self._variable("BREAKWATER_CLICKHOUSE_URL") or self._running("BREAKWATER_CLICKHOUSE_URL").clickhouse_url
+        return self._variable(CLICKHOUSE_VARIABLE) or self._running(CLICKHOUSE_VARIABLE).clickhouse_url
 
     @property
     def admin_clickhouse_url(self) -> str:
         """The URL of ClickHouse for the user that may create tables and write, if its password is available."""
-        if url := self._variable("BREAKWATER_CLICKHOUSE_URL"):
+        if url := self._variable(CLICKHOUSE_VARIABLE):
             return url
         url = self.clickhouse_url
         return url if urlsplit(url).username != "reader" else self._as_user(url, "breakwater", "clickhouse")

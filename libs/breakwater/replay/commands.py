@@ -16,8 +16,7 @@ from breakwater.config import Config, load_config
 from breakwater.kernel.commands import connect, formats, output
 from breakwater.kernel.commands.errors import ExitCode, usage_error
 from breakwater.kernel.formats import hint, moment, quantity
-from breakwater.local.plane import config_to_edit
-from breakwater.records.commands.record_source import CLICKHOUSE_VARIABLE
+from breakwater.local.plane import CLICKHOUSE_VARIABLE, config_to_edit
 from breakwater.replay.contract import ConfigPlan, ConfigSuggestions
 from breakwater.replay.plan import MAX_SILENCE_S, plan_config
 from breakwater.replay.rules.renames import renames_of

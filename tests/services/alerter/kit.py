@@ -20,6 +20,7 @@ from standardwebhooks import Webhook
 from breakwater.alerts.contract import Alert
 from breakwater.breakers.contract import BreakerTransition
 from breakwater.config import Config, parse_config
+from breakwater.config.servers import bus_plan
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.contract import DeadLetter
 from breakwater.kernel.nats.provision import provision
@@ -27,7 +28,6 @@ from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.types import Event
 from breakwater.limits.contract import BudgetEvent, GuardEvent
-from breakwater.local.commands.setup import bus_plan
 from breakwater.local.ports import free_port
 from breakwater.services.alerter.app import build
 from breakwater.services.alerter.clock import Clock

@@ -8,10 +8,10 @@ import pytest
 from pydantic import SecretStr
 
 from breakwater.config import Config
+from breakwater.config.servers import bus_plan
 from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.process.settings import Settings
-from breakwater.local.commands.setup import bus_plan
 from breakwater.services.alerter.app import build
 from tests.helpers import until
 from tests.servers import RunningServer

@@ -11,13 +11,13 @@ from pydantic import SecretStr
 from breakwater.breakers.rules.breaker import BreakerKey
 from breakwater.breakers.store import Breakers
 from breakwater.config import Config, parse_config
+from breakwater.config.servers import bus_plan
 from breakwater.jobs.store.task_keys import TaskKey
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.redis.connection import Redis
 from breakwater.limits.store.tasks import Tasks
-from breakwater.local.commands.setup import bus_plan
 from breakwater.services.breaker.app import build
 from tests.flow.kit import config_for
 from tests.helpers import FIRST, nats_client, until

@@ -16,6 +16,7 @@ from breakwater.breakers.metrics import BreakerMetrics
 from breakwater.breakers.rules.breaker import BreakerKey
 from breakwater.breakers.store import Breakers, shadows_in
 from breakwater.config import parse_config
+from breakwater.config.servers import bus_plan
 from breakwater.health.store import Healths
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.nats import subjects
@@ -26,7 +27,6 @@ from breakwater.kernel.nats.pull import Pull
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.redis.connection import Redis
 from breakwater.kernel.telemetry.metrics import CollectorRegistry
-from breakwater.local.commands.setup import bus_plan
 from breakwater.records.metrics import SinkMetrics
 from breakwater.services.breaker.handlers import BreakerHandler
 from breakwater.services.sink.handlers import Sink

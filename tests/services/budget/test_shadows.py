@@ -10,6 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from breakwater.config import LiveConfig, parse_config
+from breakwater.config.servers import bus_plan
 from breakwater.jobs.contract.execution import Attempt
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.lookup import Lookup, StoredMessage
@@ -22,7 +23,6 @@ from breakwater.limits.metrics import BudgetMetrics
 from breakwater.limits.rules.budget import periods_at
 from breakwater.limits.store.budget_counters import BudgetCounters
 from breakwater.limits.store.budgets import Budgets
-from breakwater.local.commands.setup import bus_plan
 from breakwater.records import schema
 from breakwater.replay.store import shadow_limits_in
 from breakwater.replay.tried_limits import TriedLimitReader

@@ -30,6 +30,7 @@ from breakwater.alerts.settings import Reminders
 from breakwater.breakers.rules.breaker import Breaker, BreakerKey
 from breakwater.breakers.store import Breakers, Saving
 from breakwater.config import Config, parse_config
+from breakwater.config.servers import bus_plan
 from breakwater.identity.api_keys import create_key
 from breakwater.jobs.contract.execution import Result
 from breakwater.jobs.contract.job import Job
@@ -43,7 +44,6 @@ from breakwater.kernel.nats.subjects import Header, Stream
 from breakwater.kernel.nats.topology import Plan
 from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.redis.connection import Redis
-from breakwater.local.commands.setup import bus_plan
 from breakwater.local.ports import free_port
 from breakwater.services.request.app import RequestService, build
 from tests.helpers import FIRST, nats_client, share_event_loop, until

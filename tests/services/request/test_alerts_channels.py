@@ -17,6 +17,7 @@ from nats.aio.msg import Msg
 from breakwater.alerts.api import alerts
 from breakwater.alerts.contract import Alert, AlertDigest, ChannelTest, HeldBack
 from breakwater.config import parse_config
+from breakwater.config.servers import bus_plan
 from breakwater.identity.api_keys import create_key
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.contract import DeadLetter
@@ -26,7 +27,6 @@ from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.subjects import Header, Stream
 from breakwater.kernel.types import Event, format_time
-from breakwater.local.commands.setup import bus_plan
 from breakwater.local.ports import free_port
 from tests.nats_node import start_nats
 from tests.server_sources import RunningServer

@@ -17,12 +17,12 @@ from aiohttp.test_utils import TestServer
 
 from breakwater.client.commands import Api
 from breakwater.config import parse_config
+from breakwater.config.servers import bus_plan
 from breakwater.identity.api_keys import create_key
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.commands import output
 from breakwater.kernel.commands.errors import ExitCode
 from breakwater.kernel.nats.provision import provision
-from breakwater.local.commands.setup import bus_plan
 from breakwater.local.ports import free_port
 from breakwater.records import rows, schema
 from breakwater.records.commands import record_source, tail

@@ -16,6 +16,7 @@ from nats.js.api import StreamConfig
 from breakwater.alerts.rules.signals import of_dead_letter, of_execution
 from breakwater.alerts.store.incidents import open_log
 from breakwater.config import parse_config
+from breakwater.config.servers import bus_plan
 from breakwater.identity.api_keys import create_key
 from breakwater.jobs.api import dead_letters as routes
 from breakwater.jobs.contract.dead_letters import MAX_DEAD_LETTERS
@@ -30,7 +31,6 @@ from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.subjects import Header, Stream
 from breakwater.kernel.security.encryption import OFF, Cipher, new_key
 from breakwater.kernel.types import format_time
-from breakwater.local.commands.setup import bus_plan
 from breakwater.local.ports import free_port
 from tests.helpers import FIRST
 from tests.kernel.nats.test_parking import no_turn

@@ -14,12 +14,12 @@ import pytest_asyncio
 
 from breakwater.client import ApiRefusedError, AsyncClient, Client, ExecutionQuery
 from breakwater.config import parse_config
+from breakwater.config.servers import bus_plan
 from breakwater.identity.api_keys import create_key
 from breakwater.jobs.contract.execution import Execution, ExecutionList, ExecutionSummary
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.security.encryption import Cipher, new_key
-from breakwater.local.commands.setup import bus_plan
 from breakwater.local.ports import free_port
 from breakwater.records import rows, schema
 from tests.records import samples

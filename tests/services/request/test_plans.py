@@ -13,6 +13,7 @@ import pytest_asyncio
 
 from breakwater.breakers.rules.breaker import Breaker
 from breakwater.config import parse_config
+from breakwater.config.servers import bus_plan
 from breakwater.identity.api_keys import create_key
 from breakwater.jobs.contract.plans import PlanChange
 from breakwater.jobs.rules.ids import key_of
@@ -21,7 +22,6 @@ from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.redis.connection import Redis
-from breakwater.local.commands.setup import bus_plan
 from breakwater.records import rows, schema
 from tests.records import samples
 from tests.server_sources import RunningServer

@@ -17,13 +17,13 @@ import pytest
 import pytest_asyncio
 
 from breakwater.config import parse_config
+from breakwater.config.servers import bus_plan
 from breakwater.identity.api_keys import create_key, revoke_key
 from breakwater.jobs.contract.execution import Execution
 from breakwater.kernel.clickhouse.client import Analytics, connect
 from breakwater.kernel.commands.errors import ExitCode
 from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.security.encryption import Cipher, new_key
-from breakwater.local.commands.setup import bus_plan
 from breakwater.local.ports import free_port
 from breakwater.records import rows, schema
 from breakwater.records.api import export as export_api

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from breakwater.config import parse_config
+from breakwater.config.servers import bus_plan
 from breakwater.identity.api_keys import create_key
 from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.nats.provision import provision
-from breakwater.local.commands.setup import bus_plan
 from breakwater.services.request.app import build
 from tests.helpers import until
 from tests.servers import RunningServer

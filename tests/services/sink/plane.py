@@ -14,12 +14,12 @@ from nats.js import JetStreamContext
 from pydantic import SecretStr
 
 from breakwater.config import parse_config
+from breakwater.config.servers import bus_plan
 from breakwater.jobs.contract.execution import Attempt, Execution
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.process.settings import Settings
-from breakwater.local.commands.setup import bus_plan
 from breakwater.services.sink.app import build
 from tests.helpers import FIRST, ServiceProcess, all_acknowledged, nats_client, start_service, until
 from tests.server_sources import RunningServer

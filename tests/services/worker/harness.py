@@ -30,6 +30,7 @@ from structlog.typing import EventDict
 
 from breakwater.calls.providers.base import Answer, Call, Provider
 from breakwater.config import Config, LiveConfig, cipher_of
+from breakwater.config.servers import bus_plan
 from breakwater.jobs.rules.workers import LIVENESS, Liveness
 from breakwater.jobs.store.executions import ClaimLostError
 from breakwater.kernel.nats import topology
@@ -42,7 +43,6 @@ from breakwater.kernel.nats.topology import PARKED_CONSUMER, Plan, worker_consum
 from breakwater.kernel.process import background
 from breakwater.kernel.redis.connection import KEPT_SINCE, Redis
 from breakwater.limits.limit_log import LimitLog
-from breakwater.local.commands.setup import bus_plan
 from breakwater.local.provider import SimulatedProvider
 from breakwater.services.worker.context import WorkerContext, context_for
 from breakwater.services.worker.handler import JobHandler

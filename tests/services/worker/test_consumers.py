@@ -10,6 +10,7 @@ import pytest
 
 from breakwater.alerts.store.incidents import IncidentLog
 from breakwater.config import parse_config
+from breakwater.config.servers import bus_plan
 from breakwater.jobs.contract.job import Job
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.broker import Each, ServiceApp, make_broker
@@ -19,7 +20,6 @@ from breakwater.kernel.nats.provision import provision, survey
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.nats.topology import Plan, worker_consumer
-from breakwater.local.commands.setup import bus_plan
 from breakwater.records.channels import JOBS
 from breakwater.redaction.rules.redact import Redactor
 from breakwater.services.worker.consumers import ConsumerWatch

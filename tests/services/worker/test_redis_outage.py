@@ -12,10 +12,10 @@ from breakwater.alerts.contract import IncidentStatus
 from breakwater.alerts.storage_watch import StorageWatch
 from breakwater.alerts.store.incidents import open_log
 from breakwater.config import parse_config
+from breakwater.config.servers import bus_plan
 from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.nats.publisher import Publisher
 from breakwater.kernel.process.settings import Settings
-from breakwater.local.commands.setup import bus_plan
 from breakwater.services.worker import app as worker_app
 from tests.helpers import nats_client, until
 from tests.servers import RunningServer

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from nats.aio.client import Client
 
     from breakwater.kernel.clickhouse.client import Analytics
+    from breakwater.kernel.nats.topology import Plan
     from breakwater.kernel.redis.connection import Redis
 
 T = TypeVar("T")
@@ -147,6 +148,28 @@ async def bus(
         yield client
     finally:
         await close(client)
+
+
+async def prepare_streams(url: str, plan: Plan, *, replicas: int) -> tuple[str, ...]:
+    """Creates and updates streams and consumers. Returns a line for each change.
+
+    Raises:
+        CliError: if NATS or JetStream does not answer, or the URL is invalid.
+        BusError: if NATS refuses a change.
+    """
+    import nats.errors
+
+    from breakwater.kernel.nats.provision import provision
+
+    async with bus(url):
+        pass  # reports a wrong address or password immediately; `provision` would retry for two minutes
+    try:
+        return await provision(url, plan, replicas=replicas)
+    except (OSError, TimeoutError, nats.errors.Error) as error:
+        raise unreachable(
+            f"JetStream does not answer at {without_password(url)}: {str(error) or type(error).__name__}",
+            "Is JetStream enabled, and may this user create streams?",
+        ) from error
 
 
 @asynccontextmanager

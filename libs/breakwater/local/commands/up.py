@@ -16,8 +16,8 @@ from typing import Annotated, NoReturn
 import typer
 
 from breakwater.config import Config, load_config, require_usable
-from breakwater.config.commands.init import simulated_config
-from breakwater.config.commands.reload import ConfigFollower, StackEvents
+from breakwater.config.first_config import simulated_config
+from breakwater.config.servers import prepare_clickhouse, prepare_nats
 from breakwater.identity.api_keys import create_key, list_keys
 from breakwater.kernel.commands import connect, formats, output
 from breakwater.kernel.commands.errors import CliError, usage_error
@@ -29,10 +29,10 @@ from breakwater.kernel.process.settings import Settings
 from breakwater.kernel.redis.connection import StateUnavailableError
 from breakwater.kernel.security.secret_refs import ENV_FILE
 from breakwater.local.commands.console import sign_in_link
-from breakwater.local.commands.setup import prepare_clickhouse, prepare_nats
 from breakwater.local.datadir import DataDir, Endpoints
 from breakwater.local.plane import DEFAULT_DATA
 from breakwater.local.process import ProcessSpec
+from breakwater.local.reload import ConfigFollower, StackEvents
 from breakwater.local.simulation import write_simulation
 from breakwater.local.stack import Stack, plan_stack
 from breakwater.local.supervisor import Supervisor

@@ -24,6 +24,7 @@ from standardwebhooks import Webhook, WebhookVerificationError
 from breakwater.alerts.contract import Alert
 from breakwater.client import ApiError, AsyncClient, JobFailedError
 from breakwater.config import load_config
+from breakwater.config.servers import bus_plan
 from breakwater.jobs.contract.job import Job
 from breakwater.kernel.commands import connect, formats, output
 from breakwater.kernel.commands.errors import unreachable
@@ -33,7 +34,6 @@ from breakwater.kernel.process.files import write_private
 from breakwater.limits.rules.budget import periods_since
 from breakwater.limits.store.budget_counters import BudgetCounters
 from breakwater.local.commands.console import sign_in_link
-from breakwater.local.commands.setup import bus_plan
 from breakwater.local.commands.up import start_stack
 from breakwater.local.datadir import DataDir, Endpoints
 from breakwater.local.demo import report, scenario

@@ -19,7 +19,7 @@ from breakwater.client.commands import SEE_DOCTOR, Api, api_command, api_errors
 from breakwater.jobs.contract.execution import Status
 from breakwater.kernel.commands import connect, formats, output
 from breakwater.kernel.commands.errors import CliError, replacing_file, unreachable, usage_error
-from breakwater.records.commands.record_source import CLICKHOUSE_VARIABLE
+from breakwater.local.plane import CLICKHOUSE_VARIABLE
 from breakwater.records.contract import EXPORTED_ROWS, ExportedRecords, ExportFormat, ExportQuery
 from breakwater.records.rows import EXPORT_SETTINGS, export_statement, exported_rows
 

@@ -24,7 +24,7 @@ from breakwater.kernel.commands import connect, output
 from breakwater.kernel.commands.errors import CliError, usage_error
 from breakwater.kernel.commands.text_input import check_sendable, read_file, read_stdin
 from breakwater.kernel.formats import csv_cell, no_formula
-from breakwater.records.commands.record_source import CLICKHOUSE_VARIABLE
+from breakwater.local.plane import CLICKHOUSE_VARIABLE
 from breakwater.records.contract import LONGEST_S
 
 DEFAULT_TABLE_ROWS = 1_000

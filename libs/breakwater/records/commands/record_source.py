@@ -24,14 +24,13 @@ from breakwater.kernel.commands import connect, output
 from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.security.encryption import DecryptionError
 from breakwater.kernel.types import format_time
-from breakwater.local.plane import PlaneLocation
+from breakwater.local.plane import CLICKHOUSE_VARIABLE, PlaneLocation
 from breakwater.records.search import Filters, find_execution, search, search_runs, steps
 from breakwater.records.tree import execution_tree
 
 T = TypeVar("T")
 PageT = TypeVar("PageT", ExecutionList, RunList)
 
-CLICKHOUSE_VARIABLE = "BREAKWATER_CLICKHOUSE_URL"
 MOST_IN_PAGE = 1_000
 """Limit of the API for one page."""
 

@@ -22,13 +22,13 @@ from breakwater.config import (
     require_usable,
     variables_of,
 )
+from breakwater.config.servers import announce, prepare
 from breakwater.kernel.commands import output
 from breakwater.kernel.commands.errors import CliError
 from breakwater.kernel.errors import ConfigError
 from breakwater.kernel.nats.errors import BusError
 from breakwater.kernel.process import background, files
 from breakwater.kernel.process.outage import Outage
-from breakwater.local.commands.setup import announce, prepare
 from breakwater.local.datadir import DataDir
 from breakwater.local.process import for_service
 from breakwater.local.simulation import Simulation
