@@ -197,11 +197,17 @@ class LeaderTasks:
         """Runs all tasks until it is cancelled."""
         notifiers = {channel.name: self._notifier(channel) for channel in self._channels}
         signals = of_executions(self._alerts, lambda key: self._incidents.known.of(key))
+        executions = self._grouping(Stream.EVENTS, ALERTER_EXECUTIONS)
+        dead_letters = self._grouping(Stream.DLQ, ALERTER_DEAD_LETTERS)
+
+        def may_continue(key: str) -> bool:
+            return executions.may_continue(key) or dead_letters.may_continue(key)
+
         parts: dict[str, Callable[[], Awaitable[None]]] = {
             **{f"channel {name}": notifier.run for name, notifier in notifiers.items()},
-            "executions": lambda: self._grouping(Stream.EVENTS, ALERTER_EXECUTIONS).run(signals),
-            "dead letters": lambda: self._grouping(Stream.DLQ, ALERTER_DEAD_LETTERS).run(of_dead_letters),
-            "sweep": Sweep(self._incidents, self._clock.now).run,
+            "executions": lambda: executions.run(signals),
+            "dead letters": lambda: dead_letters.run(of_dead_letters),
+            "sweep": Sweep(self._incidents, self._clock.now, may_continue).run,
             "anomalies": AnomalyWatch(
                 self._analytics, self._alerts, self._incidents, self._bus.lookup, self._clock.now
             ).run,

@@ -124,7 +124,12 @@ class Grouping:
         self._held: dict[int, _UnrecordedEvent] = {}
         self._beaten = time.monotonic()
         self._busy = False
+        self._has_unread = True
         self._outage = Outage("recording incidents")
+
+    def may_continue(self, key: str) -> bool:
+        """Returns True if an event may continue an incident that is not recorded yet."""
+        return self._has_unread or self._groups.of(key) is not None
 
     async def run(self, signals: Callable[[Delivery], Sequence[Signal]]) -> None:
         """Fetches events, and records their signals, until cancelled.
@@ -136,9 +141,14 @@ class Grouping:
         async def step() -> None:
             # While anything waits, it is checked every second for being due.
             wait_s = SWEEP_S if self._groups else background.aligned_delay(IDLE_S)
-            deliveries = await self._pull.fetch(FETCHED, wait_s, BUSY_GATHER_S if self._busy else GATHER_S)
+            try:
+                deliveries = await self._pull.fetch(FETCHED, wait_s, BUSY_GATHER_S if self._busy else GATHER_S)
+            except BusError:
+                self._has_unread = False  # nobody knows, and incidents have to end
+                raise
             self._busy = len(deliveries) >= BUSY
             await self._group(deliveries, signals)
+            self._has_unread = bool(deliveries) and deliveries[-1].waiting >= FETCHED
             await self._record_due()
             if time.monotonic() - self._beaten >= BEAT_S:  # the server's ack wait runs in real time
                 self._beaten = time.monotonic()
@@ -224,10 +234,19 @@ def of_dead_letters(delivery: Delivery) -> Sequence[Firing]:
 
 
 class Sweep:
-    """Changes incidents by the passing of time."""
+    """Changes incidents by the passing of time.
 
-    def __init__(self, incidents: IncidentRecorder, now: Callable[[], datetime]) -> None:
+    Args:
+        incidents: the incidents.
+        now: a function that returns the time.
+        may_continue: a function that returns True if the incident with a key may have happened again: it does not end.
+    """
+
+    def __init__(
+        self, incidents: IncidentRecorder, now: Callable[[], datetime], may_continue: Callable[[str], bool]
+    ) -> None:
         self._incidents = incidents
+        self._may_continue = may_continue
         self._now = now
         self._outage = Outage("recording incidents")
         self._sweeps = 0
@@ -246,7 +265,8 @@ class Sweep:
         self._sweeps += 1
         for alert in incidents.unresolved():
             at = due_at(alert)
-            if at is not None and at <= now:
+            is_reminder = alert.status == "pending"
+            if at is not None and at <= now and (is_reminder or not self._may_continue(alert.key)):
                 await log.decide(
                     lambda incidents, id_=alert.incident_id: (
                         None if (current := incidents.get(id_)) is None else due(current, now, rules)

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from breakwater.alerts.rules import grouping
+from breakwater.alerts.rules.incidents import IncidentRules, decide
+from breakwater.alerts.rules.signals import of_execution
 from breakwater.breakers.contract import BreakerTransition
 from breakwater.jobs.contract.execution import Execution
 from breakwater.kernel.nats import subjects
@@ -251,11 +253,18 @@ async def test_a_thousand_failing_jobs_are_one_incident_that_counts_them(
 
 async def test_a_failure_that_stays_away_is_over_by_itself(own_nats_server: RunningServer) -> None:
     config = config_of(quiet_s=2)
-    async with bus_of(own_nats_server.url, config) as bus, alerter(bus, config, processes=2):
-        await publish_executions(bus, ended(1))
-        await bus.reported("resolved")
-        first, last = await bus.alerts()
-    assert (first.change, last.change, last.resolved_by) == ("opened", "resolved", None)
+    [failure] = of_execution(ended(1, datetime.now(UTC) - timedelta(minutes=1)), None, None)
+    incident = decide(failure, None, IncidentRules.of(config.alerts))
+    assert incident is not None
+    async with bus_of(own_nats_server.url, config) as bus:
+        # While no alerter ran, its time has passed, but it has happened again.
+        await bus.publish_alert(incident)
+        await publish_executions(bus, ended(2))
+        async with alerter(bus, config, processes=2):
+            await bus.reported("resolved")
+            *changes, last = await bus.alerts()
+    assert [alert.change for alert in changes] == ["opened", "repeated"]
+    assert (last.change, last.resolved_by) == ("resolved", None)
     assert last.reason is not None
     assert last.reason.startswith("it has not happened again since")
 

@@ -150,10 +150,13 @@ class ReplayedAlerts:
             self._keep(decide(signal, self._incidents.of(key), self._rules))
 
     def _change_due(self, key: str, now_ms: int) -> None:
-        """Resolves an incident whose time is over, or reminds of it."""
+        """Resolves an incident whose time is over, unless it may have happened again, or reminds of it."""
         now = time_from_ms(now_ms)
+        may_continue = self._groups.of(key) is not None
         current = self._incidents.of(key)
         while current is not None and (at := due_at(current)) is not None and at <= now:
+            if may_continue and current.status != "pending":
+                return
             current = due(current, at, self._rules)
             self._keep(current)
 
@@ -206,6 +209,7 @@ class ReplayedAlerts:
             return False
         self._keep(alert)
         self._groups.end(group, now_ms / 1000)
+        self._change_due(key, now_ms)
         return True
 
     def _recorded_explaining(self, at: datetime) -> list[Alert]:
