@@ -37,6 +37,7 @@ from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.bodies import BodyReference, BodyWriter
 from breakwater.kernel.nats.contract import DeadLetter
+from breakwater.kernel.nats.errors import NoStreamError
 from breakwater.kernel.nats.lookup import Lookup, everything_in
 from breakwater.kernel.nats.provision import provision
 from breakwater.kernel.nats.publisher import Publisher
@@ -77,9 +78,9 @@ class Stores:
     def publisher(self) -> Publisher:
         return Publisher(lambda: self.client, "test")
 
-    def eraser(self, subject: DataSubject, **more: Any) -> Eraser:
+    def eraser(self, subject: DataSubject, at: datetime | None = None, **more: Any) -> Eraser:
         audit = AuditLog(self.publisher, Redactor.compile(RedactionRules()))
-        at = datetime.now(UTC) + timedelta(seconds=1)
+        at = at or datetime.now(UTC) + timedelta(seconds=1)
         return Eraser(lambda: self.client, self.redis, self.analytics, audit, subject, at, **{"wait_s": 1.0, **more})
 
     async def publish(self, subject: str, data: bytes, **headers: str) -> int:
@@ -329,6 +330,89 @@ async def test_one_user_is_erased_and_the_other_stays_even_if_it_is_broken_off_b
     assert actions[-1]["details"]["subject"] == subject.digest
 
 
+async def test_what_a_worker_writes_while_its_claim_is_awaited_goes_and_jobs_that_were_accepted_later_stay(
+    stores: Stores,
+) -> None:
+    anna = USERS[0]
+    now = datetime.now(UTC).replace(microsecond=0)
+    job = json.dumps({"agent": "good", "prompt": text(anna, "later"), "metadata": {"user": anna}}).encode()
+    early = {"user": anna, "completed_at": now - timedelta(minutes=2)}
+    record = samples.execution("x-early", **early)
+    await store_record(stores, samples.attempt("x-early", **early, started_at=early["completed_at"]), record)
+    await stores.redis.client.set("bw:execution:x-early", "claimed")
+    eraser = stores.eraser(DataSubject(anna), now - timedelta(seconds=1), wait_s=20.0)
+    data = await eraser.find()
+    steps: list[str] = []
+    erasure = asyncio.create_task(eraser.erase(data, OPERATOR, steps.append))
+    await until(lambda: steps, "the wait for claims")
+    # Of the job that is claimed, and of one that was accepted before the erasure, and ended after it.
+    ended = {"user": anna, "completed_at": now, "messages": [{"role": "user", "content": text(anna, "ended")}]}
+    record = samples.execution("x-ended", **ended, duration_ms=60_000)
+    attempt = samples.attempt("x-ended", user=anna, completed_at=now, started_at=now)
+    await store_record(stores, attempt, record)
+    attempt = samples.attempt("x-early", 2, user=anna, completed_at=now - timedelta(minutes=2), started_at=now)
+    await stores.publish(subjects.attempt("good", "x-early", 2), attempt.json_bytes())
+    for execution_id in ("x-early", "x-ended", "x-later"):
+        kind = "later" if execution_id == "x-later" else "late"
+        await stores.publish(subjects.result(execution_id), json.dumps({"output": text(anna, kind)}).encode())
+        await stores.publish(subjects.kept_chunks(execution_id), json.dumps({"chunks": [text(anna, kind)]}).encode())
+        dead_letter = DeadLetter(
+            reason="error",
+            error="refused",
+            payload_base64=b64encode(json.dumps({"metadata": {"user": anna}}).encode()).decode(),
+            stream="JOBS",
+            subject="bw.jobs.good",
+            sequence=1,
+            execution_id=execution_id,
+            at=now,
+        )
+        await stores.publish(subjects.dead_letter("error", "good"), dead_letter.json_bytes())
+    later = {"user": anna, "completed_at": now, "duration_ms": 1}
+    attempt = samples.attempt("x-later", user=anna, completed_at=now, started_at=now)
+    await store_record(stores, attempt, samples.execution("x-later", **later))
+    await stores.publish("bw.jobs.good", job)
+    await stores.redis.client.delete("bw:execution:x-early")
+    report = await erasure
+    assert report.remaining[-1] == "1 job accepted after it began: erase again"
+    assert (await stores.eraser(DataSubject(anna), now - timedelta(seconds=1)).find()).stores == {}
+    rest = (await contents(stores)).decode()
+    assert [kind for kind in ("ended", "late", "later") if text(anna, kind) in rest] == ["later"]
+    of_user = "SELECT execution_id FROM {} FINAL WHERE user = {{user:String}}"
+    for table in ("attempts", "executions"):
+        assert (await stores.analytics.query(of_user.format(table), {"user": anna})).rows == (("x-later",),)
+    left = [json.loads(event)["execution_id"] for event in await stores.messages(Stream.EVENTS)]
+    assert left == ["x-later", "x-later"]
+    assert [json.loads(message)["execution_id"] for message in await stores.messages(Stream.DLQ)] == ["x-later"]
+
+
+async def test_of_a_plan_that_others_share_only_the_changes_by_their_own_jobs_go(stores: Stores) -> None:
+    for number, user in enumerate(USERS):
+        names = {"user": user, "plan_id": "plan of both", "plan_key": "x-plan", "job_id": f"letter to {user}"}
+        record = samples.execution(f"x-{number}", **names, completed_at=NOW)
+        await store_record(stores, samples.attempt(f"x-{number}", user=user, completed_at=NOW, started_at=NOW), record)
+    changes = [(None, None), ("x-0", f"letter to {USERS[0]}"), ("x-1", f"letter to {USERS[1]}")]
+    for version, (execution_id, job_id) in enumerate(changes):
+        source = {"execution_id": execution_id, "job_id": job_id, "reason": f"the job {job_id!r} ended"}
+        change = samples.plan_change(f"x-plan#{version}", plan_id="plan of both", plan_key="x-plan", **source)
+        sequence = await stores.publish(subjects.plan("x-plan"), change.json_bytes())
+        await stores.analytics.insert(PLAN_CHANGES, [plan_row(change, sequence)])
+
+    async def left() -> tuple[list[str], list[tuple[Any, ...]]]:
+        events = [json.loads(event)["change_id"] for event in await stores.messages(Stream.EVENTS, "bw.plans.>")]
+        sql = "SELECT plan_id, job_id, reason FROM plan_changes FINAL ORDER BY change_id"
+        return events, [*(await stores.analytics.query(sql)).rows]
+
+    before = (await left())[1]
+    eraser = stores.eraser(DataSubject(USERS[0]))
+    await eraser.erase(await eraser.find(), OPERATOR, str)
+    assert (await stores.eraser(DataSubject(USERS[0])).find()).stores == {}
+    assert await left() == (["x-plan#0", "x-plan#2"], [before[0], ("x-plan", "x-0", "erased"), before[2]])
+    # With the last who shares it, all go.
+    eraser = stores.eraser(DataSubject(USERS[1]))
+    await eraser.erase(await eraser.find(), OPERATOR, str)
+    assert (await left())[0] == []
+
+
 async def test_a_search_finds_what_was_not_erased_and_looks_at_every_store(stores: Stores) -> None:
     for user in USERS:
         await fill(stores, user)
@@ -444,9 +528,11 @@ async def test_an_operators_actions_name_a_job_as_the_plane_does(stores: Stores)
         for outcome in ("begun", "done"):
             action = samples.audit_event(f"a-{number}", details=details, outcome=outcome)
             await stores.analytics.insert(AUDIT, [audit_row(action, 2 * number + (outcome == "done"))])
+            await stores.publish(subjects.audit(action.action), action.json_bytes())
     eraser = stores.eraser(DataSubject(USERS[0]))
     data = await eraser.find()
     assert data.stores["audit"] == 2
+    searched = await samples_of(eraser.rows, data.rows, eraser.subject)
     await eraser.erase(data, OPERATOR, str)
     assert (await stores.eraser(DataSubject(USERS[0])).find()).stores == {}
     sql = "SELECT details, outcome FROM audit {} ORDER BY audit_id"
@@ -457,6 +543,11 @@ async def test_an_operators_actions_name_a_job_as_the_plane_does(stores: Stores)
     ]
     every_row = str((await stores.analytics.query(sql.format(""))).rows)
     assert every_row.count("letter to anna") <= 4, "of the last two"
+    search = StoreSearch(lambda: stores.client, stores.redis, stores.analytics, {})
+    report = await search.run(searched)
+    assert (report.actions, {trace.store for trace in report.traces}) == (8, {"audit"}), (
+        "nobody may change the log itself"
+    )
 
 
 async def test_a_name_that_another_tenant_has_too_is_no_trace(stores: Stores) -> None:
@@ -534,10 +625,11 @@ def test_the_command_says_what_it_searched_for(
 ) -> None:
     tenant = subject.user and subject.tenant
     wanted = Samples(["a text that is long"], 2, subject.user, ids=["an id that is long"], tenant=tenant)
-    print_search(wanted.report({"AUDIT": 1}, {"Redis": 2}), subject)
+    print_search(wanted.report({"AUDIT": 1}, {"Redis": 2}, actions=2), subject)
     out, err = capsys.readouterr()
     assert out.splitlines()[0] == f"searched for 1 text of 2 jobs, 1 id{' and the name' * names}, in:"
     assert ("not searched for: the name, which is too short" in err) == (subject.user == "ann")
+    assert "kept: 2 operators' actions in AUDIT" in err
     assert "not searched: 2 of the files and folders of Redis, which you may not read" in err
 
 
@@ -548,6 +640,12 @@ async def test_nothing_is_erased_while_a_job_has_not_ended_or_a_service_is_behin
     sequence = await stores.publish("bw.jobs.good", json.dumps(job).encode())
     before = await contents(stores)
     eraser = stores.eraser(subject)
+    jetstream = stores.client.jetstream()
+    config = (await jetstream.stream_info("RESULTS")).config
+    await jetstream.update_stream(config.evolve(subjects=["bw.results.*"]))  # as an earlier version made it
+    with pytest.raises(NoStreamError, match="RESULTS has the config of an earlier version: run `breakwater setup`"):
+        await eraser.erase(await eraser.find(), OPERATOR, str)
+    await jetstream.update_stream(config)
     with pytest.raises(UnfinishedJobsError, match="1 of the jobs"):
         await eraser.erase(await eraser.find(), OPERATOR, str)
     await stores.client.jetstream().delete_msg("JOBS", sequence)
@@ -555,7 +653,11 @@ async def test_nothing_is_erased_while_a_job_has_not_ended_or_a_service_is_behin
     eraser = stores.eraser(subject, wait_s=0.1)
     with pytest.raises(NotHandledError, match="1 of the jobs are still claimed"):
         await eraser.erase(await eraser.find(), OPERATOR, str)
-    await stores.client.jetstream().pull_subscribe("bw.attempts.>", "budget", stream="EVENTS")
+    await stores.publish(subjects.audit("cancel"), samples.audit_event("a-1").json_bytes())
+    await jetstream.pull_subscribe("bw.audit.>", "sink-audit", stream="AUDIT")
+    with pytest.raises(NotHandledError, match="the consumer sink-audit has not handled message 1 of AUDIT"):
+        await eraser.erase(await eraser.find(), OPERATOR, str)
+    await jetstream.pull_subscribe("bw.attempts.>", "budget", stream="EVENTS")
     with pytest.raises(NotHandledError, match="the consumer budget"):
         await eraser.erase(await eraser.find(), OPERATOR, str)
     assert text(USERS[0], "prompt").encode() in await contents(stores)

@@ -135,6 +135,9 @@ def print_search(search: SearchReport, subject: DataSubject) -> None:
         output.note("not searched for: the name, which is too short, or its tenant's")
     for store, count in search.unread.items():
         output.note(f"not searched: {count:,} of the files and folders of {store}, which you may not read")
+    if search.actions:
+        actions = quantity(search.actions, "operators' action")
+        output.note(f"kept: {actions} in AUDIT with the name or an id, for 30 days, as that log is never changed")
     if not search.traces:
         output.write("found nothing")
     for trace in search.traces:

@@ -25,6 +25,7 @@ class SearchReport(Event):
     name: bool = Field(description="Whether the user's name was searched for: not one that is in many other texts.")
     searched: dict[str, Count] = Field(description="Messages, values, bytes or rows that were searched, by store.")
     unread: dict[str, Count] = Field(description="Files and folders that may not be read, by server: not searched.")
+    actions: Count = Field(default=0, description="Operators' actions in AUDIT with an id or the name: they stay.")
     traces: tuple[Trace, ...] = ()
 
 
@@ -33,7 +34,7 @@ class ErasureReport(Event):
 
     digest: str = Field(description="SHA-256 of the user and the tenant, as in the audit log: 64 hex digits.")
     dry_run: bool
-    at: Timestamp = Field(description="Jobs that ended later are left as they are.")
+    at: Timestamp = Field(description="Jobs that were accepted later are left as they are.")
     jobs: Count
     unfinished: Count = Field(description="Jobs that have not ended. With any, nothing is erased.")
     stores: dict[str, Count] = Field(description="Messages, rows and keys by stream, table or kind of key.")

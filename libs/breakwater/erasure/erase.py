@@ -1,12 +1,13 @@
 """An erasure: takes the texts and the names of a data subject out of all stores.
 
 Killed at any moment, it is completed by running it again: ClickHouse's executions come last, and by them all else is
-found. Nothing is erased while one of the jobs has not ended: it would write its texts again.
+found. Nothing is erased while one of the jobs has not ended: it would write its texts again. What is written while it
+waits for the last claims is found by looking again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -22,11 +23,15 @@ from breakwater.identity.audit import Actor, AuditLog
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.clickhouse.table import PLAIN, Layout
 from breakwater.kernel.errors import BreakwaterError
+from breakwater.kernel.formats import quantity
 from breakwater.kernel.nats.core import ClientGetter
 from breakwater.kernel.redis.connection import Redis
 
 WAIT_S = 90.0
 """The longest wait for services to handle what is to be deleted, and for claims, which outlast their jobs by 60 s."""
+
+MOST_FINDS = 10
+"""The most looks for what was written meanwhile. One or two are enough, but for alerts that come all the time."""
 
 ACTION = "erase"
 
@@ -61,7 +66,7 @@ class ErasableData:
 
 
 class Eraser:
-    """Erases what is stored of a data subject, up to a moment."""
+    """Erases what is stored of a data subject: all jobs that were accepted up to a moment, whenever they ended."""
 
     def __init__(
         self,
@@ -109,21 +114,23 @@ class Eraser:
         )
 
     async def erase(self, data: ErasableData, actor: Actor, step: Callable[[str], None]) -> ErasureReport:
-        """Erases what was found.
+        """Erases what was found, and what has come since.
 
         Args:
-            data: what `find` has returned a moment ago.
+            data: what `find` has returned.
             actor: the person, for the audit log.
             step: is called with what begins.
 
         Raises:
             UnfinishedJobsError: nothing was erased.
             NotHandledError: a service is behind, and nothing was erased.
+            NoStreamError: `setup` was not run, and nothing was erased.
             BusError: the audit log is full, and nothing was erased.
             BusUnavailableError, StateUnavailableError, AnalyticsUnavailableError, QueryError: repeat it.
         """
-        if unfinished := len(data.messages.unfinished):
-            raise UnfinishedJobsError(f"{unfinished} of the jobs have not ended: cancel them, or wait")
+        await self.messages.require_fillers()
+        step("waiting until the services have handled everything")
+        data = await self._complete(data)
         counts: dict[str, JsonValue] = {**data.stores}
         details: dict[str, JsonValue] = {
             "subject": self.subject.digest,
@@ -131,9 +138,6 @@ class Eraser:
             "stores": counts,
         }
         async with self._audit.action(ACTION, actor, details, None):
-            step("waiting until the services have handled everything")
-            await self.messages.wait_until_handled(data.messages, self._wait_s)
-            await self._wait_for_claims(data)
             step("deleting messages")
             await self.messages.delete(data.messages)
             full = await self.messages.rewrite_files()
@@ -145,6 +149,7 @@ class Eraser:
             # A comparison that has read the rows before would count them again in Redis.
             await self.keys.refuse_repairs()
             await self.keys.delete([], await self.keys.counters())
+        later = len(data.messages.later)
         by = f"{self._now + timedelta(minutes=10):%H:%M} UTC"
         remaining = [
             f"NATS: files lose what had been acknowledged or had expired by {by}, or where more than half of a file is "
@@ -152,16 +157,30 @@ class Eraser:
             *(f"{stream}: it is too full to begin another file; erase again when it is not" for stream in full),
             *(() if unwritten is None else (unwritten,)),
             f"ClickHouse: replaced files are removed from disk by {by}",
+            *((f"{quantity(later, 'job')} accepted after it began: erase again",) if later else ()),
         ]
         return self.report(data, dry_run=False, remaining=tuple(remaining))
 
-    async def _wait_for_claims(self, data: ErasableData) -> None:
+    async def _complete(self, data: ErasableData) -> ErasableData:
+        """Waits until nobody can still write for the jobs, and finds what was written meanwhile."""
+        for _ in range(MOST_FINDS):
+            if unfinished := len(data.messages.unfinished):
+                raise UnfinishedJobsError(f"{unfinished} of the jobs have not ended: cancel them, or wait")
+            await self.messages.wait_until_handled(data.messages, self._wait_s)
+            await self._wait_for_claims(data.messages.ids)
+            again = await self.find()
+            if not again.messages.unfinished and again.messages.was_awaited_with(data.messages):
+                return again
+            data = again
+        raise NotHandledError("more of the jobs end all the time")
+
+    async def _wait_for_claims(self, ids: Collection[str]) -> None:
         """Waits until no worker can still write for an ended job."""
         claimed = 0
 
         async def are_free() -> bool:
             nonlocal claimed
-            claimed = await self.keys.claimed(data.messages.ids)
+            claimed = await self.keys.claimed(ids)
             return not claimed
 
         if not await comes_true(are_free, self._wait_s):

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from base64 import b64decode
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, cast
 
 import orjson
 
-from breakwater.erasure.rules import DataSubject, mentions, parts_of_event
+from breakwater.erasure.rules import DataSubject, Key, goes, keys_in, mentions, parts_of_event
 from breakwater.erasure.tables import ErasableRows
 from breakwater.erasure.waiting import comes_true
 from breakwater.kernel.errors import BreakwaterError
@@ -19,8 +19,8 @@ from breakwater.kernel.nats import subjects, topology
 from breakwater.kernel.nats.bodies import BodyReader, BodyReference
 from breakwater.kernel.nats.contract import DeadLetter
 from breakwater.kernel.nats.core import ClientGetter
-from breakwater.kernel.nats.deletion import FILLER, begin_new_file, delete_messages
-from breakwater.kernel.nats.delivery import name_in, trusted_headers
+from breakwater.kernel.nats.deletion import FILLER, begin_new_file, delete_messages, require_filler
+from breakwater.kernel.nats.delivery import name_in, queued_at, trusted_headers
 from breakwater.kernel.nats.lookup import Lookup, StoredMessage
 from breakwater.kernel.nats.subjects import Header, Stream, decode_token
 
@@ -28,8 +28,9 @@ READERS: dict[Stream, tuple[str, ...]] = {
     Stream.EVENTS: ("sink-events", "budget", "breaker", topology.ALERTER_EVENTS, topology.ALERTER_EXECUTIONS),
     Stream.ALERTS: ("sink-alerts",),
     Stream.DLQ: (topology.ALERTER_DEAD_LETTERS,),
+    Stream.AUDIT: ("sink-audit",),
 }
-"""The consumers that must have handled a message before it may be deleted."""
+"""The consumers that must have handled a message before it may be deleted, or a row of it be changed."""
 
 
 class NotHandledError(BreakwaterError):
@@ -46,12 +47,14 @@ class ErasableMessages:
     """Their executions."""
     names: set[str] = field(default_factory=set[str])
     """The same, with the ids that callers chose."""
-    keys: set[str] = field(default_factory=set[str])
+    keys: set[Key] = field(default_factory=set[Key])
     """Their tasks and plans, as the plane knows them."""
-    shared: set[str] = field(default_factory=set[str])
-    """Tasks of others, which may be theirs, too."""
+    shared: set[Key] = field(default_factory=set[Key])
+    """Those of others, which may be theirs, too."""
     unfinished: set[str] = field(default_factory=set[str])
     """Subjects and sequences of jobs that have not ended."""
+    later: set[str] = field(default_factory=set[str])
+    """The same of jobs that were accepted after the erasure began, and stay."""
     sequences: dict[Stream, list[int]] = field(default_factory=dict[Stream, list[int]])
     """Sequences to delete, in order."""
 
@@ -59,45 +62,67 @@ class ErasableMessages:
         """Adds messages to delete."""
         self.sequences.setdefault(stream, []).extend(sequences)
 
+    def was_awaited_with(self, earlier: ErasableMessages) -> bool:
+        """Returns True if who has waited for those found earlier need not wait for these."""
+        return self.ids <= earlier.ids and all(
+            self.sequences.get(stream, [0])[-1:] <= earlier.sequences.get(stream, [0])[-1:] for stream in READERS
+        )
+
 
 class SubjectMessages:
     """Finds and deletes the messages of a data subject. All methods raise BusUnavailableError."""
 
     def __init__(self, connection: ClientGetter, subject: DataSubject, until: datetime) -> None:
-        """Takes the time after which jobs that end are left as they are."""
+        """Takes the time of the erasure: jobs that were accepted later are left as they are."""
         self._connection = connection
         self._lookup = Lookup(connection)
         self._subject = subject
         self._until = until
+        self._recorded = ErasableMessages()
+        """Those of the records in EVENTS, as far as they were read."""
+        self._next: dict[str, int] = {}
+        """The sequence from which to go on, by the subjects of the records."""
 
     async def find(self, rows: ErasableRows) -> ErasableMessages:
-        """Returns all their messages, also of jobs that ClickHouse does not know."""
-        erasable = ErasableMessages(
-            set(rows.ids), rows.ids | rows.job_ids, keys=set(rows.keys), shared=set(rows.shared)
-        )
+        """Returns all their messages, also of jobs that ClickHouse does not know.
+
+        A second time, it reads only the records that EVENTS has got since.
+        """
         # The queues first: a job that ends meanwhile is then in EVENTS.
-        queued = [message async for message in self._scan(Stream.JOBS, "bw.jobs.>") if self._has_job(message)]
-        parked = [message async for message in self._scan(Stream.PARKED, "bw.parked.>") if self._has_job(message)]
-        for prefix in ("bw.executions.>", "bw.attempts.>"):
-            await self._find_records(erasable, prefix)
-        erasable.unfinished.update(f"{message.subject} {message.sequence}" for message in queued)
-        for message in parked:
-            # A job that was cancelled leaves its message until it is due.
-            if subjects.parts_of_parked(message.subject)[1] in erasable.ids:
+        queued = await self._read_queues()
+        queues_read_at = datetime.now(UTC)
+        later = ErasableMessages()
+        await self._find_records("bw.executions.>", "queued_at", later)
+        # An attempt does not tell when its job was accepted.
+        await self._find_records("bw.attempts.>", "completed_at", later)
+        recorded = self._recorded
+        erasable = ErasableMessages(
+            rows.ids | recorded.ids,
+            rows.ids | rows.job_ids | recorded.names,
+            keys=rows.keys | recorded.keys,
+            shared=rows.shared | recorded.shared | later.keys,
+            sequences={stream: [*sequences] for stream, sequences in recorded.sequences.items()},
+        )
+        for stream, message in queued:
+            if stream is Stream.PARKED and subjects.parts_of_parked(message.subject)[1] in erasable.ids:
+                # A job that was cancelled leaves its message until it is due.
                 erasable.add(Stream.PARKED, message.sequence)
             else:
-                erasable.unfinished.add(f"{message.subject} {message.sequence}")
-        bodies = await self._find_dead_letters(erasable)
+                jobs = erasable.unfinished if self._is_accepted(message) else erasable.later
+                jobs.add(f"{message.subject} {message.sequence}")
+        # That of an invalid job is all that tells of it, and does not tell when it was accepted.
+        bodies = await self._find_dead_letters(erasable, later.ids, max(self._until, queues_read_at))
         async for message in self._scan(Stream.EVENTS, "bw.budgets.>"):
             if self._subject.has_scope(parts_of_event(_json(message))):
                 erasable.add(Stream.EVENTS, message.sequence)
         for prefix in ("bw.guards.>", "bw.plans.>"):
             async for message in self._scan(Stream.EVENTS, prefix):
                 event = _json(message)
-                is_of_theirs = any(event.get(name) in erasable.keys for name in ("task_key", "plan_key"))
-                # By the event of a shared task, which has no texts, Redis learns that the task is stopped.
-                is_shared = event.get("task_key") in erasable.shared
-                if (event.get("execution_id") in erasable.ids or is_of_theirs) and not is_shared:
+                of_job = event.get("execution_id") in erasable.ids
+                if any(
+                    (of_job or key in erasable.keys) and goes(key[0], of_job=of_job, shared=key in erasable.shared)
+                    for key in keys_in(event)
+                ):
                     erasable.add(Stream.EVENTS, message.sequence)
         async for message in self._scan(Stream.RESULTS, "bw.results.>"):
             if _token(message, 2) in erasable.ids:
@@ -110,16 +135,22 @@ class SubjectMessages:
             if mentions(_json(message), erasable.names, self._subject):
                 erasable.add(Stream.ALERTS, message.sequence)
         await self._find_bodies(erasable, bodies)
-        for sequences in erasable.sequences.values():
-            sequences.sort()
+        erasable.sequences = {stream: sorted({*sequences}) for stream, sequences in erasable.sequences.items()}
         return erasable
+
+    async def require_fillers(self) -> None:
+        """Raises NoStreamError if `rewrite_files` could not do it, before anything is deleted."""
+        for stream in topology.WITH_TEXTS:
+            await require_filler(self._connection, stream)
 
     async def wait_until_handled(self, erasable: ErasableMessages, wait_s: float) -> None:
         """Waits until the services have handled what is to be deleted. Raises NotHandledError after `wait_s`."""
         for stream, durables in READERS.items():
-            if sequences := erasable.sequences.get(stream):
-                for durable in durables:
-                    await self._wait_for(stream, durable, sequences[-1], wait_s)
+            last = max(erasable.sequences.get(stream, ()), default=0)
+            if stream is Stream.AUDIT:
+                last = (await self._lookup.facts(stream)).last
+            for durable in durables if last else ():
+                await self._wait_for(stream, durable, last, wait_s)
 
     async def delete(self, erasable: ErasableMessages) -> None:
         """Deletes them; the server overwrites their bytes. EVENTS comes last: it names the jobs of the others."""
@@ -151,23 +182,53 @@ class SubjectMessages:
         if not await comes_true(is_handled, wait_s):
             raise NotHandledError(f"the consumer {durable} has not handled message {last} of {stream} yet")
 
-    async def _find_records(self, erasable: ErasableMessages, subject_filter: str) -> None:
-        async for message in self._scan(Stream.EVENTS, subject_filter):
-            record = _json(message)
-            if self._subject.has(record) and _ended_before(record.get("completed_at"), self._until):
-                erasable.add(Stream.EVENTS, message.sequence)
-                erasable.ids.add(record["execution_id"])
-                erasable.names.update(name for name in (record["execution_id"], record.get("job_id")) if name)
-                erasable.keys.update(key for key in (record.get("task_key"), record.get("plan_key")) if key)
-            elif task_key := record.get("task_key"):
-                erasable.shared.add(task_key)
+    async def _read_queues(self) -> list[tuple[Stream, StoredMessage]]:
+        """Their jobs in JOBS and PARKED. As jobs move between the two, what JOBS gets meanwhile is read, too."""
+        last = (await self._lookup.facts(Stream.JOBS)).last
+        parts = (Stream.JOBS, "bw.jobs.>", 1), (Stream.PARKED, "bw.parked.>", 1), (Stream.JOBS, "bw.jobs.>", last + 1)
+        return [
+            (stream, message)
+            for stream, subject_filter, start in parts
+            async for message in self._scan(stream, subject_filter, start=start)
+            if self._has_job(message)
+        ]
 
-    async def _find_dead_letters(self, erasable: ErasableMessages) -> set[str]:
+    async def _find_records(self, subject_filter: str, time: str, later: ErasableMessages) -> None:
+        """Reads on in the records of EVENTS.
+
+        Args:
+            subject_filter: of the records.
+            time: the field by which a record is later.
+            later: gets the later ones of theirs, which stay.
+        """
+        recorded = self._recorded
+        unread: list[int] = []
+        following = self._next.get(subject_filter, 1)
+        async for message in self._scan(Stream.EVENTS, subject_filter, start=following):
+            following = message.sequence + 1
+            record = _json(message)
+            if not self._subject.has(record):
+                recorded.shared |= keys_in(record)
+            elif record.get("execution_id") in recorded.ids or _is_by(record.get(time), self._until):
+                recorded.add(Stream.EVENTS, message.sequence)
+                recorded.ids.add(record["execution_id"])
+                recorded.names.update(name for name in (record["execution_id"], record.get("job_id")) if name)
+                recorded.keys |= keys_in(record)
+            else:
+                # Of an attempt, it turns out when the record of its job is there.
+                unread.append(message.sequence)
+                later.ids.add(record["execution_id"])
+                later.keys |= keys_in(record)
+        self._next[subject_filter] = min([following, *unread])
+
+    async def _find_dead_letters(self, erasable: ErasableMessages, later: Collection[str], until: datetime) -> set[str]:
         """Finds dead letters, also of jobs without a record. Returns the names of their bodies."""
         bodies: set[str] = set()
         async for message in self._scan(Stream.DLQ, "bw.dlq.>"):
             dead_letter = message.read(DeadLetter)
-            if dead_letter is None or not _ended_before(dead_letter.at, self._until):
+            if dead_letter is None or dead_letter.execution_id in later:
+                continue
+            if dead_letter.at > until and dead_letter.execution_id not in erasable.ids:
                 continue
             headers = trusted_headers(dead_letter.subject, dead_letter.headers)
             is_job = dead_letter.stream in (Stream.JOBS, Stream.PARKED)
@@ -198,8 +259,12 @@ class SubjectMessages:
         headers = trusted_headers(message.subject, message.headers)
         return self._subject.has_job(_json(message), name_in(headers, Header.USER))
 
-    async def _scan(self, stream: Stream, subject_filter: str) -> AsyncGenerator[StoredMessage]:
-        async with aclosing(self._lookup.scan(stream, subject_filter, complete=True)) as stored:
+    def _is_accepted(self, message: StoredMessage) -> bool:
+        headers = trusted_headers(message.subject, message.headers)
+        return queued_at(headers, message.stored_at) <= self._until
+
+    async def _scan(self, stream: Stream, subject_filter: str, *, start: int = 1) -> AsyncGenerator[StoredMessage]:
+        async with aclosing(self._lookup.scan(stream, subject_filter, start=start, complete=True)) as stored:
             async for message in stored:
                 yield message
 
@@ -235,7 +300,7 @@ def _name_of_body(header: str | None) -> str | None:
     return None if reference is None else reference.name
 
 
-def _ended_before(moment: object, until: datetime) -> bool:
+def _is_by(moment: object, until: datetime) -> bool:
     if isinstance(moment, str):
         moment = datetime.fromisoformat(moment)
     return isinstance(moment, datetime) and moment <= until

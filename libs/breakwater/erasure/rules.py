@@ -24,6 +24,10 @@ _UNESCAPED = re.compile(r"[^\x00-\x1f\x7f\"\\]+")
 CHOSEN_IDS = {"job_id": "execution_id", "task_id": "task_key", "plan_id": "plan_key"}
 """The fields of records and actions with ids that callers chose, and those with the plane's own."""
 
+KEYS = ("task_key", "plan_key")
+Key = tuple[str, str]
+"""One of these fields, and its value."""
+
 SHORTEST_TEXT = 16
 """Letters of the shortest text that is searched for: a shorter one is in too many other texts."""
 LONGEST_TEXT = 48
@@ -147,6 +151,20 @@ def chosen_ids(record: Mapping[str, Any]) -> dict[str, str]:
     """Returns the ids that a record's caller chose, with those of the plane."""
     pairs = ((record.get(field), record.get(own_field)) for field, own_field in CHOSEN_IDS.items())
     return {chosen: own_id for chosen, own_id in pairs if chosen and own_id and chosen != own_id}
+
+
+def keys_in(record: Mapping[str, Any]) -> set[Key]:
+    """Returns the task and the plan of a record or an event, as the plane knows them."""
+    return {(name, key) for name in KEYS if (key := record.get(name))}
+
+
+def goes(key: str, *, of_job: bool, shared: bool) -> bool:
+    """Returns True if an event of a task or a plan of theirs goes.
+
+    By the event of a task that others share, which has no texts, Redis learns that the task is stopped. Of such a plan,
+    the changes by their jobs go.
+    """
+    return not shared or (of_job and key == "plan_key")
 
 
 def with_plane_ids(

@@ -102,7 +102,7 @@ class Samples:
         return Counter(kind for kind, _ in forms), size
 
     def report(
-        self, searched: Mapping[str, int], unread: Mapping[str, int], traces: Iterable[Trace] = ()
+        self, searched: Mapping[str, int], unread: Mapping[str, int], traces: Iterable[Trace] = (), *, actions: int = 0
     ) -> SearchReport:
         """Returns the report of a search for them."""
         return SearchReport(
@@ -112,6 +112,7 @@ class Samples:
             name=self.name is not None,
             searched=dict(searched),
             unread=dict(unread),
+            actions=actions,
             traces=tuple(traces),
         )
 
@@ -153,6 +154,7 @@ class StoreSearch:
         self._searched: Counter[str] = Counter()
         self._unread: Counter[str] = Counter()
         self._traces: Counter[tuple[str, str, str]] = Counter()
+        self._actions = 0
 
     async def run(self, samples: Samples) -> SearchReport:
         """Searches everything once.
@@ -174,7 +176,7 @@ class StoreSearch:
             Trace(store=store, place=place, kind=kind, count=count)
             for (store, place, kind), count in sorted(self._traces.items())[:MOST_TRACES]
         ]
-        return samples.report(self._searched, self._unread, traces)
+        return samples.report(self._searched, self._unread, traces, actions=self._actions)
 
     async def _search_stream(self, stream: Stream, samples: Samples) -> None:
         async with aclosing(self._lookup.scan(stream, everything_in(stream), complete=True)) as stored:
@@ -182,7 +184,11 @@ class StoreSearch:
                 self._searched[stream.value] += 1
                 headers = "".join(f"{name}:{value}\n" for name, value in message.headers.items())
                 data = b"\n".join((message.subject.encode(), headers.encode(), message.data))
-                self._note(stream.value, f"message {message.sequence}", samples.count_in(data))
+                counts = samples.count_in(data)
+                if stream is Stream.AUDIT and counts and "text" not in counts:
+                    self._actions += 1
+                else:
+                    self._note(stream.value, f"message {message.sequence}", counts)
 
     async def _search_redis(self, samples: Samples) -> None:
         async for key in cast(AsyncIterator[str], self._client.scan_iter(count=1_000)):

@@ -14,7 +14,17 @@ from typing import Any
 
 import orjson
 
-from breakwater.erasure.rules import CHOSEN_IDS, DataSubject, chosen_ids, mentions, with_plane_ids
+from breakwater.erasure.rules import (
+    CHOSEN_IDS,
+    KEYS,
+    DataSubject,
+    Key,
+    chosen_ids,
+    goes,
+    keys_in,
+    mentions,
+    with_plane_ids,
+)
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.clickhouse.table import PLAIN, Layout
 from breakwater.kernel.types import format_time
@@ -54,19 +64,22 @@ _ALERT_CHANGES = {
 _REPLACED = {
     GUARD_EVENTS.name: (
         "event_id",
-        ("execution_id", "task_key"),
+        "task_key",
         {"task_id": "task_key", "reason": f"'{ERASED}'"},
         "task_id != task_key",
     ),
     PLAN_CHANGES.name: (
         "change_id",
-        ("execution_id", "plan_key"),
+        "plan_key",
         {"plan_id": "plan_key", "job_id": "execution_id", "correlation_id": "NULL", "reason": f"'{ERASED}'"},
         "(plan_id != plan_key OR ifNull(job_id != execution_id, false))",
     ),
 }
-"""Tables that are sorted by ids of callers, so that rows can't be changed: the column that identifies a row, those by
-which it belongs to a job, the new values of a copy, and the condition of rows that have ids of callers."""
+"""Tables that are sorted by ids of callers, so that rows can't be changed: the column that identifies a row, the one of
+the task or the plan, the new values of a copy, and the condition of rows that have ids of callers."""
+
+_ACCEPTED = "queued_at"
+"""By this time of executions it is decided what is erased: they may end later."""
 
 _SETTINGS = "SETTINGS mutations_sync = 2"
 """A statement returns when all replicas have done it."""
@@ -81,14 +94,15 @@ class ErasableRows:
     """The rows of a data subject."""
 
     ids: set[str] = field(default_factory=set[str])
+    """The executions that were accepted before the erasure began."""
     job_ids: set[str] = field(default_factory=set[str])
     rows: dict[str, int] = field(default_factory=dict[str, int])
     """By table."""
     alert_ids: list[str] = field(default_factory=list[str])
-    keys: set[str] = field(default_factory=set[str])
+    keys: set[Key] = field(default_factory=set[Key])
     """The tasks and plans of their executions, as the plane knows them."""
-    shared: set[str] = field(default_factory=set[str])
-    """Those of the tasks that have executions of others, too."""
+    shared: set[Key] = field(default_factory=set[Key])
+    """Those of them that have executions of others, too."""
     chosen: dict[str, str] = field(default_factory=dict[str, str])
     """The ids of jobs, tasks and plans that callers chose, with those of the plane."""
     actions: dict[str, str] = field(default_factory=dict[str, str])
@@ -101,10 +115,12 @@ class SubjectRows:
     """Finds and erases rows. All methods raise AnalyticsUnavailableError, QueryError."""
 
     def __init__(self, analytics: Analytics, subject: DataSubject, until: datetime, layout: Layout = PLAIN) -> None:
-        """Takes the time after which jobs that end are left as they are."""
+        """Takes the time of the erasure: jobs that were accepted later are left as they are."""
         self._analytics = analytics
         self._subject = subject
         self._until = _time_in_sql(until)
+        self._ended_later = set[str]()
+        """Those of their executions that were accepted before that time, and ended after it."""
         self._layout = layout
         self._key = f"toUInt64({randbits(63)}), toUInt64({randbits(63)})"
         self._hashes: dict[str, str] = {}
@@ -117,34 +133,41 @@ class SubjectRows:
                 self._hashes[text] = str((await self._analytics.query(sql, {"text": text})).rows[0][0])
         erasable = ErasableRows()
         sql = (
-            "SELECT execution_id, job_id, task_key, task_id, plan_key, plan_id "  # noqa: S608  of constants and hashes
-            f"FROM executions FINAL WHERE {self._is_own(EXECUTIONS.time)}"
+            "SELECT execution_id, job_id, task_key, task_id, plan_key, plan_id, "  # noqa: S608  of constants and hashes
+            f"completed_at > {self._until} AS ended_later FROM executions FINAL WHERE {self._is_own(_ACCEPTED)}"
         )
         for record in await self._analytics.read(dict[str, Any], sql):
             erasable.ids.add(record["execution_id"])
             erasable.job_ids.add(record["job_id"])
-            erasable.keys.update(filter(None, (record["task_key"], record["plan_key"])))
+            erasable.keys.update(keys_in(record))
             erasable.chosen.update(chosen_ids(record))
-        own_tasks = f"SELECT task_key FROM executions FINAL WHERE {self._is_own(EXECUTIONS.time)}"  # noqa: S608
-        sql = (
-            f"SELECT DISTINCT task_key FROM executions FINAL WHERE task_key IN ({own_tasks}) AND erased_at IS NULL "  # noqa: S608
-            f"AND NOT ({self._is_own(EXECUTIONS.time)})"
-        )
-        erasable.shared = {row[0] for row in (await self._analytics.query(sql)).rows}
+            if record["ended_later"]:
+                self._ended_later.add(record["execution_id"])
+        for name in KEYS:
+            own_keys = f"SELECT {name} FROM executions FINAL WHERE {self._is_own(_ACCEPTED)}"  # noqa: S608
+            sql = (
+                f"SELECT DISTINCT {name} FROM executions FINAL WHERE {name} IN ({own_keys}) AND erased_at IS NULL "  # noqa: S608
+                f"AND NOT ({self._is_own(_ACCEPTED)})"
+            )
+            erasable.shared.update((name, row[0]) for row in (await self._analytics.query(sql)).rows)
         erasable.rows["executions"] = len(erasable.ids)
         for table, condition in self._conditions():
             if table != "executions":
                 sql = f"SELECT count() FROM {table} WHERE {condition}"  # noqa: S608  of constants and hashes
                 erasable.rows[table] = int((await self._analytics.query(sql)).rows[0][0])
-        for table, (row_id, columns, _, has_chosen) in _REPLACED.items():
-            of_jobs = " OR ".join(
-                f"{column} IN (SELECT {column} FROM executions FINAL WHERE {self._is_own(EXECUTIONS.time)})"  # noqa: S608
-                for column in columns
+        for table, (row_id, key, _, has_chosen) in _REPLACED.items():
+            of_job, of_key = (
+                f"{column} IN (SELECT {column} FROM executions FINAL WHERE {self._is_own(_ACCEPTED)})"  # noqa: S608
+                for column in ("execution_id", key)
             )
-            sql = f"SELECT {self._hash_of(row_id)}, {columns[1]} FROM {table} FINAL WHERE {has_chosen} AND ({of_jobs})"  # noqa: S608
-            shared = erasable.shared if table == GUARD_EVENTS.name else ()
+            sql = (
+                f"SELECT {self._hash_of(row_id)}, {key}, ifNull({of_job}, false) AS of_job FROM {table} FINAL "  # noqa: S608
+                f"WHERE {has_chosen} AND (of_job OR {of_key})"
+            )
             erasable.hashes[table] = [
-                row_hash for row_hash, key in (await self._analytics.query(sql)).rows if key not in shared
+                row_hash
+                for row_hash, value, of_job in (await self._analytics.query(sql)).rows
+                if goes(key, of_job=of_job, shared=(key, value) in erasable.shared)
             ]
             erasable.rows[table] = len(erasable.hashes[table])
         return erasable
@@ -223,7 +246,7 @@ class SubjectRows:
         """The stored texts of the newest executions that `find` has found, as JSON or as they are, by execution."""
         sql = (
             "SELECT execution_id, [ifNull(messages, ''), ifNull(input, ''), ifNull(output, '')], encrypted "  # noqa: S608
-            f"FROM executions FINAL WHERE {self._is_own(EXECUTIONS.time)} ORDER BY completed_at DESC LIMIT {limit:d}"
+            f"FROM executions FINAL WHERE {self._is_own(_ACCEPTED)} ORDER BY completed_at DESC LIMIT {limit:d}"
         )
         rows = (await self._analytics.query(sql)).rows
         return {row[0]: [*row[1], *([row[2]] if row[2] else [])] for row in rows}
@@ -238,7 +261,7 @@ class SubjectRows:
                 "SELECT sumForEach(arrayMap("  # noqa: S608  of constants and hashes
                 "(place, text) -> place > 0 OR has([job_id, ifNull(task_id, ''), ifNull(plan_id, '')], text), "
                 f"multiSearchAllPositions({of_job}, {{texts:Array(String)}}), {{texts:Array(String)}})) "
-                f"FROM executions WHERE NOT ({self._is_own(EXECUTIONS.time)})"
+                f"FROM executions WHERE NOT ({self._is_own(_ACCEPTED)})"
             )
             [(counts,)] = (await self._analytics.query(sql, {"texts": part})).rows
             used.update(text for text, count in zip(part, counts or [0] * len(part), strict=True) if count)
@@ -246,11 +269,12 @@ class SubjectRows:
 
     def _conditions(self) -> Iterator[tuple[str, str]]:
         """The rows of each table, in the order in which they are erased."""
-        yield ATTEMPTS.name, self._is_own("completed_at")
+        # An attempt does not tell when its job was accepted.
+        yield ATTEMPTS.name, self._is_own("completed_at", or_of=self._ended_later)
         if self._subject.user is not None:
             yield BUDGET_EVENTS.name, self._is_of_their_limit(self._subject.user)
         yield CLOSED_SPEND.name, f"user IS NOT NULL AND {self._is_own()}"
-        yield EXECUTIONS.name, self._is_own(EXECUTIONS.time)
+        yield EXECUTIONS.name, self._is_own(_ACCEPTED)
 
     def _is_of_their_limit(self, user: str) -> str:
         """The condition of the events that `DataSubject.has_scope` is true of."""
@@ -261,7 +285,8 @@ class SubjectRows:
             within_user += f" AND scope = 'tenant' AND {self._equals('tenant', self._subject.tenant)}"
         return f"({of_user} OR {within_user})"
 
-    def _is_own(self, time: str | None = None) -> str:
+    def _is_own(self, time: str | None = None, *, or_of: Collection[str] = ()) -> str:
+        """The condition of their rows, with a time only of those until the erasure, or of some executions."""
         conditions = [
             self._equals(column, name)
             for column, name in (("user", self._subject.user), ("tenant", self._subject.tenant))
@@ -270,7 +295,8 @@ class SubjectRows:
         if self._subject.user is None and time is not None:
             conditions.append("erased_at IS NULL")  # the tenant's name stays
         if time is not None:
-            conditions.append(f"{time} <= {self._until}")
+            of_executions = f" OR execution_id IN ({', '.join(map(_quoted, sorted(or_of)))})" if or_of else ""
+            conditions.append(f"({time} <= {self._until}{of_executions})")
         return " AND ".join(conditions)
 
     def _equals(self, column: str, name: str) -> str:

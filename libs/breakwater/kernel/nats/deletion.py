@@ -15,7 +15,7 @@ import orjson
 
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.core import ClientGetter
-from breakwater.kernel.nats.errors import BusUnavailableError, translated_errors
+from breakwater.kernel.nats.errors import BusUnavailableError, NoStreamError, translated_errors
 from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.subjects import Stream
 
@@ -45,6 +45,19 @@ async def delete_messages(connection: ClientGetter, stream: Stream, sequences: S
         )
         deleted += sum(outcomes)
     return deleted
+
+
+async def require_filler(connection: ClientGetter, stream: Stream) -> None:
+    """Makes sure that `begin_new_file` can do it.
+
+    Raises:
+        NoStreamError: the stream has the config of an earlier version.
+        BusUnavailableError: NATS does not respond.
+    """
+    with translated_errors(stream):
+        info = await connection().jetstream(timeout=TIMEOUT_S).stream_info(stream.value)
+    if subjects.filler(stream) not in (info.config.subjects or ()):
+        raise NoStreamError(f"the stream {stream} has the config of an earlier version: run `breakwater setup` first")
 
 
 async def begin_new_file(connection: ClientGetter, stream: Stream) -> None:
