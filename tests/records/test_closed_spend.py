@@ -83,9 +83,9 @@ async def test_a_month_that_two_close_at_once_counts_once(analytics: Analytics) 
     attempts = [attempt(f"e{number}", started_at=OCTOBER, cost=7) for number in range(3)]
     await store(analytics, [(one, number, OCTOBER) for number, one in enumerate(attempts, 1)])
     assert await close_spend(analytics, BERLIN, LAST)
-    # As the second one would, which had looked before.
-    await analytics.execute(
-        "INSERT INTO closed_spend SELECT * REPLACE (event_sequence + 1 AS event_sequence) FROM closed_spend"
-    )
-    found = await spend(analytics, [TOTAL], log_created=OCTOBER, upto=0, dimensions=DIMENSIONS)
-    assert (found["total", "global"].spent, found["total", "global"].calls) == (21, 3)
+    # As the second one would, which had looked before; and one of a version that names the same calls differently.
+    for number, names in enumerate(("names", "concat('of another version', names)"), 1):
+        replaced = f"{names} AS names, event_sequence + {number} AS event_sequence"
+        await analytics.execute(f"INSERT INTO closed_spend SELECT * REPLACE ({replaced}) FROM closed_spend FINAL")
+        found = await spend(analytics, [TOTAL], log_created=OCTOBER, upto=0, dimensions=DIMENSIONS)
+        assert (found["total", "global"].spent, found["total", "global"].calls) == (21, 3)
