@@ -21,7 +21,7 @@ from breakwater.kernel.nats.contract import DeadLetter
 from breakwater.kernel.nats.core import ClientGetter
 from breakwater.kernel.nats.deletion import FILLER, begin_new_file, delete_messages, require_filler
 from breakwater.kernel.nats.delivery import name_in, queued_at, trusted_headers
-from breakwater.kernel.nats.lookup import Lookup, StoredMessage
+from breakwater.kernel.nats.lookup import Lookup, StoredMessage, everything_in
 from breakwater.kernel.nats.subjects import Header, Stream, decode_token
 
 READERS: dict[Stream, tuple[str, ...]] = {
@@ -184,14 +184,15 @@ class SubjectMessages:
 
     async def _read_queues(self) -> list[tuple[Stream, StoredMessage]]:
         """Their jobs in JOBS and PARKED. As jobs move between the two, what JOBS gets meanwhile is read, too."""
-        last = (await self._lookup.facts(Stream.JOBS)).last
-        parts = (Stream.JOBS, "bw.jobs.>", 1), (Stream.PARKED, "bw.parked.>", 1), (Stream.JOBS, "bw.jobs.>", last + 1)
-        return [
-            (stream, message)
-            for stream, subject_filter, start in parts
-            async for message in self._scan(stream, subject_filter, start=start)
-            if self._has_job(message)
-        ]
+        jobs: list[tuple[Stream, StoredMessage]] = []
+        following = dict.fromkeys((Stream.JOBS, Stream.PARKED), 1)
+        for stream in (Stream.JOBS, Stream.PARKED, Stream.JOBS):
+            # The last one may be acknowledged meanwhile.
+            last = (await self._lookup.facts(stream)).last
+            scan = self._scan(stream, everything_in(stream), start=following[stream], up_to=last)
+            jobs += [(stream, message) async for message in scan if self._has_job(message)]
+            following[stream] = last + 1
+        return jobs
 
     async def _find_records(self, subject_filter: str, time: str, later: ErasableMessages) -> None:
         """Reads on in the records of EVENTS.
@@ -263,8 +264,11 @@ class SubjectMessages:
         headers = trusted_headers(message.subject, message.headers)
         return queued_at(headers, message.stored_at) <= self._until
 
-    async def _scan(self, stream: Stream, subject_filter: str, *, start: int = 1) -> AsyncGenerator[StoredMessage]:
-        async with aclosing(self._lookup.scan(stream, subject_filter, start=start, complete=True)) as stored:
+    async def _scan(
+        self, stream: Stream, subject_filter: str, *, start: int = 1, up_to: int | None = None
+    ) -> AsyncGenerator[StoredMessage]:
+        scan = self._lookup.scan(stream, subject_filter, start=start, up_to=up_to, complete=True)
+        async with aclosing(scan) as stored:
             async for message in stored:
                 yield message
 

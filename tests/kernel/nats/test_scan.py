@@ -260,8 +260,8 @@ async def test_the_state_of_a_stream_is_as_the_client_reads_it_and_a_missing_str
 async def test_a_whole_scan_up_to_a_message_that_was_deleted_ends_before_it(client: Client) -> None:
     await store(client, interleaved(6, 2))
 
-    async def whole(up_to: int) -> list[int]:
-        scan = Lookup(lambda: client).scan(Stream.EVENTS, FILTER, up_to=up_to, complete=True)
+    async def whole(up_to: int, start: int = 1) -> list[int]:
+        scan = Lookup(lambda: client).scan(Stream.EVENTS, FILTER, start=start, up_to=up_to, complete=True)
         return [message.sequence async for message in scan]
 
     [*earlier, last] = [message.sequence for message in await read(client)]
@@ -272,6 +272,7 @@ async def test_a_whole_scan_up_to_a_message_that_was_deleted_ends_before_it(clie
     assert [message.sequence async for message in everything][-1] == last - 1
     await store(client, [("bw.breakers.a.m", b"other")])
     assert await whole(last) == earlier, "others follow"
+    assert (await whole(last, last), await whole(last, last + 1)) == ([], [])
     assert (await Lookup(lambda: client).facts(Stream.EVENTS)).deleted == 1
 
 

@@ -266,7 +266,7 @@ class Lookup:
         """
         first = _begin(start)
         to_match = up_to is None
-        last = 0
+        last = start - 1 if isinstance(start, int) else 0
         if up_to is None:
             end = await self._end(stream, subject_filter, complete=complete)
             if end is None or (end[1] < start if isinstance(start, datetime) else end[0] < start):
