@@ -233,13 +233,14 @@ async def test_a_user_with_a_thousand_jobs_is_erased_though_the_command_is_kille
         cpu = resource.getrusage(resource.RUSAGE_CHILDREN)
         process = begin(command, environment)
         assert process.stderr is not None
+        said: list[str] = []
         if step is not None:
             while (line := await asyncio.to_thread(process.stderr.readline)) and step not in line:
-                pass
+                said.append(line)
             await asyncio.sleep(0.1)
             process.kill()
         out, err = await asyncio.to_thread(process.communicate)
-        assert process.returncode == (0 if step is None else -signal.SIGKILL), err
+        assert process.returncode == (0 if step is None else -signal.SIGKILL), (step, said, err)
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         print(f"{step}: {used.ru_utime + used.ru_stime - cpu.ru_utime - cpu.ru_stime:.1f} CPU-s", out)
     assert (await stores.eraser(DataSubject("user number 7")).find()).stores == {}
