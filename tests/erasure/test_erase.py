@@ -33,6 +33,8 @@ from breakwater.erasure.search import Samples, StoreSearch, samples_of
 from breakwater.erasure.store import SubjectKeys
 from breakwater.identity.audit import Actor, AuditLog
 from breakwater.jobs.contract.execution import Attempt, Execution
+from breakwater.jobs.store.plans import KnownPlan, NotedJob, Plans
+from breakwater.jobs.store.task_keys import TaskKey
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.bodies import BodyReference, BodyWriter
@@ -45,6 +47,8 @@ from breakwater.kernel.nats.subjects import Stream
 from breakwater.kernel.nats.topology import Plan
 from breakwater.kernel.redis.connection import Redis
 from breakwater.limits.rules.budget import TOTAL
+from breakwater.limits.rules.guard import Trip
+from breakwater.limits.store.tasks import Tasks
 from breakwater.records.rows import alert_row, attempt_row, audit_row, budget_row, execution_row, guard_row, plan_row
 from breakwater.records.schema import ALERTS, ATTEMPTS, AUDIT, BUDGET_EVENTS, EXECUTIONS, GUARD_EVENTS, PLAN_CHANGES
 from breakwater.records.spend import spend
@@ -398,6 +402,10 @@ async def test_of_a_plan_that_others_share_only_the_changes_by_their_own_jobs_go
         sequence = await stores.publish(subjects.plan("x-plan"), change.json_bytes())
         await stores.analytics.insert(PLAN_CHANGES, [plan_row(change, sequence)])
 
+    plans = Plans(stores.redis)
+    noted = {f"x-{number}": NotedJob(NOW, "good", None, None, f"letter to {user}") for number, user in enumerate(USERS)}
+    await plans.change("x-plan", "succeeded", noted, plan_id="plan of both")
+
     async def left() -> tuple[list[str], list[tuple[Any, ...]]]:
         events = [json.loads(event)["change_id"] for event in await stores.messages(Stream.EVENTS, "bw.plans.>")]
         sql = "SELECT plan_id, job_id, reason FROM plan_changes FINAL ORDER BY change_id"
@@ -408,10 +416,12 @@ async def test_of_a_plan_that_others_share_only_the_changes_by_their_own_jobs_go
     await eraser.erase(await eraser.find(), OPERATOR, str)
     assert (await stores.eraser(DataSubject(USERS[0])).find()).stores == {}
     assert await left() == (["x-plan#0", "x-plan#2"], [before[0], ("x-plan", "x-0", "erased"), before[2]])
+    assert (await plans.notes_of(["x-plan"]))["x-plan"].jobs == {"x-1": noted["x-1"]}
     # With the last who shares it, all go.
     eraser = stores.eraser(DataSubject(USERS[1]))
     await eraser.erase(await eraser.find(), OPERATOR, str)
     assert (await left())[0] == []
+    assert (await plans.notes_of(["x-plan"]))["x-plan"] == KnownPlan()
 
 
 async def test_a_search_finds_what_was_not_erased_and_looks_at_every_store(stores: Stores) -> None:
@@ -493,7 +503,11 @@ async def test_a_task_that_others_share_stays_stopped_when_redis_is_filled_from_
         names = {"user": user, "task_id": f"task named {task}", "task_key": f"x-{task}", "completed_at": NOW}
         record = samples.execution(f"x-{number}", **names)
         await store_record(stores, samples.attempt(f"x-{number}", **names, started_at=NOW), record)
+    tasks = Tasks(stores.redis)
     for number, task in enumerate(["shared", "shared", "own"]):
+        trip = Trip("max_iterations", "10 iterations")
+        place = {"agent": "good", "execution_id": f"x-{number}", "task_id": f"task named {task}"}
+        await tasks.trip(TaskKey("acme", f"x-{task}"), trip, **place)
         chosen = {"task_id": f"task named {task}", "task_key": f"x-{task}", "execution_id": f"x-{number}"}
         guard = samples.guard_event(event_id=f"g-{number}", **chosen)
         sequence = await stores.publish(subjects.guard("good"), guard.json_bytes())
@@ -508,6 +522,8 @@ async def test_a_task_that_others_share_stays_stopped_when_redis_is_filled_from_
     assert rows.rows == (("task named shared",), ("task named shared",), ("x-own",))
     search = StoreSearch(lambda: stores.client, stores.redis, stores.analytics, {})
     assert (await search.run(searched)).traces == ()
+    stopped = {key.task_key: record.task_id for key, record in await tasks.stopped_tasks()}
+    assert stopped == {"x-shared": "task named shared", "x-own": None}
     # With the last who shares it, it goes.
     eraser = stores.eraser(DataSubject(USERS[1]))
     await eraser.erase(await eraser.find(), OPERATOR, str)

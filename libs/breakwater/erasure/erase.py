@@ -50,6 +50,7 @@ class ErasableData:
     rows: ErasableRows
     answers: list[str] = field(default_factory=list[str])
     notices: list[str] = field(default_factory=list[str])
+    noted_ids: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     counters: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
 
     @property
@@ -60,6 +61,7 @@ class ErasableData:
             **self.rows.rows,
             "cached answers": len(self.answers),
             "notices": len(self.notices),
+            "noted ids": len(self.noted_ids),
             "counters": len(self.counters),
         }
         return {store: count for store, count in counts.items() if count}
@@ -99,7 +101,8 @@ class Eraser:
         await self.rows.find_actions(rows)
         answers = await self.keys.answers(messages.ids)
         notices = await self.keys.dry_runs(messages.ids)
-        return ErasableData(messages, rows, answers, notices, await self.keys.counters())
+        noted_ids = await self.keys.noted_ids(messages.ids, messages.keys, messages.shared)
+        return ErasableData(messages, rows, answers, notices, noted_ids, await self.keys.counters())
 
     def report(self, data: ErasableData, *, dry_run: bool, remaining: tuple[str, ...] = ()) -> ErasureReport:
         """Returns the report of an erasure."""
@@ -142,7 +145,7 @@ class Eraser:
             await self.messages.delete(data.messages)
             full = await self.messages.rewrite_files()
             step("deleting keys of Redis")
-            await self.keys.delete([*data.answers, *data.notices], data.counters)
+            await self.keys.delete([*data.answers, *data.notices], [*data.noted_ids, *data.counters])
             unwritten = await self.keys.rewrite_files(self._wait_s)
             step("changing rows of ClickHouse")
             await self.rows.erase(data.rows, self._now)

@@ -1,20 +1,22 @@
-"""The keys of a data subject in Redis: cached answers, dry runs, and counters of limits on the user."""
+"""The keys of a data subject in Redis: cached answers, dry runs, ids of callers, and counters of limits on the user."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence, Set
 from pathlib import Path
 from typing import Any, cast
 
 import orjson
 from redis.exceptions import ResponseError
 
-from breakwater.erasure.rules import DataSubject
+from breakwater.erasure.rules import DataSubject, Key
 from breakwater.erasure.waiting import comes_true
+from breakwater.jobs.store.plans import KnownPlan, Plans
 from breakwater.kernel.redis.connection import Redis
 from breakwater.limits.rules.scopes import parts_of
 from breakwater.limits.store.budgets import FILLED
+from breakwater.limits.store.tasks import TRIPPED, task_named
 
 PART = 500
 _CACHE = "bw:cache:*"
@@ -34,6 +36,7 @@ class SubjectKeys:
         self._redis = redis
         self._client: Any = redis.client
         self._subject = subject
+        self._plans = Plans(redis)
 
     async def claimed(self, ids: Collection[str]) -> int:
         """The number of executions that a worker holds, or has just ended."""
@@ -82,8 +85,28 @@ class SubjectKeys:
                     fields += [(key, name) async for name, value in pairs if self._has_counter(name, value)]
         return fields
 
+    async def noted_ids(self, ids: Collection[str], keys: Set[Key], shared: Set[Key]) -> list[tuple[str, str]]:
+        """The fields with ids that callers chose in notes of plans and stopped tasks; no field for a whole key.
+
+        Of a plan that others share, only their own jobs.
+        """
+        fields: list[tuple[str, str]] = []
+        for part in _parts([key for name, key in sorted(keys) if name == "plan_key"]):
+            for plan_key, plan in (await self._plans.notes_of(part)).items():
+                redis_key = f"bw:plan:{plan_key}"
+                if ("plan_key", plan_key) in shared:
+                    fields += [(redis_key, execution_id) for execution_id in sorted(plan.jobs.keys() & ids)]
+                elif plan != KnownPlan():
+                    fields.append((redis_key, ""))
+        for name in cast(list[str], await self._client.zrange(TRIPPED, 0, -1)):
+            task = task_named(name)
+            is_theirs = ("task_key", task.task_key) in keys - shared
+            if is_theirs and await self._client.hexists(task.redis_key, "task_id"):
+                fields.append((task.redis_key, "task_id"))
+        return fields
+
     async def delete(self, keys: Sequence[str], fields: Sequence[tuple[str, str]]) -> None:
-        """Deletes keys, and what `counters` has returned."""
+        """Deletes keys, and what `counters` and `noted_ids` have returned."""
         for part in _parts(keys):
             await self._client.unlink(*part)
         for part in _parts(fields):

@@ -271,7 +271,7 @@ class Tasks:
         listed = cast(list[tuple[str, float]], scored_names)
         if not listed:
             return []
-        keys = [_key(name) for name, _ in listed]
+        keys = [task_named(name) for name, _ in listed]
         answers = await self._redis.run([ScriptCommand(_LUA["load"], [key.redis_key], []) for key in keys])
         states = [_read(values)[1] for values in answers]
         unlisted = [
@@ -301,7 +301,8 @@ def _marker(key: TaskKey, execution_id: str) -> str:
     return f"{key.redis_key}:x:{short_name(execution_id)}"
 
 
-def _key(name: str) -> TaskKey:
+def task_named(name: str) -> TaskKey:
+    """Returns the task of a name: the inverse of `TaskKey.name`."""
     tenant, _, task_key = name.partition("/")
     return TaskKey(decode_token(tenant) if tenant else None, decode_token(task_key))
 
