@@ -41,14 +41,16 @@ CLAIMS = (
     Claim("memory.redis", "redis.used", most=1.3, least=5),
     Claim("memory.clickhouse", slack=0.25, least=50),
     Claim("memory.*", slack=0.05, least=5),
-    Claim("fds.clickhouse", "parts", most=3, least=30),
+    Claim("fds.clickhouse", slack=0.2, least=60),  # three for each thread that statements at one time have ever begun
     Claim("fds.*", slack=0.1, least=10),
     Claim("disk.nats", "bytes.all", most=1.3, slack=0.1, least=50),
     Claim("disk.redis", "redis.used", most=4, least=70),  # rewritten once it is twice as long as before, and 64 MB
     Claim("disk.clickhouse", "parts.mb", most=1.3, least=50),
     Claim("disk.logs", "failed", most=2e-3, least=5),
-    Claim("redis.used", "redis.keys", most=0.5e-3, least=5),
-    Claim("redis.keys", PER_JOB, most=1.0, least=500),  # of each step of a task for an hour, of the task for a week
+    Claim("redis.used", "redis.keys", most=0.4e-3, least=5),
+    # Six of 103 jobs begin a task of four: its key stays for a week, and that of each step for an hour: 0.29 keys
+    # a job. A quarter of all that Redis counts has expired, and is not yet freed.
+    Claim("redis.keys", PER_JOB, most=0.4, least=500),
     Claim("redis.staying", slack=0.0, least=20),
     Claim("messages.EVENTS", "done.kept", most=3.5, slack=0.05, least=500),
     Claim("messages.RESULTS", "done.kept", most=1.0, slack=0.05, least=500),
@@ -63,7 +65,7 @@ CLAIMS = (
     Claim("rows.attempts", PER_JOB, most=2.5, least=1000),
     Claim("rows.executions", PER_JOB, most=1.01, least=1000),
     Claim("rows.*", PER_JOB, most=4.0, least=1000),
-    Claim("parts.mb", "rows.all", most=2.5e-3),
+    Claim("parts.mb", "rows.all", most=0.6e-3),
     Claim("parts", slack=0.3, least=40),
     Claim("lag.*", slack=0.3, least=500),
     Claim("p[59]?", slack=0.3, least=30),

@@ -47,6 +47,9 @@ _CONFIG = f"""<clickhouse>
     <{_LOOKS}_max>60</{_LOOKS}_max>
     <merge_tree>
         <concurrent_part_removal_threshold>1000000</concurrent_part_removal_threshold>
+        <cleanup_delay_period>5</cleanup_delay_period>
+        <max_cleanup_delay_period>60</max_cleanup_delay_period>
+        <cleanup_thread_preferred_points_per_iteration>50</cleanup_thread_preferred_points_per_iteration>
         <min_free_disk_bytes_to_perform_insert>268435456</min_free_disk_bytes_to_perform_insert>
     </merge_tree>
     <storage_configuration>
@@ -61,7 +64,8 @@ full: a part whose file was not written to its end can't be read.
 
 Threads are few, as the engine keeps each that it ever began, with memory and three open files: chdb heeds no
 `max_thread_pool_free_size`. It would begin 50 for the first parts that have a file for each column, and 128 to remove
-more than a hundred parts; one removes them as well."""
+more than a hundred parts. Here one removes them, about fifty at a time and within a minute after they were merged; by
+default they stay for up to five minutes, and take more of the disk than what they were merged to."""
 
 _SERVER_SETTINGS = f"default_database={_FILES}"
 _CHECKED_AS = "'/dev/fd/0'"  # takes the place of the pipe or file in a text that is checked
