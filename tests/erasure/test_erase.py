@@ -25,6 +25,7 @@ import pytest_asyncio
 from nats.aio.client import Client
 
 from breakwater.alerts.contract import Alert
+from breakwater.alerts.store.incidents import IncidentLog
 from breakwater.erasure.commands import print_search
 from breakwater.erasure.erase import Eraser, UnfinishedJobsError
 from breakwater.erasure.messages import READERS, NotHandledError
@@ -282,6 +283,8 @@ async def test_one_user_is_erased_and_the_other_stays_even_if_it_is_broken_off_b
         await fill(stores, user)
     anna, ben = USERS
     subject = DataSubject(anna)
+    log = IncidentLog(lambda: stores.client, stores.publisher, Redactor.compile(RedactionRules()))
+    assert "x-01" in str((await log.catch_up()).of("job_dead_lettered/good"))
     every_log = NOW - timedelta(days=1)
     before = await spend(stores.analytics, [TOTAL], log_created=every_log, upto=1_000)
     assert anna.encode() in await files_of_tables(stores)
@@ -308,6 +311,9 @@ async def test_one_user_is_erased_and_the_other_stays_even_if_it_is_broken_off_b
     eraser = stores.eraser(subject)
     await eraser.erase(await eraser.find(), OPERATOR, steps.append)
     assert (await stores.eraser(subject).find()).stores == {}
+
+    left_open = str((await log.catch_up()).of("job_dead_lettered/good"))
+    assert ("x-01" in left_open, "x-11" in left_open) == (False, True), "an alerter that runs forgets it, too"
 
     search = StoreSearch(lambda: stores.client, stores.redis, stores.analytics, {})
     searched = (await search.run(Samples([text(anna, "answer")], 1, anna))).searched

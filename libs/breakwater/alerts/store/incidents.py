@@ -46,6 +46,7 @@ class IncidentLog:
         self._lock = asyncio.Lock()
         self._stream: str | None = None
         self._sequence = 0
+        self._deleted = 0
         self._sure = False
         self.incidents = Incidents()
 
@@ -108,11 +109,14 @@ class IncidentLog:
 
     async def _read(self) -> None:
         facts = await self._lookup.facts(Stream.ALERTS)
-        if facts.identity != self._stream or facts.last < self._sequence:
-            # Another stream than the one that was read: recreated, or restored from a backup.
+        is_another = facts.identity != self._stream or facts.last < self._sequence
+        if is_another or facts.deleted > self._deleted:
+            # Another stream than the one that was read: recreated, or restored from a backup. Or alerts of jobs that
+            # were erased: what was read must not be said again.
             self.incidents = Incidents()
             self._sequence = 0
             self._stream = facts.identity
+        self._deleted = facts.deleted
         left_s = REPLICA_LAG_S
         while self._sequence < facts.last and facts.first <= facts.last:
             start = max(self._sequence + 1, facts.first)
