@@ -21,7 +21,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from starlette.requests import Request
 
-from bench.trace_job import Steps
+from bench.trace_job import Trace
 from breakwater.jobs.store.accepted import AcceptedJobs
 from breakwater.kernel.nats import subjects
 from tests.services.request.conftest import HttpApi, result_of
@@ -109,7 +109,7 @@ async def test_a_request_costs_what_it_did(api: HttpApi, monkeypatch: pytest.Mon
 
 async def steps_of(run: Callable[[int], Awaitable[None]], requests: int) -> Counter[str]:
     """The steps of the event loop for some requests."""
-    trace = Steps()
+    trace = Trace()
     # Those of the connection to NATS work for the requests; the others look after the service.
     trace.background = {task for task in asyncio.all_tasks() if not _is_of_connection(task)}
     with trace:
