@@ -156,6 +156,7 @@ async def test_the_log_goes_on_where_alerts_were_deleted_or_the_stream_was_made_
     await log_of().apply(raised(4), RULES)
     assert len((await log.catch_up()).all()) == 3, "what was deleted, or erased, is forgotten"
     await client.jetstream().purge_stream("ALERTS")
+    assert (await log.catch_up()).all() == ()
     late = log_of()
     await late.apply(raised(5), RULES)
     assert [alert.key for alert in (await late.catch_up()).all()] == ["breaker_open/writer/5"]

@@ -110,9 +110,9 @@ class IncidentLog:
     async def _read(self) -> None:
         facts = await self._lookup.facts(Stream.ALERTS)
         is_another = facts.identity != self._stream or facts.last < self._sequence
-        if is_another or facts.deleted > self._deleted:
+        if is_another or facts.deleted > self._deleted or facts.first > facts.last:
             # Another stream than the one that was read: recreated, or restored from a backup. Or alerts of jobs that
-            # were erased: what was read must not be said again.
+            # were erased, perhaps all: what was read must not be said again.
             self.incidents = Incidents()
             self._sequence = 0
             self._stream = facts.identity
