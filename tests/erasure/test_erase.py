@@ -672,7 +672,14 @@ async def test_nothing_is_erased_while_a_job_has_not_ended_or_a_service_is_behin
     with pytest.raises(UnfinishedJobsError, match="1 of the jobs"):
         await eraser.erase(await eraser.find(), OPERATOR, str)
     await stores.client.jetstream().delete_msg("JOBS", sequence)
-    await stores.redis.client.set("bw:execution:x-00", "claimed")
+    attempt = samples.attempt("x-parked", user=USERS[0], completed_at=NOW, started_at=NOW)
+    await stores.publish(subjects.attempt("good", "x-parked", 1), attempt.json_bytes())
+    sequence = await stores.publish(subjects.parked("good", "x-parked"), json.dumps(job).encode())
+    eraser = stores.eraser(subject)
+    with pytest.raises(UnfinishedJobsError, match="1 of the jobs"):
+        await eraser.erase(await eraser.find(), OPERATOR, str)
+    await jetstream.delete_msg("PARKED", sequence)
+    await stores.redis.client.hset("bw:execution:x-00", "token", "a worker's")  # pyright: ignore
     eraser = stores.eraser(subject, wait_s=0.1)
     with pytest.raises(NotHandledError, match="1 of the jobs are still claimed"):
         await eraser.erase(await eraser.find(), OPERATOR, str)

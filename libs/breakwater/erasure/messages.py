@@ -80,6 +80,8 @@ class SubjectMessages:
         self._until = until
         self._recorded = ErasableMessages()
         """Those of the records in EVENTS, as far as they were read."""
+        self._ended = set[str]()
+        """The executions of those with a record of their end."""
         self._next: dict[str, int] = {}
         """The sequence from which to go on, by the subjects of the records."""
 
@@ -92,7 +94,7 @@ class SubjectMessages:
         queued = await self._read_queues()
         queues_read_at = datetime.now(UTC)
         later = ErasableMessages()
-        await self._find_records("bw.executions.>", "queued_at", later)
+        self._ended |= await self._find_records("bw.executions.>", "queued_at", later)
         # An attempt does not tell when its job was accepted.
         await self._find_records("bw.attempts.>", "completed_at", later)
         recorded = self._recorded
@@ -103,9 +105,10 @@ class SubjectMessages:
             shared=rows.shared | recorded.shared | later.keys,
             sequences={stream: [*sequences] for stream, sequences in recorded.sequences.items()},
         )
+        ended = rows.ids | self._ended
         for stream, message in queued:
-            if stream is Stream.PARKED and subjects.parts_of_parked(message.subject)[1] in erasable.ids:
-                # A job that was cancelled leaves its message until it is due.
+            if stream is Stream.PARKED and subjects.parts_of_parked(message.subject)[1] in ended:
+                # A job that was cancelled leaves its message until it is due. Others have attempts, too.
                 erasable.add(Stream.PARKED, message.sequence)
             else:
                 jobs = erasable.unfinished if self._is_accepted(message) else erasable.later
@@ -194,8 +197,8 @@ class SubjectMessages:
             following[stream] = last + 1
         return jobs
 
-    async def _find_records(self, subject_filter: str, time: str, later: ErasableMessages) -> None:
-        """Reads on in the records of EVENTS.
+    async def _find_records(self, subject_filter: str, time: str, later: ErasableMessages) -> set[str]:
+        """Reads on in the records of EVENTS. Returns the executions of theirs.
 
         Args:
             subject_filter: of the records.
@@ -203,6 +206,7 @@ class SubjectMessages:
             later: gets the later ones of theirs, which stay.
         """
         recorded = self._recorded
+        executions: set[str] = set()
         unread: list[int] = []
         following = self._next.get(subject_filter, 1)
         async for message in self._scan(Stream.EVENTS, subject_filter, start=following):
@@ -213,6 +217,7 @@ class SubjectMessages:
             elif record.get("execution_id") in recorded.ids or _is_by(record.get(time), self._until):
                 recorded.add(Stream.EVENTS, message.sequence)
                 recorded.ids.add(record["execution_id"])
+                executions.add(record["execution_id"])
                 recorded.names.update(name for name in (record["execution_id"], record.get("job_id")) if name)
                 recorded.keys |= keys_in(record)
             else:
@@ -221,6 +226,7 @@ class SubjectMessages:
                 later.ids.add(record["execution_id"])
                 later.keys |= keys_in(record)
         self._next[subject_filter] = min([following, *unread])
+        return executions
 
     async def _find_dead_letters(self, erasable: ErasableMessages, later: Collection[str], until: datetime) -> set[str]:
         """Finds dead letters, also of jobs without a record. Returns the names of their bodies."""
