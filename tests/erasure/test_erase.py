@@ -411,6 +411,11 @@ async def test_of_a_plan_that_others_share_only_the_changes_by_their_own_jobs_go
     plans = Plans(stores.redis)
     noted = {f"x-{number}": NotedJob(NOW, "good", None, None, f"letter to {user}") for number, user in enumerate(USERS)}
     await plans.change("x-plan", "succeeded", noted, plan_id="plan of both")
+    queued = {"x-queued": NotedJob(NOW, "good", None, None, "a job that has not begun")}
+    await plans.change("x-own", "pending", {"x-own-1": noted["x-0"], **queued})
+    names = {"user": USERS[0], "plan_id": "x-own", "plan_key": "x-own", "completed_at": NOW}
+    record = samples.execution("x-own-1", **names)
+    await store_record(stores, samples.attempt("x-own-1", user=USERS[0], completed_at=NOW, started_at=NOW), record)
 
     async def left() -> tuple[list[str], list[tuple[Any, ...]]]:
         events = [json.loads(event)["change_id"] for event in await stores.messages(Stream.EVENTS, "bw.plans.>")]
@@ -422,12 +427,16 @@ async def test_of_a_plan_that_others_share_only_the_changes_by_their_own_jobs_go
     await eraser.erase(await eraser.find(), OPERATOR, str)
     assert (await stores.eraser(DataSubject(USERS[0])).find()).stores == {}
     assert await left() == (["x-plan#0", "x-plan#2"], [before[0], ("x-plan", "x-0", "erased"), before[2]])
-    assert (await plans.notes_of(["x-plan"]))["x-plan"].jobs == {"x-1": noted["x-1"]}
+    notes = await plans.notes_of(["x-plan", "x-own"])
+    assert (notes["x-plan"].jobs, notes["x-own"].jobs) == ({"x-1": noted["x-1"]}, queued)
     # With the last who shares it, all go.
     eraser = stores.eraser(DataSubject(USERS[1]))
     await eraser.erase(await eraser.find(), OPERATOR, str)
     assert (await left())[0] == []
     assert (await plans.notes_of(["x-plan"]))["x-plan"] == KnownPlan()
+    move = await plans.change("x-plan", "pending", queued)
+    assert move is not None
+    assert move.version == 2, "it has no name that NATS takes for that of an earlier change"
 
 
 async def test_a_search_finds_what_was_not_erased_and_looks_at_every_store(stores: Stores) -> None:

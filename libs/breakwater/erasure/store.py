@@ -12,7 +12,7 @@ from redis.exceptions import ResponseError
 
 from breakwater.erasure.rules import DataSubject, Key
 from breakwater.erasure.waiting import comes_true
-from breakwater.jobs.store.plans import KnownPlan, Plans
+from breakwater.jobs.store.plans import VERSION, Plans
 from breakwater.kernel.redis.connection import Redis
 from breakwater.limits.rules.scopes import parts_of
 from breakwater.limits.store.budgets import FILLED
@@ -85,22 +85,24 @@ class SubjectKeys:
                     fields += [(key, name) async for name, value in pairs if self._has_counter(name, value)]
         return fields
 
-    async def noted_ids(self, ids: Collection[str], keys: Set[Key], shared: Set[Key]) -> list[tuple[str, str]]:
-        """The fields with ids that callers chose in notes of plans and stopped tasks; no field for a whole key.
+    async def noted_ids(self, ids: Set[str], keys: Set[Key], shared: Set[Key]) -> list[tuple[str, str]]:
+        """The fields with ids that callers chose in notes of plans and stopped tasks.
 
-        Of a plan that others share, only their own jobs.
+        Of a plan that others share, or that has jobs which stay, only their own jobs. Of another, the number of changes
+        stays: a change by a later job would else have the name of an earlier one, and be dropped as that.
         """
         fields: list[tuple[str, str]] = []
         for part in _parts([key for name, key in sorted(keys) if name == "plan_key"]):
             for plan_key, plan in (await self._plans.notes_of(part)).items():
                 redis_key = f"bw:plan:{plan_key}"
-                if ("plan_key", plan_key) in shared:
-                    fields += [(redis_key, execution_id) for execution_id in sorted(plan.jobs.keys() & ids)]
-                elif plan != KnownPlan():
-                    fields.append((redis_key, ""))
+                names: set[str] = plan.jobs.keys() & ids
+                if ("plan_key", plan_key) not in shared and plan.jobs.keys() <= ids:
+                    names = {*cast(list[str], await self._client.hkeys(redis_key))} - {VERSION}
+                fields += [(redis_key, name) for name in sorted(names)]
+        own_keys = keys - shared
         for name in cast(list[str], await self._client.zrange(TRIPPED, 0, -1)):
             task = task_named(name)
-            is_theirs = ("task_key", task.task_key) in keys - shared
+            is_theirs = ("task_key", task.task_key) in own_keys
             if is_theirs and await self._client.hexists(task.redis_key, "task_id"):
                 fields.append((task.redis_key, "task_id"))
         return fields

@@ -28,6 +28,8 @@ _ANNOUNCED = "\0"
 _STAGE = "\1"
 """The first character of the fields of stages."""
 _OTHERS = ("\2", "\3")
+VERSION = "\3version"
+"""The field with the number of changes, by which they are named."""
 _NAME = "\4"
 """The field of the plan as its caller named it."""
 
