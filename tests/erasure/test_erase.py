@@ -34,6 +34,7 @@ from breakwater.erasure.search import Samples, StoreSearch, samples_of
 from breakwater.erasure.store import SubjectKeys
 from breakwater.identity.audit import Actor, AuditLog
 from breakwater.jobs.contract.execution import Attempt, Execution
+from breakwater.jobs.store.executions import Claim, Executions
 from breakwater.jobs.store.plans import KnownPlan, NotedJob, Plans
 from breakwater.jobs.store.task_keys import TaskKey
 from breakwater.kernel.clickhouse.client import Analytics
@@ -350,7 +351,7 @@ async def test_what_a_worker_writes_while_its_claim_is_awaited_goes_and_jobs_tha
     early = {"user": anna, "completed_at": now - timedelta(minutes=2)}
     record = samples.execution("x-early", **early)
     await store_record(stores, samples.attempt("x-early", **early, started_at=early["completed_at"]), record)
-    await stores.redis.client.set("bw:execution:x-early", "claimed")
+    await stores.redis.client.hset("bw:execution:x-early", "token", "a worker's")  # pyright: ignore
     eraser = stores.eraser(DataSubject(anna), now - timedelta(seconds=1), wait_s=20.0)
     data = await eraser.find()
     steps: list[str] = []
@@ -701,6 +702,20 @@ async def test_nothing_is_erased_while_a_job_has_not_ended_or_a_service_is_behin
         await eraser.erase(await eraser.find(), OPERATOR, str)
     assert text(USERS[0], "prompt").encode() in await contents(stores)
     assert before.count(USERS[0].encode()) <= (await contents(stores)).count(USERS[0].encode()) + 1
+
+
+async def test_a_job_that_was_taken_over_is_not_claimed_any_more_a_minute_after_its_end(redis: Redis) -> None:
+    executions = Executions(redis)
+    claim = Claim("x-1", "a worker's")
+    keys = SubjectKeys(redis, DataSubject("anna"))
+    await executions.claim(claim, task_id="a task of anna's")
+    await redis.client.hset("bw:execution:x-1", "taken_over", "1")  # pyright: ignore
+    assert await keys.claimed(["x-1", "x-2"]) == 1
+    await executions.finish(claim)
+    assert await keys.claimed(["x-1", "x-2"]) == 1, "another message of it may be on its way"
+    await redis.client.hset("bw:execution:x-1", "lease_until", "1")  # pyright: ignore
+    assert await keys.claimed(["x-1", "x-2"]) == 0
+    assert await keys.noted_ids({"x-1", "x-2"}, set(), set()) == [("bw:execution:x-1", "task_id")]
 
 
 async def test_counters_of_another_user_stay_and_those_of_rates_go_too(redis: Redis) -> None:

@@ -43,9 +43,14 @@ class SubjectKeys:
         total = 0
         for part in _parts(sorted(ids)):
             async with self._client.pipeline(transaction=False) as pipe:
+                pipe.time()
                 for execution_id in part:
-                    pipe.exists(f"bw:execution:{execution_id}")
-                total += sum(await pipe.execute())
+                    pipe.hmget(f"bw:execution:{execution_id}", "token", "digest", "ended", "lease_until")
+                (seconds, _), *claims = await pipe.execute()
+            for token, digest, ended, lease_until in claims:
+                # The claim on a job that was taken over is kept for days.
+                is_over = ended is not None and int(lease_until or 0) <= seconds * 1_000
+                total += int(not is_over and (token is not None or digest is not None))
         return total
 
     async def answers(self, ids: Collection[str]) -> list[str]:
@@ -86,7 +91,7 @@ class SubjectKeys:
         return fields
 
     async def noted_ids(self, ids: Set[str], keys: Set[Key], shared: Set[Key]) -> list[tuple[str, str]]:
-        """The fields with ids that callers chose in notes of plans and stopped tasks.
+        """The fields with ids that callers chose in notes of plans, stopped tasks and claims.
 
         Of a plan that others share, or that has jobs which stay, only their own jobs. Of another, the number of changes
         stays: a change by a later job would else have the name of an earlier one, and be dropped as that.
@@ -105,6 +110,14 @@ class SubjectKeys:
             is_theirs = ("task_key", task.task_key) in own_keys
             if is_theirs and await self._client.hexists(task.redis_key, "task_id"):
                 fields.append((task.redis_key, "task_id"))
+        of_claim = ("task_id", "note")
+        for part in _parts(sorted(ids)):
+            async with self._client.pipeline(transaction=False) as pipe:
+                for execution_id in part:
+                    pipe.hmget(f"bw:execution:{execution_id}", *of_claim)
+                for execution_id, values in zip(part, await pipe.execute(), strict=True):
+                    noted = (name for name, value in zip(of_claim, values, strict=True) if value is not None)
+                    fields += [(f"bw:execution:{execution_id}", name) for name in noted]
         return fields
 
     async def delete(self, keys: Sequence[str], fields: Sequence[tuple[str, str]]) -> None:
