@@ -6,10 +6,14 @@ import random
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
+import pytest
+
 from breakwater.kernel.clickhouse.client import Analytics
 from breakwater.limits.rules.budget import TOTAL
 from breakwater.limits.rules.ledger import charged_at, ledger
 from breakwater.limits.rules.scopes import _NAMED, Dimension, Dimensions  # pyright: ignore[reportPrivateUsage]
+from breakwater.limits.store.budget_counters import KEEP
+from breakwater.records import spend as spend_module
 from breakwater.records.spend import close_spend, spend
 from tests.records.samples import attempt
 from tests.records.test_spend import store
@@ -89,3 +93,22 @@ async def test_a_month_that_two_close_at_once_counts_once(analytics: Analytics) 
         await analytics.execute(f"INSERT INTO closed_spend SELECT * REPLACE ({replaced}) FROM closed_spend FINAL")
         found = await spend(analytics, [TOTAL], log_created=OCTOBER, upto=0, dimensions=DIMENSIONS)
         assert (found["total", "global"].spent, found["total", "global"].calls) == (21, 3)
+
+
+async def test_a_month_that_ends_while_two_close_counts_once(
+    analytics: Analytics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = (OCTOBER - timedelta(days=5), OCTOBER, OCTOBER + timedelta(days=5))
+    await store(
+        analytics, [(attempt(f"e{number}", started_at=at, cost=7), number, at) for number, at in enumerate(times, 1)]
+    )
+    assert await close_spend(analytics, BERLIN, OCTOBER + KEEP)
+    closed_until, stale = spend_module._closed_until, [0]  # pyright: ignore[reportPrivateUsage]
+
+    async def looked_before(analytics: Analytics) -> int:
+        return stale.pop() if stale else await closed_until(analytics)
+
+    monkeypatch.setattr(spend_module, "_closed_until", looked_before)
+    assert await close_spend(analytics, BERLIN, LAST)
+    total = await spend(analytics, [TOTAL], log_created=times[0], upto=0, dimensions=DIMENSIONS)
+    assert (total["total", "global"].spent, total["total", "global"].calls) == (21, 3)

@@ -99,7 +99,7 @@ async def _closed_until(analytics: Analytics) -> int:
 async def close_spend(analytics: Analytics, zone: ZoneInfo, logged_since: datetime) -> bool:
     """Stores the sums over the calls of months of which EVENTS has none any more, so that they are final.
 
-    Several processes may do it at once, as they store the same.
+    Several processes may do it at once: they store the same, as each closes month after month.
 
     Args:
         analytics: the database.
@@ -109,12 +109,24 @@ async def close_spend(analytics: Analytics, zone: ZoneInfo, logged_since: dateti
     Returns:
         False if no further month is over for so long.
     """
-    analytics = await analytics.caught_up(ATTEMPTS, CLOSED_SPEND)
-    start_ms = await _closed_until(analytics)
     # A call is stored some time after the moment that it is charged at.
-    end_ms = period("monthly", logged_since - KEEP, zone).start_ms
-    if end_ms <= start_ms:
+    final_until_ms = period("monthly", logged_since - KEEP, zone).start_ms
+    closed = False
+    while await _close_month(await analytics.caught_up(ATTEMPTS, CLOSED_SPEND), zone, final_until_ms):
+        closed = True
+    return closed
+
+
+async def _close_month(analytics: Analytics, zone: ZoneInfo, final_until_ms: int) -> bool:
+    """Closes the first month with calls that is not closed. Returns False if there is none before a time."""
+    start_ms = await _closed_until(analytics)
+    if final_until_ms <= start_ms:
         return False
+    unclosed = _within(start_ms, final_until_ms, _MARGIN_MS)
+    first: datetime | None = (await analytics.query(SQL["first_charged"], unclosed)).rows[0][0]
+    if first is None:
+        return False
+    end_ms = period("monthly", first, zone).end_ms
     # Whatever is stored is of an EVENTS from before that time.
     parameters = {**_within(start_ms, end_ms, _MARGIN_MS), "log_created": time_from_ms(TOTAL.end_ms), "upto": 0}
     await analytics.execute(SQL["close_spend"] % (SQL["spend"] % SQL["names_of_closed"]), parameters)
