@@ -38,7 +38,8 @@ class Claim:
 
 CLAIMS = (
     Claim("memory.nats", "messages.all", most=0.3e-3, slack=0.2, least=20),
-    Claim("memory.redis", "redis.used", most=1.3, least=5),
+    # The server of the wheel allocates by libc: what expires leaves holes between what stays.
+    Claim("memory.redis", "redis.used", most=1.7, least=5),
     Claim("memory.clickhouse", slack=0.25, least=50),
     Claim("memory.*", slack=0.05, least=5),
     Claim("fds.clickhouse", slack=0.2, least=60),  # three for each thread that statements at one time have ever begun

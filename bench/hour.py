@@ -407,7 +407,7 @@ def main() -> int:
     """Runs it, or reads what a run has left, and judges and draws it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=60.0)
-    parser.add_argument("--in-flight", type=int, default=64)
+    parser.add_argument("--in-flight", type=int, default=128)
     parser.add_argument("--keep-minutes", type=float, default=10.0, help="of EVENTS; RESULTS at least 10 (default 10)")
     parser.add_argument("--ledger-minutes", type=float, default=5.0, help="between comparisons (default 5)")
     parser.add_argument("--out", type=Path, default=Path("/tmp/hour.jsonl"))

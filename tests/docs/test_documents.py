@@ -253,7 +253,8 @@ def test_the_pages_have_no_more_than_32_000_words() -> None:
 def test_the_changelog_is_kept_as_agreed() -> None:
     text = (ROOT / "CHANGELOG.md").read_text()
     assert re.search(r"^## \[Unreleased\]$", text, re.MULTILINE)
-    assert text.count("\n") <= 60, "the first version needs no history: it says what 0.1.0 is"
+    first = text.partition("\n## [0.1.0]")[2]
+    assert 0 < first.count("\n") <= 55, "the first version needs no history: it says what 0.1.0 is"
     kinds = set(re.findall(r"^### (.+)$", text, re.MULTILINE))
     assert kinds <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
 
