@@ -30,6 +30,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from breakwater.kernel.clickhouse.client import connect
+from breakwater.kernel.commands.connect import flush_subscriptions
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.lookup import Lookup
 from breakwater.kernel.nats.permissions import inbox_prefix
@@ -162,7 +163,7 @@ async def _kill_when_answered(up: Up, ids: set[str]) -> int:
             killed.set_result(up.kill())
 
     await client.subscribe("bw.results.>", cb=hear)
-    await client.flush()
+    await flush_subscriptions(client)
     async with up.http() as http:
 
         async def post(job: Mapping[str, str]) -> None:

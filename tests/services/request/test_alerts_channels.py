@@ -19,6 +19,7 @@ from breakwater.alerts.contract import Alert, AlertDigest, ChannelTest, HeldBack
 from breakwater.config import parse_config
 from breakwater.config.servers import bus_plan
 from breakwater.identity.api_keys import create_key
+from breakwater.kernel.commands.connect import flush_subscriptions
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.contract import DeadLetter
 from breakwater.kernel.nats.lookup import Lookup
@@ -80,9 +81,7 @@ async def alert(alerting: HttpApi) -> Alert:
 
 async def listen(bus: Client, answer: Callable[[Msg], Awaitable[None]]) -> None:
     await bus.subscribe("bw.alerter.test.*", queue="alerter", cb=answer)
-    # nats-py writes a PING past what still waits to be sent: only the second one comes after the subscription.
-    await bus.flush()
-    await bus.flush()
+    await flush_subscriptions(bus)
 
 
 @pytest.mark.parametrize("channel", ["ops", "second.line"])

@@ -23,6 +23,7 @@ from starlette.requests import Request
 
 from bench.trace_job import Trace
 from breakwater.jobs.store.accepted import AcceptedJobs
+from breakwater.kernel.commands.connect import flush_subscriptions
 from breakwater.kernel.nats import subjects
 from tests.services.request.conftest import HttpApi, result_of
 from tests.services.worker.test_cost_of_a_job import check
@@ -47,7 +48,7 @@ async def worker(url: str) -> AsyncGenerator[Client]:
         await client.publish(subjects.result(execution_id), result_of(execution_id, "writer", "x").json_bytes())
 
     await client.subscribe("bw.jobs.>", cb=decide)
-    await client.flush()
+    await flush_subscriptions(client)
     yield client
     await client.close()
 

@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 
 from breakwater.jobs.api import job_queue
 from breakwater.jobs.api.job_queue import QueueQuota
+from breakwater.kernel.commands.connect import flush_subscriptions
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.delivery import Delivery, park
 from breakwater.kernel.nats.lookup import Lookup
@@ -73,7 +74,7 @@ async def test_a_job_that_waits_for_its_turn_waits_once_however_often_it_is_sent
     jetstream = api.bus.jetstream()
     publisher = Publisher(lambda: api.bus, "worker")
     callers = await api.bus.subscribe(subjects.NEW_CALLERS)
-    await api.bus.flush()
+    await flush_subscriptions(api.bus)
 
     async def waiting() -> int:
         return (await jetstream.stream_info("PARKED")).state.messages

@@ -12,6 +12,7 @@ import redis.asyncio
 from breakwater.jobs.api.results import ResultReader, Waiters
 from breakwater.jobs.contract.execution import Attempt, ErrorInfo, Execution
 from breakwater.jobs.store.accepted import recent_keys
+from breakwater.kernel.commands.connect import flush_subscriptions
 from breakwater.kernel.nats import subjects
 from breakwater.kernel.nats.errors import BusUnavailableError
 from tests.helpers import FIRST, until
@@ -37,11 +38,11 @@ async def test_only_results_that_somebody_waits_for_are_delivered(api: HttpApi) 
     try:
         results = ResultReader(lambda: client, lambda: 0)
         with Waiters(lambda: client, results).listen(own) as awaited:
-            await client.flush()
+            await flush_subscriptions(client)
             for job_id in (new_id(), own):
                 await publish_result(api.bus, result_of(job_id, "writer", "x"))
             assert own in (await asyncio.wait_for(awaited.decided, 60) or b"").decode()
-        await client.flush()
+        await flush_subscriptions(client)
         await publish_result(api.bus, result_of(new_id(), "writer", "x"))
         await client.flush()
         assert client.stats["in_msgs"] == 1
