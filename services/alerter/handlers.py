@@ -174,12 +174,12 @@ class Grouping:
                 # The sink keeps unreadable messages as dead letters: this is no alert.
                 structlog.get_logger().warning("event_unreadable", subject=delivery.subject, error=error.title)
                 firing = []
-            event = _UnrecordedEvent(delivery, len(firing))
+            # Beyond this limit a crash of this process loses a count, and no incident.
+            is_held = firing and len(self._held) < MAX_GROUPED
+            event = _UnrecordedEvent(delivery, len(firing)) if is_held else None
             for signal in firing:
                 self._groups.add(signal, event, self._clock.monotonic())
-            if not firing or len(self._held) >= MAX_GROUPED:
-                # Beyond this limit a crash of this process loses a count, and no incident.
-                event.unrecorded_signals = 0
+            if event is None:
                 done.append(delivery)
             else:
                 self._held[delivery.sequence] = event
@@ -193,13 +193,13 @@ class Grouping:
                 is_late = now_s >= self._groups.due_s(group) + EVENTS_WAIT_S
                 if not (is_late or await self._has_recorded_events(signal.key)):
                     continue
-                self._awaited.pop(signal.key, None)
                 incidents = await self._incidents.log.catch_up()  # another alerter may have recorded what explains it
                 if not is_explained(signal, incidents.explaining):
                     await self._incidents.record(signal)
             else:
                 await self._incidents.record(signal)
             self._groups.end(group, now_s)
+            self._awaited.pop(signal.key, None)
             for event in group.sources:
                 event.unrecorded_signals -= 1
                 if event.unrecorded_signals == 0:
@@ -208,7 +208,9 @@ class Grouping:
 
     async def _has_recorded_events(self, key: str) -> bool:
         """Returns True if the events that had been stored when a group was due are recorded."""
-        events = await self._lookup.progress(Stream.EVENTS, ALERTER_EVENTS)
+        events = await self._lookup.backlog(Stream.EVENTS, ALERTER_EVENTS)
+        if events is None:
+            return False  # workers create the consumer again; what needs no explanation must not wait for that
         if not (events.waiting or events.in_progress):
             return True
         if key not in self._awaited:

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import gc
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -13,7 +14,10 @@ from breakwater.alerts.rules.signals import of_execution
 from breakwater.breakers.contract import BreakerTransition
 from breakwater.jobs.contract.execution import Execution
 from breakwater.kernel.nats import subjects
+from breakwater.kernel.nats.delivery import Delivery
 from breakwater.kernel.nats.publisher import Publisher
+from breakwater.services.alerter import handlers
+from tests.helpers import until
 from tests.records.samples import attempt
 from tests.server_sources import RunningServer
 from tests.services.alerter.kit import Bus, alerter, bus_of, config_of, crossed, opened, stopped
@@ -357,6 +361,31 @@ async def test_jobs_that_fail_by_what_has_opened_a_breaker_are_no_second_inciden
             await bus.finished("EVENTS", "alerter-executions", 7)
             alerts = await bus.alerts()
     assert [alert.agent for alert in alerts if alert.event == "retries_exhausted"] == ["writer", "early"]
+
+
+async def test_failures_that_wait_for_events_hold_up_no_other_alert_and_little_memory(
+    own_nats_server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grouping, "GROUP_WAIT_S", 0)
+    monkeypatch.setattr(handlers, "MAX_GROUPED", 5)
+    config = config_of(anomalies={"execution_cost_usd": "0.10"})
+    costly = ended(99, total_cost="0.11", status="succeeded", reason=None, error=None)
+    gc.collect()
+    of_other_tests = deliveries_in_memory()
+    async with bus_of(own_nats_server.url, config) as bus, alerter(bus, config):
+        await bus.client.jetstream().delete_consumer("EVENTS", "alerter")
+        await publish_executions(bus, *(ended(number, requested_model="gpt-4.1") for number in range(50)), costly)
+        await bus.reported("opened")
+        assert [alert.event for alert in await bus.alerts()] == ["agent_anomaly"]
+
+        async def are_few() -> bool:
+            return deliveries_in_memory() - of_other_tests <= 5
+
+        await until(are_few, "events that are acknowledged to be gone")
+
+
+def deliveries_in_memory() -> int:
+    return sum(type(thing) is Delivery for thing in gc.get_objects())
 
 
 async def test_a_spent_account_is_one_incident_until_a_call_there_succeeds(

@@ -27,7 +27,7 @@ class SignalGroup(Generic[SourceT]):
     Attributes:
         signal: all of them as one: the last, with how often it happened.
         since_s: the time of the first, in seconds.
-        sources: the event of each.
+        sources: their events, as far as they were given.
     """
 
     signal: Signal
@@ -46,8 +46,8 @@ class SignalGroups(Generic[SourceT]):
     def __len__(self) -> int:
         return len(self._groups)
 
-    def add(self, signal: Signal, source: SourceT, now_s: float) -> SignalGroup[SourceT]:
-        """Adds a signal of an event. Returns its group."""
+    def add(self, signal: Signal, source: SourceT | None, now_s: float) -> SignalGroup[SourceT]:
+        """Adds a signal of an event, which is kept unless it is None. Returns its group."""
         group = self._groups.get(signal.key)
         if group is None:
             group = self._groups[signal.key] = SignalGroup(signal, now_s)
@@ -55,7 +55,8 @@ class SignalGroups(Generic[SourceT]):
             group.signal = signal.after(group.signal)
         else:
             group.signal = signal  # the last one is how it is now
-        group.sources.append(source)
+        if source is not None:
+            group.sources.append(source)
         return group
 
     def of(self, key: str) -> SignalGroup[SourceT] | None:
