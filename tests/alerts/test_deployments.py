@@ -372,6 +372,15 @@ def test_jobs_that_fail_behind_a_failing_deployment_are_no_second_incident() -> 
         assert not is_explained(failed, always(incidents.alerts.values()))
 
 
+def test_jobs_that_fail_on_several_models_are_explained_where_each_is() -> None:
+    jobs = [fell_back(1, answered=False, agent="a"), fell_back(2, answered=False, agent="a", requested_model=FALLBACK)]
+    first, second = (of_execution(job, None, None)[0] for job in jobs)
+    assert is_explained(first, always([breaker("a")]))
+    for merged in (first.after(second), second.after(first), first.after(second.after(first))):
+        assert not is_explained(merged, always([breaker("a")]))
+        assert is_explained(merged, always([breaker("a"), breaker("a", FALLBACK)]))
+
+
 def test_jobs_are_explained_by_what_was_open_when_the_first_and_the_last_failed() -> None:
     incidents = KnownIncidents()
     for number, (seconds, state) in enumerate([(60, "open"), (120, "closed"), (300, "open")]):

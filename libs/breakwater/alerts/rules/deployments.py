@@ -330,15 +330,12 @@ def is_explained(signal: Firing, explaining: Callable[[datetime], Collection[Ale
     It does not matter when this is asked: an alerter that was away reads of an incident's end before it decides.
 
     Args:
-        signal: the signal that jobs fail, or that a deployment fails. Of several jobs, the first and the last count.
+        signal: the signal that jobs fail, or that a deployment fails. Of several jobs, the first and the last count on
+            each model or deployment, and all of these must be explained.
         explaining: a function that returns the incidents that were open at a time, as they were then.
     """
-    if signal.model is None:
-        return False
-    deployments = signal.payload.get("deployments")
-    units = list(map(str, deployments)) if isinstance(deployments, list) else [signal.model]
-    open_incidents = map(explaining, filter(None, (signal.began_at, signal.at)))
-    return all(_explains(unit, signal, incidents) for incidents in open_incidents for unit in units)
+    unit_times = signal.unit_times().items()
+    return all(_explains(unit, signal, explaining(at)) for unit, times in unit_times for at in {*times})
 
 
 def _explains(unit: str, signal: Firing, open_incidents: Collection[Alert]) -> bool:

@@ -50,6 +50,9 @@ _NOT_ENFORCED = "The limit is not enforced: calls continue."
 
 _CHANGES_IN_TEXT = 5
 
+MOST_UNITS = 100
+"""The models or deployments whose times a merged signal keeps: the latest ones, as any name may be asked for."""
+
 MEASURES_OF_JOBS = frozenset({"execution_cost", "execution_duration", "reported_usage", "finish_reason"})
 """The measures of anomalies that the ends of single jobs show."""
 
@@ -81,6 +84,7 @@ class Firing(_SignalFields):
         tenant: the tenant that it concerns.
         times: the number of times that it occurred.
         began_at: the first of these times; None if it is `at`.
+        earlier: the `unit_times` of the earlier ones, if it occurred several times.
         ends_at: the time at which it ends by itself.
         fades: True if it ends when it has not recurred for the quiet time.
         done_by: the person who caused it, if it is over immediately: channels are notified, and nothing is left to do.
@@ -94,6 +98,7 @@ class Firing(_SignalFields):
     tenant: str | None = None
     times: int = 1
     began_at: datetime | None = None
+    earlier: dict[str, tuple[datetime, datetime]] = field(default_factory=dict[str, tuple[datetime, datetime]])
     ends_at: datetime | None = None
     fades: bool = False
     done_by: str | None = None
@@ -102,7 +107,18 @@ class Firing(_SignalFields):
 
     def after(self, before: Firing) -> Firing:
         """Merges this signal with an earlier one of the same incident."""
-        return replace(self, times=self.times + before.times, began_at=min(before.began_at or before.at, self.at))
+        began_at = min(before.began_at or before.at, self.at)
+        earlier = dict([*before.unit_times().items()][-MOST_UNITS:])
+        return replace(self, times=self.times + before.times, began_at=began_at, earlier=earlier)
+
+    def unit_times(self) -> dict[str, tuple[datetime, datetime]]:
+        """Returns when it occurred first and last, by model or deployment of it; an empty name stands for none."""
+        deployments = self.payload.get("deployments")
+        times = dict(self.earlier)
+        for unit in map(str, deployments) if isinstance(deployments, list) else (self.model or "",):
+            first, _ = times.get(unit, (self.at, self.at))
+            times[unit] = first, self.at
+        return times
 
 
 @dataclass(frozen=True, slots=True)
