@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
@@ -93,6 +94,16 @@ async def test_a_month_that_two_close_at_once_counts_once(analytics: Analytics) 
         await analytics.execute(f"INSERT INTO closed_spend SELECT * REPLACE ({replaced}) FROM closed_spend FINAL")
         found = await spend(analytics, [TOTAL], log_created=OCTOBER, upto=0, dimensions=DIMENSIONS)
         assert (found["total", "global"].spent, found["total", "global"].calls) == (21, 3)
+
+
+async def test_a_call_whose_clocks_are_weeks_apart_holds_up_no_month(analytics: Analytics) -> None:
+    charged = OCTOBER + timedelta(days=1)
+    impossible = attempt("e0", started_at=charged + timedelta(days=60), reserved_at=charged, cost=7)
+    later = attempt("e1", started_at=charged + timedelta(days=61), cost=7)
+    await store(analytics, [(impossible, 1, charged), (later, 2, charged)])
+    async with asyncio.timeout(10):
+        assert await close_spend(analytics, BERLIN, OCTOBER + timedelta(days=130))
+    assert (await analytics.query("SELECT sum(calls) FROM closed_spend FINAL")).rows == ((1,),)
 
 
 async def test_a_month_that_ends_while_two_close_counts_once(

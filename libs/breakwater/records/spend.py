@@ -119,18 +119,20 @@ async def close_spend(analytics: Analytics, zone: ZoneInfo, logged_since: dateti
 
 async def _close_month(analytics: Analytics, zone: ZoneInfo, final_until_ms: int) -> bool:
     """Closes the first month with calls that is not closed. Returns False if there is none before a time."""
-    start_ms = await _closed_until(analytics)
-    if final_until_ms <= start_ms:
-        return False
-    unclosed = _within(start_ms, final_until_ms, _MARGIN_MS)
-    first: datetime | None = (await analytics.query(SQL["first_charged"], unclosed)).rows[0][0]
-    if first is None:
-        return False
-    end_ms = period("monthly", first, zone).end_ms
-    # Whatever is stored is of an EVENTS from before that time.
-    parameters = {**_within(start_ms, end_ms, _MARGIN_MS), "log_created": time_from_ms(TOTAL.end_ms), "upto": 0}
-    await analytics.execute(SQL["close_spend"] % (SQL["spend"] % SQL["names_of_closed"]), parameters)
-    return True
+    start_ms = closed_until_ms = await _closed_until(analytics)
+    while start_ms < final_until_ms:
+        unclosed = _within(start_ms, final_until_ms, _MARGIN_MS)
+        first: datetime | None = (await analytics.query(SQL["first_charged"], unclosed)).rows[0][0]
+        if first is None:
+            return False
+        end_ms = period("monthly", first, zone).end_ms
+        # Whatever is stored is of an EVENTS from before that time.
+        parameters = {**_within(start_ms, end_ms, _MARGIN_MS), "log_created": time_from_ms(TOTAL.end_ms), "upto": 0}
+        await analytics.execute(SQL["close_spend"] % (SQL["spend"] % SQL["names_of_closed"]), parameters)
+        if await _closed_until(analytics) > closed_until_ms:
+            return True
+        start_ms = end_ms  # the two times of its calls are further apart than `_MARGIN_MS`
+    return False
 
 
 @dataclass(frozen=True, slots=True)
