@@ -33,7 +33,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any, cast
+from typing import Any, Self, TypeVar, cast
 from unittest.mock import patch
 
 import nats
@@ -78,24 +78,17 @@ agents:
 """
 
 
-class Trace:
-    """What runs in this thread while it is on."""
+class Steps:
+    """What the event loop does in this thread while it is on. Tests count this alone: it is cheaper than `Trace`."""
 
     def __init__(self) -> None:
-        self.functions: Counter[tuple[str, str]] = Counter()
-        self.returns: Counter[str] = Counter()
-        self.climbs: Counter[str] = Counter()
         self.steps = Counter(dict.fromkeys(("awaits", "wake-ups", *_MADE_BY.values()), 0))
-        """What the event loop does."""
         self.background: set[asyncio.Task[Any]] = set()
-        self._file: dict[CodeType, str | None] = {}
-        self._seen: set[FrameType] = set()
+        """Tasks whose steps are not counted, nor those of the tasks they make."""
         self._begun: set[FrameType] = set()
-        self._left: set[str] = set()
-        self._at = ""
         self._patches = ExitStack()
 
-    def __enter__(self) -> Trace:
+    def __enter__(self) -> Self:
         loop = asyncio.get_running_loop()
         for method, step in _MADE_BY.items():
             self._patches.enter_context(patch.object(loop, method, self._counting(step, getattr(loop, method))))
@@ -106,16 +99,52 @@ class Trace:
         sys.setprofile(None)
         self._patches.close()
 
+    def _profile(self, frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_flags & inspect.CO_COROUTINE and not self._in_background():
+            self.steps["awaits"] += frame not in self._begun
+            self.steps["wake-ups"] += frame.f_back is not None and frame.f_back.f_code is asyncio.Handle._run.__code__
+            self._begun.add(frame)
+
+    def _counting(self, step: str, make: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*arguments: Any, **options: Any) -> Any:
+            made = make(*arguments, **options)
+            if not self._in_background():
+                self.steps[step] += 1
+            elif isinstance(made, asyncio.Task):
+                self.background.add(cast(asyncio.Task[Any], made))
+            return made
+
+        return counted
+
+    def _in_background(self) -> bool:
+        try:
+            return asyncio.current_task() in self.background
+        except RuntimeError:
+            return False
+
+
+class Trace(Steps):
+    """Counts also the functions that run in this thread, and how control moves between their files."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.functions: Counter[tuple[str, str]] = Counter()
+        self.returns: Counter[str] = Counter()
+        self.climbs: Counter[str] = Counter()
+        self._file: dict[CodeType, str | None] = {}
+        self._seen: set[FrameType] = set()
+        self._left: set[str] = set()
+        self._at = ""
+
     @property
     def files(self) -> set[str]:
         return {file for file, _ in self.functions}
 
     def _profile(self, frame: FrameType, event: str, _: object) -> None:
+        super()._profile(frame, event, _)
         if event not in {"call", "return"}:
             return
         code = frame.f_code
-        if event == "call" and code.co_flags & inspect.CO_COROUTINE:
-            self._count_coroutine(frame)
         if code not in self._file:
             found = next((room for room in ROOMS if code.co_filename.startswith(room)), None)
             self._file[code] = None if found is None else code.co_filename.removeprefix(f"{ROOT}/")
@@ -135,23 +164,6 @@ class Trace:
             if below:
                 self._move(below[0])
 
-    def _counting(self, step: str, make: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(*arguments: Any, **options: Any) -> Any:
-            made = make(*arguments, **options)
-            if not self._in_background():
-                self.steps[step] += 1
-            elif isinstance(made, asyncio.Task):
-                self.background.add(cast(asyncio.Task[Any], made))
-            return made
-
-        return counted
-
-    def _count_coroutine(self, frame: FrameType) -> None:
-        if not self._in_background():
-            self.steps["awaits"] += frame not in self._begun
-            self.steps["wake-ups"] += frame.f_back is not None and frame.f_back.f_code is asyncio.Handle._run.__code__
-            self._begun.add(frame)
-
     def _files_below(self, frame: FrameType) -> list[str]:
         """Our files on the stack, the caller's first."""
         files: list[str] = []
@@ -168,11 +180,8 @@ class Trace:
             self.returns[file] += file in self._left
             self._at = file
 
-    def _in_background(self) -> bool:
-        try:
-            return asyncio.current_task() in self.background
-        except RuntimeError:
-            return False
+
+AnyTrace = TypeVar("AnyTrace", bound=Steps)
 
 
 class ProviderInAThread:
@@ -219,13 +228,15 @@ async def running_worker(
         await app.stop()
 
 
-async def traces(directory: Path, nats_url: str, redis_url: str, provider_url: str) -> list[Trace]:
+async def traces(
+    kind: type[AnyTrace], directory: Path, nats_url: str, redis_url: str, provider_url: str
+) -> list[AnyTrace]:
     """Runs jobs through one worker, and traces all but the first."""
     before = asyncio.all_tasks()
-    done: list[Trace] = []
+    done: list[AnyTrace] = []
     async with running_worker(directory, nats_url, redis_url, provider_url):
         for number in range(TRACED + 1):
-            trace = Trace()
+            trace = kind()
             # Those that wait for messages work for the job; the others look after the whole worker.
             trace.background = {
                 task
@@ -266,7 +277,7 @@ def main() -> None:
     options = parser.parse_args()
     with embedded_servers() as (servers, directory), ProviderInAThread() as provider:
         urls = (servers.nats().url, servers.redis().url, provider.url)
-        made = asyncio.run(traces(directory, *urls))
+        made = asyncio.run(traces(Trace, directory, *urls))
     best = min(made, key=lambda trace: (len(trace.files), len(trace.functions), trace.returns.total()))
     for room in ("", "libs/breakwater/services/worker/"):
         files = {file for file in best.files if file.startswith(room)}

@@ -21,7 +21,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from starlette.requests import Request
 
-from bench.trace_job import Trace
+from bench.trace_job import Steps
 from breakwater.jobs.store.accepted import AcceptedJobs
 from breakwater.kernel.commands.connect import flush_subscriptions
 from breakwater.kernel.nats import subjects
@@ -110,7 +110,7 @@ async def test_a_request_costs_what_it_did(api: HttpApi, monkeypatch: pytest.Mon
 
 async def steps_of(run: Callable[[int], Awaitable[None]], requests: int) -> Counter[str]:
     """The steps of the event loop for some requests."""
-    trace = Trace()
+    trace = Steps()
     # Those of the connection to NATS work for the requests; the others look after the service.
     trace.background = {task for task in asyncio.all_tasks() if not _is_of_connection(task)}
     with trace:

@@ -21,7 +21,7 @@ import nats
 import pytest
 from nats.aio.msg import Msg
 
-from bench.trace_job import ProviderInAThread, traces
+from bench.trace_job import ProviderInAThread, Steps, traces
 from breakwater.calls.assignment import Assignment
 from breakwater.kernel.redis.connection import KEPT_SINCE
 from breakwater.limits.store.budget_counters import BudgetCounters
@@ -141,7 +141,7 @@ async def test_a_job_takes_the_steps_it_did(
     tmp_path: Path, own_nats_server: RunningServer, own_redis_server: RunningServer
 ) -> None:
     with ProviderInAThread() as provider:
-        made = await traces(tmp_path, own_nats_server.url, own_redis_server.url, provider.url)
+        made = await traces(Steps, tmp_path, own_nats_server.url, own_redis_server.url, provider.url)
     # Background work of the libraries may come in between, but hardly in each of the jobs.
     check({step: min(trace.steps[step] for trace in made) for step in STEPS}, STEPS)
 
