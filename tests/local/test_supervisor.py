@@ -8,6 +8,7 @@ import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -18,7 +19,7 @@ import yaml
 
 from breakwater.local.datadir import DataDir
 from breakwater.local.ports import free_port
-from breakwater.local.process import log_size, log_tail, open_log, spawn
+from breakwater.local.process import ProcessSpec, log_size, log_tail, open_log, spawn
 from breakwater.local.servers import nats_spec, redis_spec
 from breakwater.local.supervisor import ProcessEvent, ProcessFailedError, Supervisor, restart_delay_s
 from tests.helpers import until, wait_until
@@ -127,13 +128,31 @@ async def test_a_killed_process_comes_back_with_a_new_pid(tmp_path: Path, heard:
     assert waiting.delay_s == 0.2
 
 
+def flapping(directory: Path) -> ProcessSpec:
+    """A process that exits once `end_when_ready` has heard that it is ready: one that exits sooner never was."""
+    code = f"""
+import pathlib, time
+marker = pathlib.Path({str(directory / "end")!r})
+while not marker.exists():
+    time.sleep(0.002)
+marker.unlink()
+raise SystemExit(3)
+"""
+    return python_spec(directory, "flapping", code)
+
+
+def end_when_ready(directory: Path, heard: Heard, event: ProcessEvent) -> None:
+    heard.append(event)
+    if event.kind == "ready":
+        (directory / "end").touch()
+
+
 async def test_a_process_that_dies_again_and_again_waits_longer_and_is_reported_each_time(
     tmp_path: Path, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     restart_soon(monkeypatch)
-    flapping = python_spec(tmp_path, "flapping", "raise SystemExit(3)")
-    async with Supervisor(on_event=heard.append) as supervisor:
-        await supervisor.start([flapping])
+    async with Supervisor(on_event=partial(end_when_ready, tmp_path, heard)) as supervisor:
+        await supervisor.start([flapping(tmp_path)])
         await until(lambda: supervisor.keepers["flapping"].restarts >= 5)
     waiting = heard.of("restarting_in")
     assert [event.delay_s for event in waiting][:5] == [0.01, 0.02, 0.04, 0.05, 0.05]
@@ -147,9 +166,8 @@ async def test_health_resets_the_wait_and_a_new_outage_is_reported_again(
 ) -> None:
     restart_soon(monkeypatch)
     monkeypatch.setattr(f"{Supervisor.__module__}.HEALTHY_S", 0.0)
-    flapping = python_spec(tmp_path, "flapping", "raise SystemExit(3)")
-    async with Supervisor(on_event=heard.append) as supervisor:
-        await supervisor.start([flapping])
+    async with Supervisor(on_event=partial(end_when_ready, tmp_path, heard)) as supervisor:
+        await supervisor.start([flapping(tmp_path)])
         await until(lambda: supervisor.keepers["flapping"].restarts >= 3)
     assert {event.delay_s for event in heard.of("restarting_in")} == {0.01}
     assert {event.failures for event in heard.of("exited")} == {1}
