@@ -109,30 +109,23 @@ async def close_spend(analytics: Analytics, zone: ZoneInfo, logged_since: dateti
     Returns:
         False if no further month is over for so long.
     """
+    analytics = await analytics.caught_up(ATTEMPTS, CLOSED_SPEND)
+    start_ms = await _closed_until(analytics)
     # A call is stored some time after the moment that it is charged at.
     final_until_ms = period("monthly", logged_since - KEEP, zone).start_ms
     closed = False
-    while await _close_month(await analytics.caught_up(ATTEMPTS, CLOSED_SPEND), zone, final_until_ms):
-        closed = True
-    return closed
-
-
-async def _close_month(analytics: Analytics, zone: ZoneInfo, final_until_ms: int) -> bool:
-    """Closes the first month with calls that is not closed. Returns False if there is none before a time."""
-    start_ms = closed_until_ms = await _closed_until(analytics)
     while start_ms < final_until_ms:
         unclosed = _within(start_ms, final_until_ms, _MARGIN_MS)
         first: datetime | None = (await analytics.query(SQL["first_charged"], unclosed)).rows[0][0]
         if first is None:
-            return False
+            break
         end_ms = period("monthly", first, zone).end_ms
         # Whatever is stored is of an EVENTS from before that time.
         parameters = {**_within(start_ms, end_ms, _MARGIN_MS), "log_created": time_from_ms(TOTAL.end_ms), "upto": 0}
         await analytics.execute(SQL["close_spend"] % (SQL["spend"] % SQL["names_of_closed"]), parameters)
-        if await _closed_until(analytics) > closed_until_ms:
-            return True
-        start_ms = end_ms  # the two times of its calls are further apart than `_MARGIN_MS`
-    return False
+        closed = True
+        start_ms = end_ms  # also if nothing was stored, as the two times of its calls are further apart than the margin
+    return closed
 
 
 @dataclass(frozen=True, slots=True)
